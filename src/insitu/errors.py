@@ -1,0 +1,97 @@
+"""One tree of errors. Each says what failed, on which value, and the next command.
+
+``InsituError`` and its children are for people: the message is complete without a traceback. Over HTTP
+they travel as ``{"error": {"type": ..., "message": ..., "hint": ...}}`` with ``status``.
+"""
+
+from __future__ import annotations
+
+
+class InsituError(Exception):
+    """Base of all errors raised on purpose. `hint` is the next thing to do, `status` the HTTP status."""
+
+    status = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  next: {self.hint}" if self.hint else self.message
+
+    def to_wire(self) -> dict[str, dict[str, str]]:
+        """The body of an HTTP error answer."""
+        return {"error": {"type": type(self).__name__, "message": self.message, "hint": self.hint}}
+
+
+class InvalidRequest(InsituError):
+    """The request is wrong in itself: a bad name, a missing field, a value out of range."""
+
+    status = 400
+
+
+class Unauthorized(InsituError):
+    """The key is missing or wrong."""
+
+    status = 401
+
+
+class NotFound(InsituError):
+    """The named object does not exist here."""
+
+    status = 404
+
+
+class Conflict(InsituError):
+    """The request contradicts what is there: another body under the same id, a forbidden transition."""
+
+    status = 409
+
+
+class TooLarge(InsituError):
+    """The body or a part of it is over a stated limit."""
+
+    status = 413
+
+
+class CannotHonour(InsituError):
+    """A setting that this backend, device or publication mode cannot honour."""
+
+    status = 422
+
+
+class Overloaded(InsituError):
+    """A bounded queue is full; retry later."""
+
+    status = 429
+
+
+class UpstreamError(InsituError):
+    """An engine answered with an error, an incomplete record, or not at all."""
+
+    status = 502
+
+
+class Unavailable(InsituError):
+    """Not ready, or held beyond the deadline; retry later."""
+
+    status = 503
+
+
+class DeadlineExceeded(InsituError):
+    """A wait reached its deadline. The message names what was waited for."""
+
+    status = 504
+
+
+class ChildFailed(InsituError):
+    """A child process or actor died; the message carries its own exception or last lines."""
+
+
+class ProbeFailed(InsituError):
+    """After a publication the sampler does not compute what the trainer computes."""
+
+
+class CorruptCheckpoint(InsituError):
+    """A checkpoint does not match its manifest."""

