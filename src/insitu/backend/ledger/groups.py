@@ -1,0 +1,175 @@
+"""Operations on trajectory groups. A group is durable when `put` has been committed."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, RowMapping, insert, select, update
+
+from insitu.backend.ledger import schema
+from insitu.backend.ledger.rows import GroupRecord
+from insitu.backend.ledger.runs import read_run
+from insitu.backend.ledger.transitions import GROUP_TRANSITIONS, check_transition
+from insitu.errors import Conflict, NotFound
+from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGroup
+
+# Below SQLite's limit on the variables of one statement, whatever its build.
+_CHUNK = 500
+
+
+def to_record(row: RowMapping) -> GroupRecord:
+    """The row as a value."""
+    trajectories = [
+        Trajectory(**{**fields, "ending": Ending(fields["ending"])})
+        for fields in orjson.loads(zlib.decompress(row["trajectories"]))
+    ]
+    return GroupRecord(
+        group=TrajectoryGroup(id=row["id"], run=row["run"], trajectories=trajectories),
+        body_hash=row["body_hash"],
+        state=GroupState(row["state"]),
+        job_id=row["job_id"],
+        step=row["step"],
+        created_at=row["created_at"],
+    )
+
+
+def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: bytes) -> bool:
+    """Store the group; False when the very same one is there already."""
+    groups = schema.groups
+    query = select(groups.c.body_hash).where(groups.c.run == group.run, groups.c.id == group.id)
+    found = connection.execute(query).scalar()
+    if found is not None:
+        if found == body_hash:
+            return False
+        raise Conflict(
+            f"group {group.id!r} of run {group.run!r} was received with another body",
+            hint="a group id names one body for good: upload the new body under a new id",
+        )
+    if read_run(connection, group.run).state is RunState.CLOSED:
+        raise Conflict(f"run {group.run!r} is closed", hint="register it again to go on: POST /v1/runs")
+    _refuse_known_rollouts(connection, group)
+    connection.execute(
+        insert(groups).values(
+            run=group.run,
+            id=group.id,
+            body_hash=body_hash,
+            state=GroupState.RECEIVED,
+            trajectories=packed,
+            created_at=time.time(),
+        )
+    )
+    rows = [
+        {"run": group.run, "rollout_id": trajectory.rollout_id, "group_id": group.id}
+        for trajectory in group.trajectories
+    ]
+    if rows:
+        connection.execute(insert(schema.rollouts), rows)
+    return True
+
+
+def pack(group: TrajectoryGroup) -> bytes:
+    """The trajectories as stored; done outside the writer thread, which everybody waits for."""
+    return zlib.compress(orjson.dumps([asdict(trajectory) for trajectory in group.trajectories]), 1)
+
+
+def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> None:
+    ids = [trajectory.rollout_id for trajectory in group.trajectories]
+    if len(set(ids)) != len(ids):
+        twice = sorted({rollout for rollout in ids if ids.count(rollout) > 1})
+        raise Conflict(
+            f"group {group.id!r} holds rollouts twice: {', '.join(twice)}",
+            hint="give each rollout its own id",
+        )
+    rollouts = schema.rollouts
+    for part in _chunks(ids):
+        query = select(rollouts.c.rollout_id, rollouts.c.group_id)
+        row = connection.execute(
+            query.where(rollouts.c.run == group.run, rollouts.c.rollout_id.in_(part))
+        ).first()
+        if row is not None:
+            raise Conflict(
+                f"rollout {row[0]!r} of run {group.run!r} is already in group {row[1]!r}",
+                hint="a rollout is trained once: give each rollout its own id",
+            )
+
+
+def read(connection: Connection, run: str, group_id: str) -> GroupRecord:
+    """The group, or NotFound."""
+    query = select(schema.groups).where(schema.groups.c.run == run, schema.groups.c.id == group_id)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NotFound(
+            f"no group {group_id!r} in run {run!r}", hint="upload it: PUT /v1/runs/{run}/groups/{id}"
+        )
+    return to_record(row)
+
+
+def read_many(connection: Connection, run: str, group_ids: Sequence[str]) -> list[GroupRecord]:
+    """The groups in the order asked for; all of them must exist."""
+    found: dict[str, GroupRecord] = {}
+    for part in _chunks(group_ids):
+        query = select(schema.groups).where(schema.groups.c.run == run, schema.groups.c.id.in_(part))
+        for row in connection.execute(query).mappings():
+            found[row["id"]] = to_record(row)
+    missing = [group_id for group_id in group_ids if group_id not in found]
+    if missing:
+        raise NotFound(f"run {run!r} has no groups {', '.join(missing)}")
+    return [found[group_id] for group_id in group_ids]
+
+
+def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: str) -> None:
+    """Give the groups to the job, all or none; the refusal names the first that cannot be had."""
+    groups = schema.groups
+    states: dict[str, tuple[GroupState, str | None]] = {}
+    for part in _chunks(group_ids):
+        query = select(groups.c.id, groups.c.state, groups.c.job_id)
+        query = query.where(groups.c.run == run, groups.c.id.in_(part)).with_for_update()
+        for row in connection.execute(query):
+            states[row[0]] = (GroupState(row[1]), row[2])
+    missing = [group_id for group_id in group_ids if group_id not in states]
+    if missing:
+        raise NotFound(
+            f"run {run!r} has no groups {', '.join(missing[:20])} ({len(missing)} missing)",
+            hint="upload them first: PUT /v1/runs/{run}/groups/{id}",
+        )
+    for group_id in group_ids:
+        state, owner = states[group_id]
+        what = f"group {group_id!r} of run {run!r}" + (f" (job {owner})" if owner else "")
+        check_transition(GROUP_TRANSITIONS, what, state, GroupState.CLAIMED)
+    for part in _chunks(group_ids):
+        connection.execute(
+            update(groups)
+            .where(groups.c.run == run, groups.c.id.in_(part))
+            .values(state=GroupState.CLAIMED, job_id=job_id)
+        )
+
+
+def release(connection: Connection, job_id: str) -> None:
+    """Groups of a job that will not train go back to `received`, free for another job."""
+    _move_all(connection, job_id, {"state": GroupState.RECEIVED, "job_id": None})
+
+
+def consume(connection: Connection, job_id: str, step: int, num_groups: int) -> None:
+    """The job's groups are trained: for good, and exactly the ones it claimed."""
+    moved = _move_all(connection, job_id, {"state": GroupState.CONSUMED, "step": step})
+    if moved != num_groups:
+        raise Conflict(
+            f"job {job_id} named {num_groups} groups but holds {moved}",
+            hint="this is a defect of the ledger; keep the state directory and report it",
+        )
+
+
+def _move_all(connection: Connection, job_id: str, values: dict[str, Any]) -> int:
+    groups = schema.groups
+    claimed = (groups.c.job_id == job_id) & (groups.c.state == GroupState.CLAIMED)
+    return connection.execute(update(groups).where(claimed).values(**values)).rowcount
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _CHUNK):
+        yield ids[start : start + _CHUNK]

@@ -1,0 +1,148 @@
+"""Operations on jobs, their events, and the commit of a step."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, Select, insert, select, update
+
+from insitu.backend.ledger import groups, schema
+from insitu.backend.ledger.rows import Event, Job
+from insitu.backend.ledger.runs import read_run
+from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
+from insitu.errors import Conflict, InvalidRequest, NotFound
+from insitu.types import JobState, RunState, StepSettings
+
+
+def to_job(row: RowMapping) -> Job:
+    """The row as a value."""
+    fields = dict(row)
+    for private in ("seq", "request_hash"):
+        del fields[private]
+    settings = StepSettings(**fields["settings"])
+    return Job(**{**fields, "settings": settings, "state": JobState(fields["state"])})
+
+
+def to_event(row: RowMapping) -> Event:
+    """The row as a value."""
+    return Event(**dict(row))
+
+
+def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
+    """The job, or NotFound."""
+    query = select(schema.jobs).where(schema.jobs.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise NotFound(f"no job {job_id!r}", hint="jobs are made by POST /v1/runs/{run}/steps")
+    return to_job(row)
+
+
+def create(
+    connection: Connection,
+    run: str,
+    idempotency_key: str,
+    group_ids: Sequence[str],
+    settings: StepSettings,
+    request_hash: str,
+) -> Job:
+    """Queue a step over the groups and claim them; the same key and request give the same job again."""
+    jobs = schema.jobs
+    query = select(jobs).where(jobs.c.run == run, jobs.c.idempotency_key == idempotency_key)
+    row = connection.execute(query).mappings().first()
+    if row is not None:
+        if row["request_hash"] == request_hash:
+            return to_job(row)
+        raise Conflict(
+            f"key {idempotency_key!r} of run {run!r} was used for another request (job {row['id']})",
+            hint="use a new key for a new step",
+        )
+    _refuse_unusable(connection, run, group_ids)
+    job_id = f"job-{secrets.token_hex(8)}"
+    connection.execute(
+        insert(jobs).values(
+            id=job_id,
+            run=run,
+            idempotency_key=idempotency_key,
+            request_hash=request_hash,
+            state=JobState.QUEUED,
+            group_ids=list(group_ids),
+            settings=asdict(settings),
+            metrics={},
+            created_at=time.time(),
+        )
+    )
+    groups.claim(connection, run, group_ids, job_id)
+    add_event(connection, job_id, "queued", {"num_groups": len(group_ids)})
+    return read(connection, job_id)
+
+
+def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str]) -> None:
+    found = read_run(connection, run, lock=True)
+    if found.state in (RunState.FAILED, RunState.CLOSED):
+        cause = f": {found.error}" if found.error else ""
+        raise Conflict(
+            f"run {run!r} is {found.state}{cause}", hint="register it again to go on: POST /v1/runs"
+        )
+    if not group_ids:
+        raise InvalidRequest("a step needs at least one group", hint='send {"groups": ["..."]}')
+    if len(set(group_ids)) != len(group_ids):
+        twice = sorted({group for group in group_ids if list(group_ids).count(group) > 1})
+        raise InvalidRequest(f"groups named twice: {', '.join(twice)}", hint="name each group once")
+
+
+def oldest_queued(runs: Collection[str] | None) -> Select[Any]:
+    """The job whose turn it is, of the given runs or of all."""
+    jobs = schema.jobs
+    query = select(jobs).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.seq).limit(1)
+    return query if runs is None else query.where(jobs.c.run.in_(sorted(runs)))
+
+
+def transition(connection: Connection, job_id: str, state: JobState, error: str | None) -> Job:
+    """Move the job; when it ends without a step its groups are free again."""
+    job = read(connection, job_id, lock=True)
+    if state is JobState.SUCCEEDED:
+        raise Conflict(f"job {job_id} succeeds by the commit of its step only", hint="call commit_step")
+    check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, state)
+    now = time.time()
+    values: dict[str, Any] = {"state": state, "error": error}
+    if state is JobState.RUNNING:
+        values |= {"attempt": job.attempt + 1, "started_at": now}
+    elif state is JobState.QUEUED:
+        values |= {"phase": "", "progress": 0.0}
+    else:
+        values["finished_at"] = now
+        groups.release(connection, job_id)
+    connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(**values))
+    kind = "requeued" if state is JobState.QUEUED else state.value
+    add_event(connection, job_id, kind, {"error": error} if error else {})
+    return read(connection, job_id)
+
+
+def requeue_running(connection: Connection) -> list[str]:
+    """Queue again what a dead supervisor left running."""
+    jobs = schema.jobs
+    query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.seq)
+    left = list(connection.execute(query).scalars())
+    for job_id in left:
+        transition(connection, job_id, JobState.QUEUED, None)
+    return left
+
+
+def progress(connection: Connection, job_id: str, phase: str, share: float, data: dict[str, Any]) -> None:
+    """Note how far a running job is."""
+    job = read(connection, job_id, lock=True)
+    if job.state is not JobState.RUNNING:
+        raise Conflict(f"job {job_id} is {job.state}: only a running job makes progress")
+    changed = update(schema.jobs).where(schema.jobs.c.id == job_id).values(phase=phase, progress=share)
+    connection.execute(changed)
+    add_event(connection, job_id, "progress", {**data, "phase": phase, "progress": share})
+
+
+def add_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
+    """Append to the job's story."""
+    values = {"job_id": job_id, "kind": kind, "at": time.time(), "data": data}
+    connection.execute(insert(schema.events).values(**values))

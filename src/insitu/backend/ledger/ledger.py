@@ -1,0 +1,201 @@
+"""The ledger as its callers see it: plain calls, durable when a write returns.
+
+Several processes may hold the same ledger (the API and the supervisor do). Writes go through one thread
+per process that commits them in groups; reads come straight from the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from insitu.backend.ledger import groups, jobs, runs, schema, steps
+from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Run, Step
+from insitu.backend.ledger.writer import GroupCommitWriter
+from insitu.errors import InvalidRequest, Unavailable
+from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
+
+Result = TypeVar("Result")
+
+
+def ledger_url(state_dir: Path) -> str:
+    """Where the ledger of a state directory lives."""
+    return f"sqlite:///{(state_dir / 'ledger.db').absolute()}"
+
+
+class Ledger:
+    """Runs, groups, jobs, steps and checkpoints, with their rules. Safe to share between threads."""
+
+    def __init__(self, url: str, *, max_batch: int = 256) -> None:
+        self._engine = schema.open_engine(url)
+        self._writer = GroupCommitWriter(self._engine, max_batch=max_batch)
+
+    def close(self) -> None:
+        """Finish queued writes and let go of the file."""
+        try:
+            self._writer.close()
+        finally:
+            self._engine.dispose()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ping(self) -> None:
+        """Raise Unavailable unless the ledger can be read."""
+        self._read(lambda connection: connection.execute(select(schema.meta.c.value)).first())
+
+    # Runs
+
+    def register_run(
+        self,
+        project: str,
+        name: str,
+        base_model: str,
+        lora: LoraSettings,
+        engine_args: dict[str, Any],
+        init_args: dict[str, Any],
+    ) -> Run:
+        """Make the run; the same settings again return it, others are a Conflict that says the difference."""
+        return self._writer.run(
+            lambda connection: runs.register(
+                connection, project, name, base_model, lora, engine_args, init_args
+            )
+        )
+
+    def get_run(self, name: str) -> Run:
+        """The run, or NotFound."""
+        return self._read(lambda connection: runs.read_run(connection, name))
+
+    def list_runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        query = select(schema.runs).order_by(schema.runs.c.created_at, schema.runs.c.name)
+        return self._read(
+            lambda connection: [runs.to_run(row) for row in connection.execute(query).mappings()]
+        )
+
+    def transition_run(self, name: str, state: RunState, error: str | None = None) -> Run:
+        """Move the run to `state`; `error` replaces what it said before."""
+        return self._writer.run(lambda connection: runs.transition(connection, name, state, error))
+
+    # Groups
+
+    def put_group(self, group: TrajectoryGroup, body_hash: str) -> bool:
+        """Store the group. True: new. False: the same id and hash were there. Another hash: Conflict."""
+        packed = groups.pack(group)
+        return self._writer.run(lambda connection: groups.put(connection, group, body_hash, packed))
+
+    def get_group(self, run: str, group_id: str) -> TrajectoryGroup:
+        """The group as uploaded, or NotFound."""
+        return self.group_record(run, group_id).group
+
+    def group_record(self, run: str, group_id: str) -> GroupRecord:
+        """The group with its state, or NotFound."""
+        return self._read(lambda connection: groups.read(connection, run, group_id))
+
+    def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
+        """The groups that the job names, in its order."""
+
+        def read(connection: Connection) -> list[TrajectoryGroup]:
+            job = jobs.read(connection, job_id)
+            return [record.group for record in groups.read_many(connection, job.run, job.group_ids)]
+
+        return self._read(read)
+
+    # Jobs
+
+    def create_job(
+        self,
+        run: str,
+        idempotency_key: str,
+        group_ids: Sequence[str],
+        settings: StepSettings,
+        request_hash: str,
+    ) -> Job:
+        """Queue a step and claim its groups. The same key and hash return the same job."""
+        return self._writer.run(
+            lambda connection: jobs.create(
+                connection, run, idempotency_key, group_ids, settings, request_hash
+            )
+        )
+
+    def get_job(self, job_id: str) -> Job:
+        """The job, or NotFound."""
+        return self._read(lambda connection: jobs.read(connection, job_id))
+
+    def next_job(self, runs: Collection[str] | None = None) -> Job | None:
+        """The oldest queued job, of the given runs or of all; it stays queued until it is moved."""
+        query = jobs.oldest_queued(runs)
+        row = self._read(lambda connection: connection.execute(query).mappings().first())
+        return None if row is None else jobs.to_job(row)
+
+    def transition_job(self, job_id: str, state: JobState, error: str | None = None) -> Job:
+        """Move the job; failed and cancelled ones release their groups, success is commit_step's."""
+        return self._writer.run(lambda connection: jobs.transition(connection, job_id, state, error))
+
+    def fail_job(self, job_id: str, error: str) -> Job:
+        """End the job without a step; its groups are free for another job."""
+        return self.transition_job(job_id, JobState.FAILED, error)
+
+    def requeue_running(self) -> list[str]:
+        """Queue again what a dead supervisor left running; call it before the first job is taken."""
+        return self._writer.run(jobs.requeue_running)
+
+    def set_progress(self, job_id: str, phase: str, progress: float, data: dict[str, Any]) -> None:
+        """Note a running job's phase and share done, and tell those who watch."""
+        if not 0.0 <= progress <= 1.0:
+            raise InvalidRequest(f"progress of job {job_id} must lie in 0..1, got {progress}")
+        self._writer.run(lambda connection: jobs.progress(connection, job_id, phase, progress, data))
+
+    def events_since(self, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
+        """The job's events after `seq` (0: from the start), oldest first, at most `limit`."""
+        table = schema.events
+        query = select(table).where(table.c.job_id == job_id, table.c.seq > seq)
+        query = query.order_by(table.c.seq).limit(limit)
+        return self._read(
+            lambda connection: [jobs.to_event(row) for row in connection.execute(query).mappings()]
+        )
+
+    # Steps and checkpoints
+
+    def commit_step(
+        self, job_id: str, step: int, metrics: dict[str, Any], checkpoint_path: str, manifest_sha256: str
+    ) -> Job:
+        """Commit the step, its checkpoint and the consumption of its groups in one transaction."""
+        return self._writer.run(
+            lambda connection: steps.commit(
+                connection, job_id, step, metrics, checkpoint_path, manifest_sha256
+            )
+        )
+
+    def steps(self, run: str, after: int = 0, limit: int = 1000) -> list[Step]:
+        """The committed steps of the run after `after`, in order."""
+        return self._read(lambda connection: steps.list_steps(connection, run, after, limit))
+
+    def checkpoints(self, run: str) -> list[Checkpoint]:
+        """The checkpoints of the run, oldest first."""
+        return self._read(lambda connection: steps.list_checkpoints(connection, run))
+
+    def forget_checkpoint(self, run: str, step: int) -> None:
+        """Drop the checkpoint's row; remove its directory only afterwards."""
+        self._writer.run(lambda connection: steps.forget_checkpoint(connection, run, step))
+
+    def _read(self, query: Callable[[Connection], Result]) -> Result:
+        try:
+            with self._engine.begin() as connection:
+                return query(connection)
+        except (DBAPIError, PoolTimeout) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            raise Unavailable(
+                f"the ledger cannot be read: {cause}", hint="check the disk of the state directory"
+            ) from error

@@ -1,0 +1,97 @@
+"""What the ledger hands out: frozen copies of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from insitu.types import GroupState, JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy under training: an adapter on a base model, and how far it has come."""
+
+    name: str
+    project: str
+    base_model: str
+    lora: LoraSettings
+    engine_args: dict[str, Any]
+    init_args: dict[str, Any]
+    state: RunState
+    step: int
+    """The last committed step; 0 before the first."""
+    error: str | None
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A received group together with what has become of it."""
+
+    group: TrajectoryGroup
+    body_hash: str
+    state: GroupState
+    job_id: str | None
+    """The job that claimed or consumed it."""
+    step: int | None
+    """The step that trained on it."""
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One requested training step."""
+
+    id: str
+    run: str
+    idempotency_key: str
+    state: JobState
+    group_ids: list[str]
+    settings: StepSettings
+    attempt: int
+    """How often it has been started; more than 1 after a restart in mid-step."""
+    phase: str
+    progress: float
+    step: int | None
+    """The step it committed; None until it has succeeded."""
+    metrics: dict[str, Any]
+    error: str | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job. `seq` grows and is never used twice."""
+
+    seq: int
+    job_id: str
+    kind: str
+    """`queued`, `running`, `requeued`, `progress`, `succeeded`, `failed` or `cancelled`."""
+    at: float
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed optimizer step of a run."""
+
+    run: str
+    step: int
+    job_id: str
+    metrics: dict[str, Any]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint directory that a committed step left behind."""
+
+    run: str
+    step: int
+    path: str
+    manifest_sha256: str
+    created_at: float

@@ -1,0 +1,99 @@
+"""Operations on runs. Each takes a connection inside a transaction."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, insert, select, update
+
+from insitu.backend.ledger import schema
+from insitu.backend.ledger.rows import Run
+from insitu.backend.ledger.transitions import OPEN_JOB_STATES, RUN_TRANSITIONS, check_transition
+from insitu.errors import Conflict, NotFound
+from insitu.types import LoraSettings, RunState
+
+
+def to_run(row: RowMapping) -> Run:
+    """The row as a value."""
+    fields = dict(row)
+    return Run(**{**fields, "lora": LoraSettings(**fields["lora"]), "state": RunState(fields["state"])})
+
+
+def read_run(connection: Connection, name: str, *, lock: bool = False) -> Run:
+    """The run, or NotFound. With `lock` the row is ours until the commit (SQLite locks everything anyway)."""
+    query = select(schema.runs).where(schema.runs.c.name == name)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise NotFound(f"no run {name!r}", hint="register it first: POST /v1/runs; GET /v1/runs lists them")
+    return to_run(row)
+
+
+def register(
+    connection: Connection,
+    project: str,
+    name: str,
+    base_model: str,
+    lora: LoraSettings,
+    engine_args: dict[str, Any],
+    init_args: dict[str, Any],
+) -> Run:
+    """Make the run, or return the identical one; asking for a failed or closed run opens it again."""
+    asked = {
+        "project": project,
+        "base_model": base_model,
+        "lora": asdict(lora),
+        "engine_args": engine_args,
+        "init_args": init_args,
+    }
+    found = connection.execute(select(schema.runs).where(schema.runs.c.name == name).with_for_update())
+    row = found.mappings().first()
+    if row is None:
+        now = time.time()
+        connection.execute(
+            insert(schema.runs).values(
+                name=name, state=RunState.REGISTERED, step=0, created_at=now, updated_at=now, **asked
+            )
+        )
+    else:
+        _refuse_difference(name, {key: row[key] for key in asked}, asked)
+        if row["state"] in (RunState.FAILED, RunState.CLOSED):
+            transition(connection, name, RunState.REGISTERED, None)
+    return read_run(connection, name)
+
+
+def _refuse_difference(name: str, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    differences = [
+        f"{key} is {there[key]!r}, asked {asked[key]!r}" for key in asked if there[key] != asked[key]
+    ]
+    if differences:
+        raise Conflict(
+            f"run {name!r} is registered with other settings: {'; '.join(differences)}",
+            hint="register under another name, or repeat the settings it has",
+        )
+
+
+def transition(connection: Connection, name: str, state: RunState, error: str | None) -> Run:
+    """Move the run to `state`; a run with open jobs is not closed."""
+    run = read_run(connection, name, lock=True)
+    check_transition(RUN_TRANSITIONS, f"run {name!r}", run.state, state)
+    if state is RunState.CLOSED:
+        _refuse_open_jobs(connection, name)
+    connection.execute(
+        update(schema.runs)
+        .where(schema.runs.c.name == name)
+        .values(state=state, error=error, updated_at=time.time())
+    )
+    return read_run(connection, name)
+
+
+def _refuse_open_jobs(connection: Connection, name: str) -> None:
+    jobs = schema.jobs
+    query = select(jobs.c.id).where(jobs.c.run == name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
+    waiting = connection.execute(query.order_by(jobs.c.seq)).scalars().all()
+    if waiting:
+        raise Conflict(
+            f"run {name!r} still has jobs: {', '.join(waiting)}",
+            hint="wait for them or cancel the queued ones: POST /v1/jobs/{id}/cancel",
+        )

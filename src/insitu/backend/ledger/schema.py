@@ -1,0 +1,239 @@
+"""The tables, and how a ledger file is opened. One schema for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    create_engine,
+    event,
+    insert,
+    select,
+)
+from sqlalchemy.exc import OperationalError
+
+from insitu.errors import Conflict, Unavailable
+
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 30.0
+WRITE_OPTION = "insitu_write"
+
+metadata = MetaData()
+
+meta = Table(
+    "meta", metadata, Column("key", String, primary_key=True), Column("value", Integer, nullable=False)
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("project", String, nullable=False),
+    Column("base_model", String, nullable=False),
+    Column("lora", JSON, nullable=False),
+    Column("engine_args", JSON, nullable=False),
+    Column("init_args", JSON, nullable=False),
+    Column("state", String, nullable=False),
+    Column("step", Integer, nullable=False, default=0),
+    Column("error", String),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    # The order of submission; ids are random and say nothing about it.
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("run", String, ForeignKey("runs.name"), nullable=False),
+    Column("idempotency_key", String, nullable=False),
+    Column("request_hash", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("group_ids", JSON, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("attempt", Integer, nullable=False, default=0),
+    Column("phase", String, nullable=False, default=""),
+    Column("progress", Float, nullable=False, default=0.0),
+    Column("step", Integer),
+    Column("metrics", JSON, nullable=False),
+    Column("error", String),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+    UniqueConstraint("run", "idempotency_key"),
+    Index("jobs_by_state", "state", "seq"),
+    sqlite_autoincrement=True,
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("body_hash", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("job_id", String, ForeignKey("jobs.id")),
+    Column("step", Integer),
+    Column("trajectories", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("groups_by_job", "job_id"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    # A rollout belongs to one group for good: the same tokens are never trained under two group ids.
+    Column("run", String, primary_key=True),
+    Column("rollout_id", String, primary_key=True),
+    Column("group_id", String, nullable=False),
+    ForeignKeyConstraint(["run", "group_id"], ["groups.run", "groups.id"]),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False, unique=True),
+    Column("metrics", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("run", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("path", String, nullable=False),
+    Column("manifest_sha256", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    ForeignKeyConstraint(["run", "step"], ["steps.run", "steps.step"]),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("kind", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("data", JSON, nullable=False),
+    Index("events_by_job", "job_id", "seq"),
+    sqlite_autoincrement=True,
+)
+
+
+def open_engine(url: str, busy_seconds: float = BUSY_SECONDS) -> Engine:
+    """An engine on the ledger at `url`: made if it is new, refused if another schema version wrote it."""
+    sqlite = url.startswith("sqlite:")
+    connect_args: dict[str, Any] = {"timeout": busy_seconds, "check_same_thread": False} if sqlite else {}
+    engine = create_engine(
+        url,
+        connect_args=connect_args,
+        json_serializer=_dump_json,
+        json_deserializer=orjson.loads,
+        # Reads come from the API's worker threads (40) and the writer thread.
+        pool_size=8,
+        max_overflow=48,
+        pool_timeout=busy_seconds,
+    )
+    if sqlite:
+        _prepare_sqlite(engine)
+    try:
+        _create_schema(engine, url, busy_seconds)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _dump_json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+        # The driver must not open transactions by itself: `begin` below decides which kind.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+        # A writer takes the write lock at once: upgrading a read lock later can fail without waiting.
+        writes = connection.get_execution_options().get(WRITE_OPTION, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _create_schema(engine: Engine, url: str, busy_seconds: float) -> None:
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            if engine.dialect.name == "sqlite":
+                _enter_wal(engine)
+            with engine.execution_options(**{WRITE_OPTION: True}).begin() as connection:
+                metadata.create_all(connection)
+                _check_version(connection, url)
+            return
+        except OperationalError as error:
+            # The switch to WAL does not honour the busy timeout when two processes make the file at once.
+            if "locked" not in str(error.orig):
+                raise Unavailable(
+                    f"cannot open the ledger {url}: {error.orig}",
+                    hint="check that the state directory exists, is writable and has free space",
+                ) from error
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"the ledger {url} stayed locked for {busy_seconds:.0f} s",
+                    hint="find the process that holds it: fuser <state>/ledger.db",
+                ) from error
+            time.sleep(0.05)
+
+
+def _enter_wal(engine: Engine) -> None:
+    raw = engine.raw_connection()
+    try:
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        mode = cursor.fetchone()
+        cursor.close()
+    finally:
+        raw.close()
+    if mode is None or str(mode[0]).lower() != "wal":
+        raise Unavailable(
+            f"SQLite refuses WAL mode for {engine.url}: it says {mode}",
+            hint="put the state directory on a local file system",
+        )
+
+
+def _check_version(connection: Connection, url: str) -> None:
+    found = connection.execute(select(meta.c.value).where(meta.c.key == "schema_version")).scalar()
+    if found is None:
+        connection.execute(insert(meta).values(key="schema_version", value=SCHEMA_VERSION))
+    elif found != SCHEMA_VERSION:
+        age = "newer" if found > SCHEMA_VERSION else "older"
+        raise Conflict(
+            f"the ledger {url} has schema version {found}, {age} than this insitu's {SCHEMA_VERSION}",
+            hint="use the insitu release that wrote it, or another state directory",
+        )

@@ -1,0 +1,90 @@
+"""The commit of a step: the one transaction that makes training exactly-once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from insitu.backend.ledger import groups, jobs, schema
+from insitu.backend.ledger.rows import Checkpoint, Job, Step
+from insitu.backend.ledger.runs import read_run
+from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
+from insitu.errors import Conflict, NotFound
+from insitu.types import JobState
+
+
+def commit(
+    connection: Connection,
+    job_id: str,
+    step: int,
+    metrics: dict[str, Any],
+    checkpoint_path: str,
+    manifest_sha256: str,
+) -> Job:
+    """Step row, consumed groups, checkpoint row, the run's step and the job's success, all or nothing."""
+    job = jobs.read(connection, job_id, lock=True)
+    if job.state is JobState.SUCCEEDED and _is_repeat(connection, job, step, manifest_sha256):
+        return job
+    check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, JobState.SUCCEEDED)
+    run = read_run(connection, job.run, lock=True)
+    if step != run.step + 1:
+        raise Conflict(
+            f"run {run.name!r} is at step {run.step}: the next is {run.step + 1}, not {step}",
+            hint="train from the last committed checkpoint",
+        )
+    now = time.time()
+    connection.execute(
+        insert(schema.steps).values(run=run.name, step=step, job_id=job_id, metrics=metrics, created_at=now)
+    )
+    groups.consume(connection, job_id, step, len(job.group_ids))
+    connection.execute(
+        insert(schema.checkpoints).values(
+            run=run.name, step=step, path=checkpoint_path, manifest_sha256=manifest_sha256, created_at=now
+        )
+    )
+    connection.execute(
+        update(schema.runs).where(schema.runs.c.name == run.name).values(step=step, updated_at=now)
+    )
+    done = {
+        "state": JobState.SUCCEEDED,
+        "step": step,
+        "metrics": metrics,
+        "progress": 1.0,
+        "finished_at": now,
+    }
+    connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(**done))
+    jobs.add_event(connection, job_id, "succeeded", {"step": step, "metrics": metrics})
+    return jobs.read(connection, job_id)
+
+
+def _is_repeat(connection: Connection, job: Job, step: int, manifest_sha256: str) -> bool:
+    """The same commit once more, by a caller that did not hear the first answer."""
+    table = schema.checkpoints
+    query = select(table.c.manifest_sha256).where(table.c.run == job.run, table.c.step == step)
+    return job.step == step and connection.execute(query).scalar() == manifest_sha256
+
+
+def list_checkpoints(connection: Connection, run: str) -> list[Checkpoint]:
+    """The checkpoints of the run, oldest first."""
+    read_run(connection, run)
+    table = schema.checkpoints
+    query = select(table).where(table.c.run == run).order_by(table.c.step)
+    return [Checkpoint(**dict(row)) for row in connection.execute(query).mappings()]
+
+
+def forget_checkpoint(connection: Connection, run: str, step: int) -> None:
+    """Drop the row; the caller removes the directory afterwards."""
+    table = schema.checkpoints
+    result = connection.execute(delete(table).where(table.c.run == run, table.c.step == step))
+    if result.rowcount == 0:
+        raise NotFound(f"run {run!r} has no checkpoint of step {step}")
+
+
+def list_steps(connection: Connection, run: str, after: int, limit: int) -> list[Step]:
+    """The committed steps of the run after `after`, in order."""
+    read_run(connection, run)
+    table = schema.steps
+    query = select(table).where(table.c.run == run, table.c.step > after).order_by(table.c.step).limit(limit)
+    return [Step(**dict(row)) for row in connection.execute(query).mappings()]

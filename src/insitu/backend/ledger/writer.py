@@ -1,0 +1,158 @@
+"""Group commit: one thread, one transaction for all the operations that wait at that moment.
+
+    callers ──submit──► bounded queue ──► writer thread: BEGIN IMMEDIATE
+                (full: Overloaded)            SAVEPOINT op RELEASE, SAVEPOINT op ROLLBACK TO, …
+    futures ◄──────── after COMMIT ──────  COMMIT (one fsync for the batch)
+
+A caller hears of its outcome only after the commit, refusals included: what an operation saw of its
+neighbours in the batch may not exist if the commit fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from insitu.backend.ledger.schema import WRITE_OPTION
+from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable
+
+Result = TypeVar("Result")
+Operation = Callable[[Connection], Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    operation: Operation
+    future: Future[Any] = field(default_factory=lambda: Future[Any]())
+
+
+class GroupCommitWriter:
+    """Runs write operations in batches; `run` returns when the operation is durable."""
+
+    def __init__(self, engine: Engine, *, max_batch: int = 256, max_waiting: int = 10_000) -> None:
+        self._engine = engine.execution_options(**{WRITE_OPTION: True})
+        self._queue: queue.Queue[_Pending | None] = queue.Queue(maxsize=max_waiting)
+        self._max_batch = max_batch
+        self._closed = threading.Event()
+        # Orders every put against close(): nothing can be queued behind the end mark.
+        self._gate = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[[Connection], Result]) -> Future[Result]:
+        """Queue `operation`; the future resolves after the commit that holds it."""
+        pending = _Pending(operation)
+        with self._gate:
+            if self._closed.is_set():
+                raise Unavailable("the ledger is closed", hint="the process is shutting down; retry later")
+            try:
+                self._queue.put_nowait(pending)
+            except queue.Full:
+                raise Overloaded(
+                    f"{self._queue.maxsize} ledger writes are waiting already", hint="retry later"
+                ) from None
+        return pending.future
+
+    def run(self, operation: Callable[[Connection], Result], deadline_seconds: float = 60.0) -> Result:
+        """Run `operation` and wait until it is durable."""
+        future = self.submit(operation)
+        try:
+            return future.result(timeout=deadline_seconds)
+        except TimeoutError:
+            # Not begun: it never will be. Begun: it may still commit, so only a repeat can tell.
+            future.cancel()
+            raise DeadlineExceeded(
+                f"a ledger write was not durable after {deadline_seconds:.0f} s",
+                hint="repeat the same request (same id or key); check the disk of the state directory",
+            ) from None
+
+    def close(self, deadline_seconds: float = 30.0) -> None:
+        """Finish what is queued, then stop."""
+        with self._gate:
+            first = not self._closed.is_set()
+            self._closed.set()
+        if first:
+            try:
+                self._queue.put(None, timeout=deadline_seconds)
+            except queue.Full:
+                raise DeadlineExceeded(
+                    f"the ledger writer took nothing from its queue for {deadline_seconds:.0f} s"
+                ) from None
+        self._thread.join(deadline_seconds)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(f"the ledger writer did not stop within {deadline_seconds:.0f} s")
+
+    def _loop(self) -> None:
+        ended = False
+        while not ended:
+            first = self._queue.get()
+            if first is None:
+                return
+            batch = [first]
+            while len(batch) < self._max_batch:
+                try:
+                    following = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    ended = True
+                    break
+                batch.append(following)
+            self._commit([pending for pending in batch if pending.future.set_running_or_notify_cancel()])
+
+    def _commit(self, batch: list[_Pending]) -> None:
+        if not batch:
+            return
+        outcomes: list[tuple[Any, BaseException | None]] = []
+        try:
+            with self._engine.begin() as connection:
+                outcomes.extend(_in_savepoint(connection, pending.operation) for pending in batch)
+        except Exception as error:
+            log.exception("ledger transaction of %d operations failed", len(batch))
+            failure = _as_unavailable(error)
+            for pending in batch:
+                pending.future.set_exception(failure)
+            return
+        for pending, (value, error) in zip(batch, outcomes, strict=True):
+            if error is None:
+                pending.future.set_result(value)
+            else:
+                pending.future.set_exception(error)
+
+
+def _in_savepoint(connection: Connection, operation: Operation) -> tuple[Any, BaseException | None]:
+    savepoint = connection.begin_nested()
+    try:
+        value = operation(connection)
+        savepoint.commit()
+        return value, None
+    except DBAPIError as error:
+        if not isinstance(error, IntegrityError):
+            # Disk full or I/O error: SQLite may have ended the whole transaction already.
+            raise
+        savepoint.rollback()
+        return None, error
+    except Exception as error:  # noqa: BLE001 - the caller of this one operation gets it
+        savepoint.rollback()
+        return None, error
+
+
+def _as_unavailable(error: Exception) -> Exception:
+    if isinstance(error, InsituError) or not isinstance(error, DBAPIError):
+        return error
+    failure = Unavailable(
+        f"the ledger cannot write: {error.orig}",
+        hint="free space on the disk of the state directory or end the process that locks it, then retry",
+    )
+    failure.__cause__ = error
+    return failure
