@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import GroupRecord
@@ -20,6 +20,18 @@ from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGro
 
 # Below SQLite's limit on the variables of one statement, whatever its build.
 _CHUNK = 500
+
+# Built once: making a statement costs several times what SQLite needs to run it, and `put` is the hot path.
+_FIND_HASH = select(schema.groups.c.body_hash).where(
+    schema.groups.c.run == bindparam("run"), schema.groups.c.id == bindparam("id")
+)
+_FIND_RUN_STATE = select(schema.runs.c.state).where(schema.runs.c.name == bindparam("run"))
+_FIND_ROLLOUTS = select(schema.rollouts.c.rollout_id, schema.rollouts.c.group_id).where(
+    schema.rollouts.c.run == bindparam("run"),
+    schema.rollouts.c.rollout_id.in_(bindparam("rollout_ids", expanding=True)),
+)
+_INSERT_GROUP = insert(schema.groups)
+_INSERT_ROLLOUTS = insert(schema.rollouts)
 
 
 def to_record(row: RowMapping) -> GroupRecord:
@@ -40,9 +52,7 @@ def to_record(row: RowMapping) -> GroupRecord:
 
 def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: bytes) -> bool:
     """Store the group; False when the very same one is there already."""
-    groups = schema.groups
-    query = select(groups.c.body_hash).where(groups.c.run == group.run, groups.c.id == group.id)
-    found = connection.execute(query).scalar()
+    found = connection.execute(_FIND_HASH, {"run": group.run, "id": group.id}).scalar()
     if found is not None:
         if found == body_hash:
             return False
@@ -50,25 +60,27 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
             f"group {group.id!r} of run {group.run!r} was received with another body",
             hint="a group id names one body for good: upload the new body under a new id",
         )
-    if read_run(connection, group.run).state is RunState.CLOSED:
+    state = connection.execute(_FIND_RUN_STATE, {"run": group.run}).scalar()
+    if state is None:
+        read_run(connection, group.run)  # raises NotFound
+    if state == RunState.CLOSED:
         raise Conflict(f"run {group.run!r} is closed", hint="register it again to go on: POST /v1/runs")
     _refuse_known_rollouts(connection, group)
-    connection.execute(
-        insert(groups).values(
-            run=group.run,
-            id=group.id,
-            body_hash=body_hash,
-            state=GroupState.RECEIVED,
-            trajectories=packed,
-            created_at=time.time(),
-        )
-    )
+    row = {
+        "run": group.run,
+        "id": group.id,
+        "body_hash": body_hash,
+        "state": GroupState.RECEIVED,
+        "trajectories": packed,
+        "created_at": time.time(),
+    }
+    connection.execute(_INSERT_GROUP, row)
     rows = [
         {"run": group.run, "rollout_id": trajectory.rollout_id, "group_id": group.id}
         for trajectory in group.trajectories
     ]
     if rows:
-        connection.execute(insert(schema.rollouts), rows)
+        connection.execute(_INSERT_ROLLOUTS, rows)
     return True
 
 
@@ -85,12 +97,8 @@ def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> No
             f"group {group.id!r} holds rollouts twice: {', '.join(twice)}",
             hint="give each rollout its own id",
         )
-    rollouts = schema.rollouts
     for part in _chunks(ids):
-        query = select(rollouts.c.rollout_id, rollouts.c.group_id)
-        row = connection.execute(
-            query.where(rollouts.c.run == group.run, rollouts.c.rollout_id.in_(part))
-        ).first()
+        row = connection.execute(_FIND_ROLLOUTS, {"run": group.run, "rollout_ids": list(part)}).first()
         if row is not None:
             raise Conflict(
                 f"rollout {row[0]!r} of run {group.run!r} is already in group {row[1]!r}",
