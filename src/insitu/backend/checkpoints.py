@@ -1,0 +1,224 @@
+"""Checkpoint directories that are whole or absent: staged, fsynced, hashed, then renamed into place.
+
+``<runs>/<run>/checkpoints/<step:06d>/`` holds the files a trainer wrote and ``manifest.json`` with the
+size and SHA-256 of each. The order of `commit` is what makes a crash at any point harmless::
+
+    fsync every file ─► manifest written + fsynced ─► fsync directories ─► rename ─► fsync parent ─► (ledger row)
+
+Until the rename the directory is a staging one, which `remove_leftovers` deletes at the next start. A
+checkpoint counts only when the ledger names its step *and* its files match the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
+from insitu.types import NAME_PATTERN
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_CHUNK_BYTES = 1 << 20
+_STAGING = ".staging-"
+_DISCARDED = ".discarded-"
+
+
+def run_directory(runs_dir: Path, run: str) -> Path:
+    """The directory of a run; the name is checked, so that it stays under `runs_dir`."""
+    if not NAME_PATTERN.match(run):
+        raise InvalidRequest(f"{run!r} is no run name", hint=f"names match {NAME_PATTERN.pattern}")
+    return runs_dir / run
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, once committed."""
+    return run_dir / "checkpoints" / f"{step:06d}"
+
+
+def stage(runs_dir: Path, run: str, step: int) -> Path:
+    """An empty private directory to write the checkpoint of this step into."""
+    if step < 1:
+        raise InvalidRequest(f"step {step} of run {run} has no checkpoint: step 0 is the base model")
+    parent = run_directory(runs_dir, run) / "checkpoints"
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    staging = parent / f"{_STAGING}{step:06d}-{uuid.uuid4().hex[:8]}"
+    staging.mkdir(mode=0o700)
+    return staging
+
+
+def commit(staging: Path) -> str:
+    """Make the staged files durable and visible under their step; returns the manifest's SHA-256.
+
+    A directory already there belongs to a step that was never recorded in the ledger (else the step would
+    not be trained again), so it gives way. Any failure leaves a staging directory, never half a checkpoint.
+    """
+    target = staging.parent / _step_of(staging)
+    files = _files(staging)
+    if not files:
+        raise Conflict(f"nothing was staged in {staging}", hint="save the run into it before committing")
+    manifest = {"format": _FORMAT, "step": int(target.name), "files": {f: _hash(staging / f) for f in files}}
+    body = json.dumps(manifest, indent=2, sort_keys=True).encode()
+    for name in files:
+        _fsync(staging / name)
+    with (staging / MANIFEST).open("xb") as out:
+        out.write(body)
+        out.flush()
+        os.fsync(out.fileno())
+    for directory in sorted({(staging / name).parent for name in files}, reverse=True):
+        _fsync(directory)
+    _fsync(staging)
+    if target.exists():
+        _discard(target)
+    staging.rename(target)
+    _fsync(target.parent)
+    _fsync(target.parent.parent)  # the run's first checkpoint also created `checkpoints/`
+    return hashlib.sha256(body).hexdigest()
+
+
+def verify(path: Path, manifest_sha256: str | None = None) -> dict[str, Any]:
+    """Check every file against the manifest (and the manifest against the ledger's hash, when given).
+
+    Returns the manifest. The first file that is missing, extra, short or different is named in the error.
+    """
+    manifest = _read_manifest(path, manifest_sha256)
+    expected: dict[str, dict[str, Any]] = manifest["files"]
+    found = set(_files(path)) if path.is_dir() else set()
+    for name in sorted(expected):
+        if name not in found:
+            raise _corrupt(path, name, "is missing")
+        size = (path / name).stat().st_size
+        if size != expected[name]["size"]:
+            raise _corrupt(path, name, f"has {size} bytes, {expected[name]['size']} were written")
+        if _hash(path / name) != expected[name]:
+            raise _corrupt(path, name, "has other content than was written (SHA-256 differs)")
+    if extra := sorted(found - expected.keys()):
+        raise _corrupt(path, extra[0], "is not in the manifest")
+    return manifest
+
+
+def latest_valid(
+    run_dir: Path, committed_steps: Collection[int]
+) -> tuple[Path | None, list[tuple[int, CorruptCheckpoint]]]:
+    """The newest committed checkpoint that verifies, and the newer ones that do not, with the reason.
+
+    Only steps that the ledger has committed count. None means that the run starts from the base model:
+    right for a run without committed checkpoints, a loss to be reported when the list is not empty.
+    """
+    damaged: list[tuple[int, CorruptCheckpoint]] = []
+    for step in sorted(set(committed_steps), reverse=True):
+        path = checkpoint_path(run_dir, step)
+        try:
+            verify(path)
+        except CorruptCheckpoint as error:
+            damaged.append((step, error))
+        else:
+            return path, damaged
+    return None, damaged
+
+
+def prune(run_dir: Path, keep: int, steps: Collection[int]) -> list[int]:
+    """Delete all but the newest `keep` (at least two) of these committed steps; returns the deleted ones."""
+    if keep < 2:
+        raise InvalidRequest(f"keep={keep}: at least two checkpoints are kept, in case the newest is damaged")
+    pruned: list[int] = []
+    for step in sorted(set(steps))[:-keep]:
+        path = checkpoint_path(run_dir, step)
+        if path.exists():
+            _discard(path)
+            pruned.append(step)
+    return pruned
+
+
+def remove_leftovers(runs_dir: Path) -> list[Path]:
+    """Delete what a crash left behind: staging directories and half-deleted checkpoints. Run at start."""
+    leftovers = [
+        path
+        for prefix in (_STAGING, _DISCARDED)
+        for path in sorted(runs_dir.glob(f"*/checkpoints/{prefix}*"))
+        if path.is_dir() and not path.is_symlink()
+    ]
+    for path in leftovers:
+        shutil.rmtree(path)
+    return leftovers
+
+
+def discard_staging(staging: Path) -> None:
+    """Drop a staging directory whose step failed."""
+    _step_of(staging)
+    shutil.rmtree(staging)
+
+
+def _step_of(staging: Path) -> str:
+    if not staging.name.startswith(_STAGING):
+        raise InvalidRequest(f"{staging} is no staging directory", hint="get one from stage()")
+    return staging.name.removeprefix(_STAGING).partition("-")[0]
+
+
+def _discard(path: Path) -> None:
+    """Delete a checkpoint so that a crash midway never leaves a partial one under its name."""
+    doomed = path.with_name(f"{_DISCARDED}{path.name}-{uuid.uuid4().hex[:8]}")
+    path.rename(doomed)
+    _fsync(path.parent)
+    shutil.rmtree(doomed)
+
+
+def _files(directory: Path) -> list[str]:
+    """Relative names of all regular files but the manifest; anything else has no place in a checkpoint."""
+    names: list[str] = []
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise _corrupt(directory, str(path.relative_to(directory)), "is neither a file nor a directory")
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and name != MANIFEST:
+            names.append(name)
+    return names
+
+
+def _read_manifest(path: Path, manifest_sha256: str | None) -> dict[str, Any]:
+    try:
+        body = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise _corrupt(path, MANIFEST, f"cannot be read ({error.strerror})") from error
+    if manifest_sha256 is not None and hashlib.sha256(body).hexdigest() != manifest_sha256:
+        raise _corrupt(path, MANIFEST, "is not the one that the ledger recorded (SHA-256 differs)")
+    try:
+        manifest = json.loads(body)
+        known = manifest["format"] == _FORMAT and isinstance(manifest["files"], dict)
+        same_step = manifest["step"] == int(path.name)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(path, MANIFEST, f"is damaged ({type(error).__name__})") from error
+    if not known or not same_step:
+        raise _corrupt(path, MANIFEST, "is of another format or step")
+    return manifest
+
+
+def _hash(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"sha256": digest.hexdigest(), "size": size}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpoint:
+    return CorruptCheckpoint(
+        f"checkpoint {path}: {name} {what}",
+        hint="restore the file, or delete the directory: the run then resumes from the previous valid step",
+    )

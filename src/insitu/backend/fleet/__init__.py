@@ -1,0 +1,1 @@
+"""The fleet: what holds accelerators. Plain classes here; the supervisor wraps them as Ray actors."""

@@ -1,0 +1,290 @@
+"""One rank of the trainer: the base model once, the runs' adapters on it, one training step at a time.
+
+Every method is called on all ranks at once with the same arguments; with several ranks each is a
+collective. Ranks take their share of the work by the same plan, so nothing needs to be sent around but
+gradients, sums and (when the base is sharded) weights::
+
+    sequences ─► plan ─► rank 0: micro-batch, micro-batch, …  ─┐
+                    └──► rank 1: micro-batch, filler, …       ─┴► Σ gradients ─► the same step everywhere
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from insitu.errors import InvalidRequest, NotFound
+from insitu.training.batching import MicroBatch, collate, plan, score_batch
+from insitu.training.export import MergedExport
+from insitu.training.learner import Learner
+from insitu.training.lora import AdapterPool, merged_tensors
+from insitu.training.policy import load_policy, model_directory, shard
+from insitu.training.step import SUM_NAMES, Update, forward_backward, optimizer_step
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A rank that waits longer for another one raises: the other has died or hangs."""
+
+
+class TrainerRank:
+    """See the module. `dtype` is the precision of the computation: with ``bfloat16`` matrix products run in
+    it (autocast) over float32 weights, with ``float32`` everything does."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master_address: str,
+        master_port: int,
+        base_model: str,
+        dtype: str,
+        num_threads: int,
+        device: str = "cpu",
+        max_micro_batch_tokens: int = 2048,
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise InvalidRequest(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(_DTYPES)}")
+        torch.set_num_threads(num_threads)
+        self._rank = rank
+        self._world_size = world_size
+        self._base_model = base_model
+        self._base_directory = model_directory(base_model)
+        self._dtype = _DTYPES[dtype]
+        self._device = torch.device(device)
+        self._max_micro_batch_tokens = max_micro_batch_tokens
+        started = time.perf_counter()
+        self._policy = load_policy(base_model, self._device)
+        self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
+        if world_size > 1:
+            self._join(master_address, master_port)
+            shard(self._policy, init_device_mesh(self._device.type, (world_size,)))
+        self._adapters = AdapterPool(self._policy.model)
+        self._learners: dict[str, Learner] = {}
+        self._frozen_exports: dict[torch.dtype, Path] = {}
+        self._load_seconds = time.perf_counter() - started
+        log.info("rank %d/%d loaded %s in %.1f s", rank, world_size, base_model, self._load_seconds)
+
+    def _join(self, master_address: str, master_port: int) -> None:
+        dist.init_process_group(
+            "nccl" if self._device.type == "cuda" else "gloo",
+            init_method=f"tcp://{master_address}:{master_port}",
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+
+    # ── runs ────────────────────────────────────────────────────────────────────────────────────────
+
+    def open_run(self, run: str, lora: LoraSettings, checkpoint_dir: str | None = None) -> dict[str, Any]:
+        """Give the run a fresh adapter and optimizer, or those of a checkpoint; replaces what was open."""
+        self.close_run(run)
+        learner = Learner(run, self._adapters.add(lora))
+        if checkpoint_dir is not None:
+            try:
+                learner.load(Path(checkpoint_dir))
+            except BaseException:
+                self._adapters.remove(learner.adapter)
+                raise
+        self._learners[run] = learner
+        return {"run": run, "step": learner.step}
+
+    def close_run(self, run: str) -> None:
+        """Free the run's adapter and optimizer; a run that is not open is no error."""
+        learner = self._learners.pop(run, None)
+        if learner is not None:
+            self._adapters.remove(learner.adapter)
+
+    def _learner(self, run: str) -> Learner:
+        if run not in self._learners:
+            raise NotFound(
+                f"run {run} is not open on trainer rank {self._rank}; open are {sorted(self._learners)}",
+                hint="open_run first",
+            )
+        return self._learners[run]
+
+    # ── learning ────────────────────────────────────────────────────────────────────────────────────
+
+    def train_step(
+        self, run: str, sequences: list[TrainingSequence], settings: StepSettings
+    ) -> dict[str, float]:
+        """One optimizer step over all sequences. Metrics that are not finite are left out of the result.
+
+        Sequences without a sampled token are left aside, and so are those of zero advantage unless a KL
+        penalty gives them a gradient. When nothing is left, weights and moments do not change at all.
+        """
+        started = time.perf_counter()
+        learner = self._learner(run)
+        self._check(sequences)
+        trained = [s for s in sequences if any(s.mask) and (s.advantage != 0.0 or settings.beta > 0)]
+        num_tokens = sum(sum(s.mask) for s in trained)
+        sums, update = torch.zeros(len(SUM_NAMES)), Update(grad_norm=0.0, skipped=False)
+        backward_seconds = 0.0
+        self._adapters.activate(learner.adapter)
+        with learner.rng():
+            if trained:
+                sums = self._accumulate(trained, settings, num_tokens)
+                backward_seconds = time.perf_counter() - started
+                update = self._update(learner, settings)
+        learner.step += 1
+        counts = {
+            "num_tokens": num_tokens,
+            "num_sequences": len(trained),
+            "num_input_tokens": sum(len(s.token_ids) for s in trained),
+            "updated": int(bool(trained) and not update.skipped),
+            "skipped": int(update.skipped),
+            "grad_norm": update.grad_norm,
+        }
+        times = {
+            "time/forward_backward_seconds": backward_seconds,
+            "time/train_seconds": time.perf_counter() - started,
+        }
+        metrics = _means(sums.tolist(), num_tokens) | counts | times
+        return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+    def _accumulate(self, trained: list[TrainingSequence], settings: StepSettings, num_tokens: int) -> Tensor:
+        mine = plan([len(s.token_ids) for s in trained], self._max_micro_batch_tokens, self._world_size)[
+            self._rank
+        ]
+        sums = torch.zeros(len(SUM_NAMES), device=self._device)
+        for indices in mine:
+            batch = collate([trained[i] for i in indices]).to(self._device)
+            sums += forward_backward(self._score, self._score_base, batch, settings, num_tokens)
+        if self._world_size > 1:
+            dist.all_reduce(sums)
+        return sums
+
+    def _update(self, learner: Learner, settings: StepSettings) -> Update:
+        parameters = list(learner.parameters.values())
+        if self._world_size > 1:
+            _sum_gradients([p.grad for p in parameters if p.grad is not None])
+        return optimizer_step(parameters, learner.optimizer, settings)
+
+    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return self._policy(batch.ids_bl, batch.position_t, batch.target_t)
+
+    def _score_base(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        with self._adapters.off():
+            return self._score(batch)
+
+    def _check(self, sequences: Sequence[TrainingSequence]) -> None:
+        for s in sequences:
+            if not len(s.token_ids) == len(s.mask) == len(s.logprobs):
+                raise InvalidRequest(
+                    f"a sequence of rollout {s.rollout_id} has {len(s.token_ids)} ids, {len(s.mask)} mask "
+                    f"entries and {len(s.logprobs)} logprobs; they must be equally many"
+                )
+            if s.mask and s.mask[0]:
+                raise InvalidRequest(
+                    f"the first token of a sequence of rollout {s.rollout_id} cannot be trained on"
+                )
+            if self._max_length is not None and len(s.token_ids) > self._max_length:
+                raise InvalidRequest(
+                    f"a sequence of rollout {s.rollout_id} has {len(s.token_ids)} tokens, "
+                    f"the base model takes {self._max_length}"
+                )
+
+    @torch.no_grad()
+    def score(self, run: str, token_ids: list[list[int]], adapter: bool = True) -> list[list[float]]:
+        """The log-probability of each token from the second on, by the run's policy or by the base alone."""
+        self._adapters.activate(self._learner(run).adapter)
+        wanted = [i for i, ids in enumerate(token_ids) if len(ids) > 1]
+        batches = plan([len(token_ids[i]) for i in wanted], self._max_micro_batch_tokens, self._world_size)
+        width = max((len(ids) for ids in token_ids), default=0)
+        scores = torch.zeros(len(token_ids), width, device=self._device)
+        for places in batches[self._rank]:
+            rows = [wanted[place] for place in places]
+            batch = score_batch([token_ids[i] for i in rows]) if rows else collate([])
+            logprob_t, _ = (self._score if adapter else self._score_base)(batch.to(self._device))
+            for i, part in zip(
+                rows, logprob_t.split([len(token_ids[i]) - 1 for i in rows] or [1]), strict=False
+            ):
+                scores[i, : len(part)] = part
+        if self._world_size > 1:
+            dist.all_reduce(scores)  # every entry is zero on all ranks but one
+        return [row[: max(0, len(ids) - 1)].tolist() for row, ids in zip(scores, token_ids, strict=True)]
+
+    # ── files ───────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, run: str, staging_dir: str) -> None:
+        """Rank 0 writes the run's checkpoint files (see `Learner`); the caller makes them durable."""
+        learner = self._learner(run)
+        if self._rank == 0:
+            learner.save(Path(staging_dir), self._base_model)
+
+    def export_merged(self, run: str, directory: str, dtype: str) -> dict[str, float]:
+        """Rank 0 writes base + adapter as a complete model directory in the engine's `dtype`.
+
+        The weights that no adapter touches are written by the first export only and linked by later ones
+        into directories on the same filesystem, so keep the last export until the next one is written.
+        """
+        started = time.perf_counter()
+        tensors = merged_tensors(self._policy.model, self._learner(run).adapter)
+        if self._rank == 0:
+            target = Path(directory)
+            source = self._frozen_exports.get(_DTYPES[dtype])
+            export = MergedExport(target, self._base_directory, _DTYPES[dtype], source)
+            self._frozen_exports[_DTYPES[dtype]] = export.write(tensors)
+        else:
+            for _ in tensors:  # gathering is a collective: take part, keep nothing
+                pass
+        return {"time/export_seconds": time.perf_counter() - started}
+
+    def info(self) -> dict[str, Any]:
+        """What this rank is and holds, for health and logs."""
+        return {
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "base_model": self._base_model,
+            "device": str(self._device),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "num_threads": torch.get_num_threads(),
+            "load_seconds": self._load_seconds,
+            "runs": {
+                run: {"step": learner.step, "lora": asdict(learner.adapter.settings)}
+                for run, learner in self._learners.items()
+            },
+        }
+
+    def shutdown(self) -> None:
+        """Leave the process group, so that the other ranks do not wait for this one."""
+        if self._world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _sum_gradients(gradients: list[Tensor]) -> None:
+    """Add gradients over the ranks in one message."""
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
+
+
+def _means(sums: list[float], num_tokens: int) -> dict[str, float]:
+    """Metrics per sampled token. All but the loss compare raw ratios, before any clip."""
+    count = max(1, num_tokens)
+    total = dict(zip(SUM_NAMES, sums, strict=True))
+    return {
+        "loss": total["loss"] / count,
+        "mismatch/mean_abs": total["mismatch_abs"] / count,
+        "mismatch/kl": total["mismatch_kl"] / count,
+        "mismatch/mean_ratio": total["ratio"] / count,
+        "mismatch/effective_samples": total["ratio"] ** 2 / max(1e-30, total["ratio_squared"] * count),
+        "clip_fraction": total["clipped"] / count,
+        "entropy": total["entropy"] / count,
+        "kl/base": total["base_kl"] / count,
+    }

@@ -1,0 +1,59 @@
+"""Logits → log-probability of the sampled token and entropy of the distribution.
+
+Shape suffixes: t tokens, h hidden size, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+_CHUNK_TOKENS = 4096
+"""Positions whose T × V logits are held at once; more are recomputed chunk by chunk in the backward pass."""
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log-softmax at one index per row, in float32, with the entropy on the way.
+
+    The backward pass needs the probabilities and so does the entropy: computing them once here makes the
+    entropy almost free, where autograd would compute the exponentials a second time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_tv: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_tv = torch.log_softmax(logits_tv.float(), dim=-1)
+        chosen_t = logprobs_tv.gather(-1, target_t[:, None]).squeeze(-1)
+        probs_tv = torch.exp(logprobs_tv)
+        entropy_t = -torch.linalg.vecdot(probs_tv, logprobs_tv)
+        ctx.save_for_backward(probs_tv, target_t)
+        ctx.logits_dtype = logits_tv.dtype
+        ctx.mark_non_differentiable(entropy_t)
+        return chosen_t, entropy_t
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        probs_tv, target_t = ctx.saved_tensors
+        grad_t = grads[0]
+        grad_tv = probs_tv * -grad_t[:, None]
+        grad_tv.scatter_add_(-1, target_t[:, None], grad_t[:, None])
+        return grad_tv.to(ctx.logits_dtype), None
+
+
+def token_logprobs(
+    hidden_th: Tensor, head: Callable[[Tensor], Tensor], target_t: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(logprob, entropy) of each position, memory bounded by a chunk of positions."""
+
+    def of_chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return _TokenLogprobs.apply(head(hidden), target)  # type: ignore[return-value]
+
+    if len(target_t) <= _CHUNK_TOKENS:
+        return of_chunk(hidden_th, target_t)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for hidden, target in zip(hidden_th.split(_CHUNK_TOKENS), target_t.split(_CHUNK_TOKENS), strict=True):
+        parts.append(checkpoint(of_chunk, hidden, target, use_reentrant=False))  # type: ignore[arg-type]
+    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])

@@ -1,0 +1,174 @@
+"""Adapters of several runs on one base model (PEFT LoRA on all linear layers).
+
+PEFT does the forward pass; names and files are PEFT's, so that engines load an adapter as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from insitu.errors import CorruptCheckpoint
+from insitu.types import LoraSettings
+
+_PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One run's adapter: its place in the base model (`slot`) and the layers it sits on, by name."""
+
+    slot: str
+    settings: LoraSettings
+    layers: dict[str, Any]
+
+    @property
+    def scaling(self) -> float:
+        return self.settings.alpha / self.settings.rank
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trained tensors under the names PEFT gives them in files, always in the same order."""
+        named: dict[str, nn.Parameter] = {}
+        for name, layer in self.layers.items():
+            named[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A[self.slot].weight
+            named[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B[self.slot].weight
+        return named
+
+    def config(self, base_model: str) -> dict[str, Any]:
+        """The content of ``adapter_config.json``; sorted, so that equal adapters give equal files."""
+        return {
+            "base_model_name_or_path": base_model,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "init_lora_weights": True,
+            "lora_alpha": self.settings.alpha,
+            "lora_dropout": 0.0,
+            "modules_to_save": None,
+            "peft_type": "LORA",
+            "r": self.settings.rank,
+            "target_modules": sorted({name.rpartition(".")[2] for name in self.layers}),
+            "task_type": "CAUSAL_LM",
+            "use_dora": False,
+            "use_rslora": False,
+        }
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], source: str) -> None:
+        """Set the weights from a file's tensors; names, shapes and finiteness are checked before any copy."""
+        mine = self.parameters()
+        check_tensors(tensors, {name: parameter.shape for name, parameter in mine.items()}, source)
+        for name, parameter in mine.items():
+            parameter.copy_(tensors[name])
+
+
+class AdapterPool:
+    """The adapters on one base model; exactly one is active, and only its parameters take gradients."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._targets = _linear_names(model)
+        self._peft: PeftModel | None = None
+        self._active: str | None = None
+        self._numbers = itertools.count()
+
+    def add(self, settings: LoraSettings) -> Adapter:
+        """A fresh adapter: A random from the seed (the same on every rank), B zero, so it changes nothing."""
+        slot = f"slot{next(self._numbers)}"
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=sorted(self._targets),
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            if self._peft is None:
+                self._peft = get_peft_model(self._model, config, adapter_name=slot)  # type: ignore[assignment]
+            else:
+                self._peft.add_adapter(slot, config)
+        layers = {
+            n: m for n, m in self._model.named_modules() if isinstance(m, LoraLayer) and slot in m.lora_A
+        }
+        adapter = Adapter(slot, settings, layers)
+        self._active = None
+        self.activate(adapter)
+        return adapter
+
+    def activate(self, adapter: Adapter) -> None:
+        """Make this adapter the one that runs and learns."""
+        if self._active != adapter.slot:
+            self._require().set_adapter(adapter.slot)
+            self._active = adapter.slot
+
+    def off(self) -> AbstractContextManager[None]:
+        """Within this context the base model answers alone."""
+        return self._require().disable_adapter()
+
+    def remove(self, adapter: Adapter) -> None:
+        """Free the adapter's memory."""
+        tuner: Any = self._require().base_model
+        with warnings.catch_warnings():  # PEFT warns that it picks another active adapter: so do we, on use
+            warnings.simplefilter("ignore", UserWarning)
+            tuner.delete_adapter(adapter.slot)
+        self._active = None
+
+    def _require(self) -> PeftModel:
+        assert self._peft is not None, "an adapter must be added before it can be used"
+        return self._peft
+
+
+def check_tensors(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], source: str) -> None:
+    """Refuse a file whose tensors are not exactly the expected ones, or are not finite."""
+    if unexpected := sorted(tensors.keys() ^ shapes.keys()):
+        raise CorruptCheckpoint(
+            f"{source} has other tensors than this model and these LoRA settings need: {unexpected[:3]} …",
+            hint="check that base model and LoRA rank are those of the run that wrote it",
+        )
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise CorruptCheckpoint(
+                f"{source}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise CorruptCheckpoint(f"{source}: {name} contains NaN or infinite values")
+
+
+@torch.no_grad()
+def merged_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name in the base checkpoint, whole tensor, changed by the adapter) for every tensor of the model.
+
+    A changed one is ``base + scaling · B · A`` in float32. Tied tensors come once, under their first name
+    (the embedding): engines tie the head themselves. With a sharded base every rank must run this to the
+    end, because gathering a tensor is a collective.
+    """
+    seen: set[int] = set()
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        if ".lora_" in key or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        layer_name, is_adapted, rest = key.partition(".base_layer.")
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        if is_adapted and rest == "weight" and adapter is not None:
+            layer = adapter.layers[layer_name]
+            delta = layer.lora_B[adapter.slot].weight.float() @ layer.lora_A[adapter.slot].weight.float()
+            yield f"{layer_name}.weight", delta.mul_(adapter.scaling).add_(whole), True
+        else:
+            yield key.replace(".base_layer.", "."), whole, False
+
+
+def _linear_names(model: Any) -> set[str]:
+    """Last name parts of all linear layers but the output head, as PEFT and engines match them."""
+    head = model.get_output_embeddings()
+    named = model.named_modules()
+    return {name.rpartition(".")[2] for name, m in named if isinstance(m, nn.Linear) and m is not head}

@@ -1,0 +1,80 @@
+"""The base model, loaded once: frozen, and sharded with FSDP2 when there are several ranks.
+
+Shape suffixes: b rows, l padded length, t sampled tokens, h hidden size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM
+from transformers.utils.hub import cached_file
+
+from insitu.errors import CannotHonour, NotFound
+from insitu.training.logprobs import token_logprobs
+
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of families that change the logits after the head; the head alone would score them wrongly."""
+
+
+class Policy(nn.Module):
+    """A causal language model that scores chosen positions only.
+
+    One module around body and head, so that under FSDP2 a single forward call gathers what both need
+    (tied embeddings included) and the head runs at the sampled positions instead of everywhere.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, ids_bl: Tensor, position_t: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability, entropy) of each target given the hidden state at its flat position."""
+        hidden_blh = self.model.base_model(input_ids=ids_bl, use_cache=False).last_hidden_state
+        hidden_th = hidden_blh.flatten(0, 1).index_select(0, position_t)
+        return token_logprobs(hidden_th, self.model.lm_head, target_t)
+
+
+def load_policy(base_model: str, device: torch.device) -> Policy:
+    """Load the base in float32 and freeze it. Only safetensors are read and no code of the model is run."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        base_model, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    for setting in _LOGIT_TRANSFORMS:
+        if getattr(model.config, setting, None) not in (None, 1, 1.0):
+            raise CannotHonour(
+                f"the base model {base_model} transforms its logits ({setting}), which is not supported here",
+                hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
+            )
+    # eval: no dropout of the base, so that the trainer scores a token as the engine sampled it
+    model.eval().requires_grad_(False)
+    return Policy(model.to(device))
+
+
+def shard(policy: Policy, mesh: DeviceMesh) -> None:
+    """Shard the frozen base over the mesh, one FSDP2 unit per decoder layer and one for the rest.
+
+    Adapters are injected afterwards and stay outside: small, replicated, their gradients summed by the
+    caller, which keeps the denominator of the loss exact.
+    """
+    for layer in policy.model.base_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+
+
+def model_directory(base_model: str) -> Path:
+    """The local directory of a model given as a directory or as a hub id that is already downloaded."""
+    if Path(base_model).is_dir():
+        return Path(base_model)
+    config = cached_file(base_model, "config.json", local_files_only=True)
+    if config is None:
+        raise NotFound(
+            f"the base model {base_model} is neither a directory nor in the local hub cache",
+            hint=f"download it first: hf download {base_model}",
+        )
+    return Path(config).parent
