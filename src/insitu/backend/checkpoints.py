@@ -3,7 +3,7 @@
 ``<runs>/<run>/checkpoints/<step:06d>/`` holds the files a trainer wrote and ``manifest.json`` with the
 size and SHA-256 of each. The order of `commit` is what makes a crash at any point harmless::
 
-    fsync every file ─► manifest written + fsynced ─► fsync directories ─► rename ─► fsync parent ─► (ledger row)
+    fsync files ─► manifest written, fsynced ─► fsync directories ─► rename ─► fsync parent ─► (ledger row)
 
 Until the rename the directory is a staging one, which `remove_leftovers` deletes at the next start. A
 checkpoint counts only when the ledger names its step *and* its files match the manifest.

@@ -26,7 +26,8 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_tv: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_tv = torch.log_softmax(logits_tv.float(), dim=-1)
-        chosen_t = logprobs_tv.gather(-1, target_t[:, None]).squeeze(-1)
+        # cloned: FSDP2 hangs its hook on the output and asks that it is not a view
+        chosen_t = logprobs_tv.gather(-1, target_t[:, None]).squeeze(-1).clone()
         probs_tv = torch.exp(logprobs_tv)
         entropy_t = -torch.linalg.vecdot(probs_tv, logprobs_tv)
         ctx.save_for_backward(probs_tv, target_t)

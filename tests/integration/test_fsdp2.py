@@ -1,0 +1,116 @@
+"""Several trainer ranks (FSDP2, gloo) learn what one rank learns; a resumed run what an unbroken one does."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+
+from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.testing.models import tiny
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+pytestmark = pytest.mark.timeout(300)
+
+_SETTINGS = StepSettings(learning_rate=1e-3, beta=0.02)
+_LORA = LoraSettings(rank=8, alpha=16, seed=3)
+
+
+def _sequences(step: int, count: int) -> list[TrainingSequence]:
+    """Rollouts of very different lengths, so that ranks get uneven work and fillers occur."""
+    rng = random.Random(step)
+    sequences: list[TrainingSequence] = []
+    for i in range(count):
+        num_prompt, num_output = rng.randint(2, 60), rng.randint(1, 25)
+        ids = [rng.randrange(3, 2000) for _ in range(num_prompt + num_output)]
+        mask = [0] * num_prompt + [1] * num_output
+        logprobs = [0.0] * num_prompt + [-10.8 + rng.random() for _ in range(num_output)]
+        sequences.append(TrainingSequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.2, 0.0, 0.7])))
+    return sequences
+
+
+def _rank(rank: int, world_size: int, port: int, out: str, steps: int = 3) -> None:
+    """Train `steps` steps, then write adapter, merged weights and scores from rank 0."""
+    torch.use_deterministic_algorithms(True)
+    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", 160)
+    if world_size > 1:  # each rank holds its part of every frozen tensor, not a copy of the model
+        frozen = list(trainer._policy.model.parameters())
+        assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in frozen)
+    trainer.open_run("other", LoraSettings(rank=4))
+    trainer.open_run("run", _LORA)
+    for step in range(steps):
+        metrics = trainer.train_step("run", _sequences(step, 9), _SETTINGS)
+        trainer.train_step("other", _sequences(100 + step, 3), _SETTINGS)
+        assert metrics["updated"] == 1
+        if rank == 0:
+            print(world_size, step, metrics["loss"], metrics["grad_norm"], flush=True)
+    trainer.save("run", out)
+    trainer.export_merged("run", f"{out}/merged", "float32")
+    scores = trainer.score("run", [s.token_ids for s in _sequences(7, 5)])
+    if rank == 0:
+        save_file({str(i): torch.tensor(s) for i, s in enumerate(scores)}, f"{out}/scores.safetensors")
+    trainer.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _train(world_size: int, out: Path) -> None:
+    out.mkdir()
+    mp.start_processes(_rank, (world_size, _free_port(), str(out)), nprocs=world_size, start_method="spawn")
+
+
+def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def test_two_ranks_give_the_adapter_of_one(tmp_path: Path) -> None:
+    for world_size in (1, 2):
+        _train(world_size, tmp_path / str(world_size))
+    one, two = tmp_path / "1", tmp_path / "2"
+    adapter = "adapter/adapter_model.safetensors"
+    difference = _largest_difference(load_file(one / adapter), load_file(two / adapter))
+    moved = max(t.abs().max().item() for name, t in load_file(two / adapter).items() if "lora_B" in name)
+    print(f"adapter difference max={difference:.2e} moved={moved:.2e}")
+    assert difference <= 1e-5
+    assert moved > 1e-3
+    for part in ("model-adapted.safetensors", "model-frozen.safetensors"):
+        merged = _largest_difference(load_file(one / "merged" / part), load_file(two / "merged" / part))
+        assert merged <= 1e-5
+    scores = [load_file(out / "scores.safetensors") for out in (one, two)]
+    assert _largest_difference(*scores) <= 1e-4
+
+
+def test_resume_is_bit_identical(tmp_path: Path) -> None:
+    def trainer() -> TrainerRank:
+        return TrainerRank(0, 1, "127.0.0.1", 0, str(tiny()), "float32", 1, "cpu", 160)
+
+    def steps(rank: TrainerRank, numbers: range) -> None:
+        for step in numbers:
+            rank.train_step("run", _sequences(step, 6), _SETTINGS)
+
+    unbroken = trainer()
+    unbroken.open_run("run", _LORA)
+    steps(unbroken, range(2))
+    unbroken.save("run", str(tmp_path / "at-2"))
+    steps(unbroken, range(2, 4))
+    unbroken.save("run", str(tmp_path / "unbroken"))
+
+    resumed = trainer()
+    assert resumed.open_run("run", _LORA, str(tmp_path / "at-2")) == {"run": "run", "step": 2}
+    steps(resumed, range(2, 4))
+    resumed.save("run", str(tmp_path / "resumed"))
+    files = [p.relative_to(tmp_path / "unbroken") for p in (tmp_path / "unbroken").rglob("*") if p.is_file()]
+    assert len(files) == 6
+    for file in files:
+        assert (tmp_path / "unbroken" / file).read_bytes() == (tmp_path / "resumed" / file).read_bytes(), file
