@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-protocol calls in, engine tokens recorded, answers out."""

@@ -1,0 +1,187 @@
+"""The gateway as an aiohttp application: routes, handlers, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+
+import orjson
+from aiohttp import web
+
+from insitu.errors import InsituError, InvalidRequest, NotFound, TooLarge, UpstreamError
+from insitu.gateway.auth import Guard, Handler, error_response
+from insitu.gateway.calls import CallContext, Caller, new_call_id
+from insitu.gateway.protocols.base import CallProtocol
+from insitu.gateway.protocols.chat import ChatProtocol
+from insitu.gateway.protocols.completions import CompletionsProtocol
+from insitu.gateway.recorder import Recorder
+from insitu.gateway.records import RecordStore
+from insitu.gateway.replicas import ReplicaPool
+from insitu.gateway.request import load_body
+from insitu.gateway.routes import Routes, Table, parse_table
+from insitu.gateway.settings import Settings
+from insitu.gateway.standalone import table_of_upstreams
+from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
+
+_log = logging.getLogger(__name__)
+_ROLLOUT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$")
+_ROLLOUT_HEADER = "x-insitu-rollout"
+_JSON = "application/json"
+
+
+def build_app(settings: Settings) -> web.Application:
+    """The application; its parts start and stop with it."""
+    settings.check()
+    return Gateway(settings).app
+
+
+class Gateway:
+    """The parts of one gateway process and the handlers over them."""
+
+    routes: Routes
+    pool: ReplicaPool
+    recorder: Recorder
+    caller: Caller
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._guard = Guard(settings)
+        self._protocols: dict[str, CallProtocol] = {
+            "chat/completions": ChatProtocol(),
+            "completions": CompletionsProtocol(),
+        }
+        self.app = web.Application(
+            middlewares=[self._middleware], client_max_size=settings.limits.max_body_bytes
+        )
+        self.app.cleanup_ctx.append(self._lifetime)
+        self._add_routes()
+
+    def _add_routes(self) -> None:
+        router = self.app.router
+        router.add_get("/health", self._health)
+        for prefix in ("", "/rollouts/{rollout_id}"):
+            router.add_post(prefix + "/v1/chat/completions", self._handler("chat/completions"))
+            router.add_post(prefix + "/v1/completions", self._handler("completions"))
+            router.add_get(prefix + "/v1/models", self._models)
+            router.add_get(prefix + "/v1/models/{model:.+}", self._model)
+        if not self._settings.upstreams:
+            router.add_put("/control/routes", self._put_routes)
+        router.add_get("/control/state", self._state)
+
+    async def _lifetime(self, _app: web.Application):
+        limits = self._settings.limits
+        store = RecordStore(self._settings.records_url)
+        self.recorder = Recorder(store, max_backlog=limits.max_record_backlog)
+        self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
+        self.pool = ReplicaPool(limits, on_change=self.routes.wake)
+        self.caller = Caller(self.routes, self.pool, self.recorder, limits)
+        try:
+            self.pool.start()
+            if self._settings.upstreams:
+                self._install(await table_of_upstreams(self._settings.upstreams, limits))
+            yield
+        finally:
+            await self.pool.close()
+            await asyncio.to_thread(self.recorder.close, limits.shutdown_seconds)
+            store.close()
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._guard.check(request)
+            return await handler(request)
+        except InsituError as error:
+            return error_response(error)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._settings.limits.max_body_bytes
+            return error_response(TooLarge(f"The body is over the limit of {limit} bytes."))
+        except web.HTTPException as error:  # no such path or method
+            wrong = NotFound(f"{request.method} {request.path}: {error.reason}.")
+            wrong.status = error.status
+            return error_response(wrong)
+
+    def _handler(self, name: str) -> Handler:
+        protocol = self._protocols[name]
+
+        async def call(request: web.Request) -> web.StreamResponse:
+            self.caller.refuse_when_full()
+            body = load_body(await request.read(), self._settings.limits)
+            parsed = protocol.parse(body, self._settings.limits)
+            context = CallContext(protocol, parsed, _rollout_of(request), new_call_id())
+            if parsed.stream:
+                return await stream_answer(self.caller, context, request)
+            answer = await self.caller.complete(context)
+            headers = {CALL_ID_HEADER: context.call_id}
+            return web.Response(body=orjson.dumps(answer.body), content_type=_JSON, headers=headers)
+
+        return call
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        replicas = self.pool.replicas.values()
+        refusal = self.recorder.refusal()
+        serving = self.routes.table is not None and any(r.healthy for r in replicas) and refusal is None
+        body = {
+            "status": "ok" if serving else "unavailable",
+            "replicas": {replica.id: replica.healthy for replica in replicas},
+            "recording": refusal or "ok",
+            "held": self.routes.held,
+        }
+        # The process answers, so it is alive: `status` says whether a call would be served now.
+        return web.json_response(body)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        table = self._table()
+        return web.json_response({"object": "list", "data": [_model_card(n) for n in table.names()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        self._table().resolve(name)
+        return web.json_response(_model_card(name))
+
+    async def _put_routes(self, request: web.Request) -> web.Response:
+        self._install(parse_table(load_body(await request.read(), self._settings.limits)))
+        return web.json_response({"epoch": self._table().epoch})
+
+    async def _state(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "epoch": self.routes.table.epoch if self.routes.table else None,
+                "held": self.routes.held,
+                "in_flight": dict(self.routes.in_flight),
+                "in_flight_total": self.routes.in_flight.total(),
+                "recorded": self.recorder.num_recorded,
+                "record_backlog": self.recorder.backlog,
+                "replicas": {
+                    r.id: {"healthy": r.healthy, "in_flight": r.in_flight}
+                    for r in self.pool.replicas.values()
+                },
+            }
+        )
+
+    def _install(self, table: Table) -> None:
+        self.routes.replace(table)
+        self.pool.sync(table.replicas)
+        self.routes.wake()  # again: calls that waited for a replica see the new ones
+
+    def _table(self) -> Table:
+        if self.routes.table is None:
+            raise UpstreamError("No routing table has arrived yet.", hint="retry when the backend is ready")
+        return self.routes.table
+
+
+def _rollout_of(request: web.Request) -> str | None:
+    """The rollout that a call belongs to, by URL prefix or by header."""
+    named = request.match_info.get("rollout_id")
+    header = request.headers.get(_ROLLOUT_HEADER)
+    if named is not None and header is not None and named != header:
+        raise InvalidRequest(f"The path names rollout `{named}`, the header `{header}`.")
+    rollout_id = named if named is not None else header
+    if rollout_id is not None and not _ROLLOUT_ID.match(rollout_id):
+        raise InvalidRequest(f"Rollout id {rollout_id[:40]!r} is not allowed.", hint=_ROLLOUT_ID.pattern)
+    return rollout_id
+
+
+def _model_card(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "insitu"}

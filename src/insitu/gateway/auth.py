@@ -1,0 +1,62 @@
+"""Who may call: bearer keys, the loopback rule of the control routes, and browsers kept out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from insitu.errors import InsituError, InvalidRequest, Unauthorized
+from insitu.gateway.settings import Settings, is_loopback
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN_PATHS = frozenset({"/health"})
+CONTROL_PREFIX = "/control/"
+
+
+class Guard:
+    """Checks every request but health. Keys are kept as digests and compared in constant time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._api = _digest(settings.api_key)
+        self._admin = _digest(settings.admin_key) if settings.admin_key else None
+        self._loopback_only = is_loopback(settings.host)
+
+    def check(self, request: web.Request) -> None:
+        """Return when the request may pass, else raise."""
+        if request.path in OPEN_PATHS:
+            return
+        self._check_browser(request)
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        if request.path.startswith(CONTROL_PREFIX):
+            wanted = self._admin if is_loopback(request.remote or "") else None
+        else:
+            wanted = self._api
+        if wanted is None or not hmac.compare_digest(given, wanted):
+            raise Unauthorized("The key is missing or wrong.", hint="send `Authorization: Bearer <key>`")
+
+    def _check_browser(self, request: web.Request) -> None:
+        """A page of another site must not reach a local gateway, whatever name it resolves to it."""
+        try:
+            host = urlsplit(f"//{request.host}").hostname or ""
+        except ValueError:
+            host = ""
+        if self._loopback_only and not is_loopback(host):
+            raise InvalidRequest(f"Host `{request.host}` is not this gateway.")
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            raise InvalidRequest("Requests from other origins are refused.")
+
+
+def error_response(error: InsituError) -> web.Response:
+    """An error as JSON, with `Retry-After` where waiting helps."""
+    headers = {"retry-after": "5"} if error.status in (429, 503) else None
+    return web.json_response(error.to_wire(), status=error.status, headers=headers)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

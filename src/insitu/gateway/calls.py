@@ -1,0 +1,204 @@
+"""One model call from hold to record, attempt by attempt.
+
+    admit (hold) → resolve → choose replica → render → generate → verify → derender → record → answer
+
+An attempt that fails before anything was recorded or sent is made again, on another replica when there is
+one. Nothing is recorded twice: a call is submitted to the recorder once, at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from insitu.errors import Overloaded, Unavailable, UpstreamError
+from insitu.gateway.faults import Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.protocols.base import Answer, CallProtocol, Lane, Rendered
+from insitu.gateway.recorder import Recorder
+from insitu.gateway.replicas import Replica, ReplicaPool
+from insitu.gateway.request import MASKING_FIELDS, CallRequest
+from insitu.gateway.routes import Routes, Target
+from insitu.gateway.sample import Generated, Sample, verify
+from insitu.gateway.settings import Limits
+from insitu.gateway.upstream import GENERATE_PATH
+from insitu.types import ModelCall
+
+T = TypeVar("T")
+_RETRY_PAUSE_SECONDS = 0.1
+_RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
+_RETRY_RESERVE = 20.0
+
+
+def new_call_id() -> str:
+    """Unique, and growing with time so that neighbours in time are neighbours in the store."""
+    return f"mc-{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+@dataclass(slots=True)
+class CallContext:
+    """What stays the same over the attempts of one call."""
+
+    protocol: CallProtocol
+    request: CallRequest
+    rollout_id: str | None
+    call_id: str
+    started_at: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
+    sent: bool = False
+    """True once a part of the answer has gone out: no further attempt then."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try on one replica. `timings` are seconds by phase."""
+
+    context: CallContext
+    lane: Lane
+    target: Target
+    timings: dict[str, float]
+
+    async def timed(self, phase: str, work: Awaitable[T]) -> T:
+        """Await `work`, adding its time to `phase`."""
+        started = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.timings[phase] = self.timings.get(phase, 0.0) + time.monotonic() - started
+
+
+class RetryBudget:
+    """Bounds what retries add to an upstream that answers with errors; lost replicas are ejected instead."""
+
+    def __init__(self) -> None:
+        self._left = _RETRY_RESERVE
+
+    def earn(self) -> None:
+        self._left = min(self._left + _RETRY_RATIO, _RETRY_RESERVE)
+
+    def spend(self) -> bool:
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Caller:
+    """Carries calls to the replicas and their records to the recorder."""
+
+    def __init__(self, routes: Routes, pool: ReplicaPool, recorder: Recorder, limits: Limits) -> None:
+        self.routes, self.pool, self.recorder = routes, pool, recorder
+        self._limits = limits
+        self._budget = RetryBudget()
+
+    def refuse_when_full(self) -> None:
+        """Ask before a call starts, so that one that was served can always be recorded."""
+        if (reason := self.recorder.refusal()) is not None:
+            raise Unavailable(f"No new calls now: {reason}.", hint="retry later; see the gateway's log")
+        if self.routes.in_flight.total() >= self._limits.max_in_flight:
+            raise Overloaded(
+                f"{self._limits.max_in_flight} calls are under way (the limit).", hint="retry later"
+            )
+
+    async def complete(self, context: CallContext) -> Answer:
+        """A whole answer, recorded."""
+        return await self.attempts(context, self._complete_once)
+
+    async def attempts(self, context: CallContext, work: Callable[[Attempt], Awaitable[T]]) -> T:
+        """Run `work` until an attempt succeeds or no further one makes sense."""
+        self._budget.earn()
+        tried: set[str] = set()
+        mismatched = False
+        for number in range(1, self._limits.max_attempts + 1):
+            target, replica, held = await self._place(context, tried)
+            lane = Lane(replica.engine, target.engine_model, target.name, context.call_id)
+            try:
+                with self.routes.leased(target), replica.leased():
+                    return await work(Attempt(context, lane, target, {"held": held}))
+            except Fault as fault:
+                last = number == self._limits.max_attempts or context.sent
+                last = last or (mismatched and isinstance(fault, VersionMismatch))
+                if not self._may_retry(replica, fault) or last:
+                    raise UpstreamError(
+                        f"The call failed on {replica.id}: {fault}.", hint="retry later"
+                    ) from fault
+                tried.add(replica.id)
+                mismatched = mismatched or isinstance(fault, VersionMismatch)
+                await self._pause(fault, number)
+        raise AssertionError("the last attempt returns or raises")
+
+    def submit(self, attempt: Attempt, rendered: Rendered, sample: Sample, answer: dict[str, Any]) -> None:
+        """Hand the finished call to the recorder."""
+        context, sampling = attempt.context, rendered.generate["sampling_params"]
+        attempt.timings["total"] = time.monotonic() - context.started
+        self.recorder.submit(
+            ModelCall(
+                id=context.call_id,
+                rollout_id=context.rollout_id,
+                model=context.request.model,
+                run=attempt.target.run,
+                policy_step=attempt.target.step,
+                policy_version=sample.version,
+                prompt_ids=rendered.prompt_ids,
+                output_ids=sample.output_ids,
+                logprobs=sample.logprobs,
+                finish_reason=sample.finish_reason,
+                constrained=any(sampling.get(key) for key in MASKING_FIELDS),
+                messages=context.request.body.get("messages"),
+                tools=context.request.body.get("tools"),
+                answer=answer,
+                sampling={k: v for k, v in sampling.items() if not k.startswith("_")},
+                timings=attempt.timings,
+                started_at=context.started_at,
+            )
+        )
+
+    async def _complete_once(self, attempt: Attempt) -> Answer:
+        context, lane = attempt.context, attempt.lane
+        rendered = await attempt.timed("render", context.protocol.render(lane, context.request))
+        answered = await attempt.timed(
+            "generate", lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
+        )
+        generated = Generated()
+        generated.add(answered)
+        sample = verify(generated, len(rendered.prompt_ids), attempt.target)
+        answer = await attempt.timed(
+            "derender", context.protocol.answer(lane, context.request, rendered, answered, sample)
+        )
+        self.submit(attempt, rendered, sample, answer.recorded)
+        return answer
+
+    async def _place(self, context: CallContext, tried: set[str]) -> tuple[Target, Replica, float]:
+        """The target and the replica of the next attempt. Nothing is awaited after the table was read."""
+        started = time.monotonic()
+        while True:
+            table = await self.routes.admit()
+            target = table.resolve(context.request.model)
+            replica = self.pool.choose(context.rollout_id, tried)
+            waited = time.monotonic() - started
+            if replica is not None:
+                return target, replica, waited
+            left = self._limits.hold_seconds - waited
+            if left <= 0:
+                raise Unavailable(f"No replica became healthy within {waited:.0f} s.", hint="retry later")
+            with self.routes.waiting():
+                await self.routes.changed(left)
+
+    def _may_retry(self, replica: Replica, fault: Fault) -> bool:
+        if isinstance(fault, ReplicaLost):
+            self.pool.eject(replica, str(fault), probe_now=False)
+            return True
+        if isinstance(fault, ReplicaFailed):
+            self.pool.eject(replica, str(fault), probe_now=True)
+        return self._budget.spend()
+
+    async def _pause(self, fault: Fault, number: int) -> None:
+        if isinstance(fault, VersionMismatch):
+            await self.routes.changed(self._limits.settle_seconds)
+        elif isinstance(fault, ReplicaBusy | ReplicaFailed):
+            spread = random.uniform(0.5, 1.0)  # noqa: S311 (jitter, not a secret)
+            await asyncio.sleep(_RETRY_PAUSE_SECONDS * 2**number * spread)

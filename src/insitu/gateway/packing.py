@@ -1,0 +1,177 @@
+"""How one ModelCall lies in a row: packed numbers, compressed JSON, and what it shares with a parent.
+
+A turn of an agent repeats everything before it. Within a rollout a call is therefore stored as *parent +
+suffix*: the prompt's tokens minus those of the parent's prompt and output when it extends them exactly, and
+the conversation minus the parent's messages. A long rollout then costs linear space. To recognise an
+extension only a digest of the parent is needed, so `Tail` stays small whatever the length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from insitu.types import ModelCall
+
+_COMPRESSION_LEVEL = (
+    1  # the writer shares two cores with the hot path; higher levels gain little on chat text
+)
+
+
+def pack_ids(values: Sequence[int]) -> bytes:
+    """int32, little-endian."""
+    return _little_endian(array("i", values)).tobytes()
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """float32, little-endian: the precision in which the engine computes logprobs."""
+    return _little_endian(array("f", values)).tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    return _unpack("i", data).tolist()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    return _unpack("f", data).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What must be known of a stored call to recognise one that extends it."""
+
+    id: str
+    num_tokens: int
+    tokens_digest: bytes
+    num_messages: int
+    messages_digest: bytes
+    tools_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The part of a call that its parent already holds."""
+
+    parent: str | None = None
+    num_tokens: int = 0
+    num_messages: int = 0
+    tools: bool = False
+
+
+def tail_of(call: ModelCall) -> Tail:
+    """The digests of a call after it has been stored."""
+    messages = call.messages or []
+    return Tail(
+        id=call.id,
+        num_tokens=len(call.prompt_ids) + len(call.output_ids),
+        tokens_digest=_digest(pack_ids(call.prompt_ids) + pack_ids(call.output_ids)),
+        num_messages=len(messages),
+        messages_digest=_digest(orjson.dumps(messages)),
+        tools_digest=_digest(orjson.dumps(call.tools)),
+    )
+
+
+def shared_with(call: ModelCall, tail: Tail) -> Shared:
+    """How much of `call` the call behind `tail` already holds."""
+    tokens = 0
+    if 0 < tail.num_tokens <= len(call.prompt_ids):
+        tokens = _same(pack_ids(call.prompt_ids[: tail.num_tokens]), tail.tokens_digest, tail.num_tokens)
+    messages = 0
+    if call.messages and 0 < tail.num_messages <= len(call.messages):
+        head = orjson.dumps(call.messages[: tail.num_messages])
+        messages = _same(head, tail.messages_digest, tail.num_messages)
+    if not tokens and not messages:
+        return Shared()
+    tools = call.tools is not None and _digest(orjson.dumps(call.tools)) == tail.tools_digest
+    return Shared(tail.id, tokens, messages, tools)
+
+
+def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
+    """The row of a call, without what `shared` says its parent holds."""
+    body = {
+        "messages": None if call.messages is None else call.messages[shared.num_messages :],
+        "tools": None if shared.tools else call.tools,
+        "answer": call.answer,
+        "sampling": call.sampling,
+        "timings": call.timings,
+    }
+    return {
+        "id": call.id,
+        "rollout_id": call.rollout_id,
+        "parent_id": shared.parent,
+        "shared_tokens": shared.num_tokens,
+        "shared_messages": shared.num_messages,
+        "shared_tools": shared.tools,
+        "model": call.model,
+        "run": call.run,
+        "policy_step": call.policy_step,
+        "policy_version": call.policy_version,
+        "finish_reason": call.finish_reason,
+        "constrained": call.constrained,
+        "source": call.source,
+        "started_at": call.started_at,
+        "prompt_ids": pack_ids(call.prompt_ids[shared.num_tokens :]),
+        "output_ids": pack_ids(call.output_ids),
+        "logprobs": pack_floats(call.logprobs),
+        "body": zlib.compress(orjson.dumps(body), _COMPRESSION_LEVEL),
+    }
+
+
+def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
+    """The call of a row; `parent` is needed when the row shares something."""
+    body = orjson.loads(zlib.decompress(row["body"]))
+    prompt_ids, messages, tools = unpack_ids(row["prompt_ids"]), body["messages"], body["tools"]
+    if parent is not None:
+        if row["shared_tokens"]:
+            prompt_ids = parent.prompt_ids + parent.output_ids + prompt_ids
+        if row["shared_messages"]:
+            messages = (parent.messages or [])[: row["shared_messages"]] + messages
+        if row["shared_tools"]:
+            tools = parent.tools
+    return ModelCall(
+        id=row["id"],
+        rollout_id=row["rollout_id"],
+        model=row["model"],
+        run=row["run"],
+        policy_step=row["policy_step"],
+        policy_version=row["policy_version"],
+        prompt_ids=prompt_ids,
+        output_ids=unpack_ids(row["output_ids"]),
+        logprobs=unpack_floats(row["logprobs"]),
+        finish_reason=row["finish_reason"],
+        constrained=bool(row["constrained"]),
+        messages=messages,
+        tools=tools,
+        answer=body["answer"],
+        sampling=body["sampling"],
+        timings=body["timings"],
+        started_at=row["started_at"],
+        source=row["source"],
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=20).digest()
+
+
+def _same(head: bytes, digest: bytes, count: int) -> int:
+    return count if _digest(head) == digest else 0
+
+
+def _little_endian(values: array[Any]) -> array[Any]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _unpack(kind: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(kind)
+    values.frombytes(data)
+    return _little_endian(values)

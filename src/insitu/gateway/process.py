@@ -1,0 +1,86 @@
+"""The gateway process: ``python -m insitu.gateway``. Keys come from the environment, never from arguments."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+from aiohttp import web
+
+from insitu.errors import InsituError
+from insitu.gateway.app import build_app
+from insitu.gateway.settings import DEFAULT_KEY, Settings, is_loopback
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line; control characters arrive escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def settings_from(arguments: list[str]) -> Settings:
+    """The settings of a command line and the environment."""
+    parser = argparse.ArgumentParser(prog="python -m insitu.gateway", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--records", required=True, help="SQLAlchemy URL of the record store")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--managed", action="store_true", help="a supervisor sends the routing table")
+    source.add_argument("--upstream", action="append", default=[], help="an engine's URL; repeatable")
+    given = parser.parse_args(arguments)
+    fallback = DEFAULT_KEY if is_loopback(given.host) else ""
+    return Settings(
+        records_url=given.records,
+        api_key=os.environ.get("INSITU_API_KEY") or fallback,
+        admin_key=os.environ.get("INSITU_ADMIN_KEY", ""),
+        host=given.host,
+        port=given.port,
+        upstreams=tuple(given.upstream),
+    )
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or Ctrl-C, then finish what is under way and write what was recorded."""
+    runner = web.AppRunner(
+        build_app(settings),
+        handler_cancellation=True,  # a client that leaves ends its generation
+        access_log=None,
+        shutdown_timeout=settings.limits.shutdown_seconds,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, backlog=2048).start()
+        logging.getLogger(__name__).info("listening on http://%s:%d", settings.host, settings.port)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; errors on purpose end it with their message and status 1."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    try:
+        asyncio.run(serve(settings_from(sys.argv[1:] if arguments is None else arguments)))
+    except InsituError as error:
+        raise SystemExit(f"error: {error}") from error

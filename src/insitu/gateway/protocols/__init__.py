@@ -1,0 +1,1 @@
+"""The client protocols: how each one is read, rendered, and answered."""

@@ -1,0 +1,152 @@
+"""What a client protocol must provide to the call pipeline."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from insitu.gateway.request import CallRequest
+from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.settings import Limits
+from insitu.gateway.upstream import Engine
+
+# Detokenising needs the last few prompt ids only; parsers need all of them.
+SEED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as the engine will see it."""
+
+    prompt_ids: list[int]
+    generate: dict[str, Any]
+    """The body of the generate request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one attempt works with."""
+
+    engine: Engine
+    engine_model: str
+    model_name: str
+    """The resolved name that the answer carries."""
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client and what is recorded of it."""
+
+    body: dict[str, Any]
+    recorded: dict[str, Any]
+
+
+class StreamText(Protocol):
+    """Turns verified tokens into the chunks of one streamed answer."""
+
+    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
+        """The client's chunk for one generate chunk; `finished` comes with the last one."""
+        ...
+
+    def recorded(self) -> dict[str, Any]:
+        """The whole answer, as it went out."""
+        ...
+
+    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+        """The chunk that carries the counts, for clients that asked for it."""
+        ...
+
+
+class CallProtocol(Protocol):
+    """One of OpenAI's completion protocols."""
+
+    def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest: ...
+
+    async def render(self, lane: Lane, request: CallRequest) -> Rendered: ...
+
+    async def answer(
+        self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
+    ) -> Answer: ...
+
+    def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> StreamText: ...
+
+
+def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) -> Rendered:
+    """The generate request of a render answer, with what the record needs."""
+    sampling = {**rendered["sampling_params"], "n": 1, "logprobs": request.num_logprobs or 0}
+    sampling.pop("prompt_logprobs", None)
+    # The engine leaves out values that equal its defaults; the record names them all.
+    for key in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"):
+        sampling.setdefault(key, request.body[key])
+    for key in ("repetition_penalty", "min_tokens", "ignore_eos"):
+        sampling.setdefault(key, request.body[key])
+    body = {
+        **rendered,
+        "request_id": lane.call_id,
+        "sampling_params": sampling,
+        "stream": request.stream,
+        "stream_options": {"include_usage": True} if request.stream else None,
+    }
+    return Rendered(rendered["token_ids"], body)
+
+
+def usage_of(num_prompt: int, num_output: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+    }
+
+
+def envelope(kind: str, lane: Lane, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The outer object of an answer or a chunk."""
+    return {
+        "id": lane.call_id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": lane.model_name,
+        "choices": choices,
+    }
+
+
+def tokens_only(choice: dict[str, Any], request: CallRequest) -> dict[str, Any]:
+    """A generated choice as derender takes it, without logprobs that the client did not ask for."""
+    return {
+        "index": 0,
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice.get("stop_reason"),
+        "token_ids": choice["token_ids"],
+        "logprobs": choice["logprobs"] if request.num_logprobs is not None else None,
+    }
+
+
+class StopTrimmer:
+    """Keeps a matched stop string out of the text: derender decodes all tokens, the stop's included.
+
+    While text streams, as much as could still become a stop string is held back.
+    """
+
+    def __init__(self, request: CallRequest) -> None:
+        self._keep = request.keeps_stop
+        self._from_start = not request.body["min_tokens"]
+        self._held = ""
+        self._reserve = max((len(stop) for stop in request.stops), default=1) - 1
+
+    def feed(self, text: str, finished: Sample | None) -> str:
+        """The text that may go out now."""
+        text = self._held + text
+        open_end = max(len(text) - self._reserve, 0)
+        cut = open_end if finished is None else self._end(text, finished.stop_reason)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def _end(self, text: str, stop: int | str | None) -> int:
+        if not isinstance(stop, str):
+            return len(text)
+        # Before `min_tokens` a stop string is ordinary text; only the last one ended the answer then.
+        at = text.find(stop) if self._from_start else text.rfind(stop)
+        if at < 0:
+            return len(text)
+        return at + len(stop) if self._keep else at

@@ -1,0 +1,217 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.base import (
+    SEED_TOKENS,
+    Answer,
+    Lane,
+    Rendered,
+    StopTrimmer,
+    envelope,
+    generate_body,
+    tokens_only,
+    usage_of,
+)
+from insitu.gateway.request import CallRequest, check_count, check_object, common_request
+from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.settings import Limits
+
+_RENDER, _DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+_FIELDS = frozenset(
+    {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
+    | {"top_logprobs", "max_completion_tokens"}
+)
+_TEXT_PARTS = frozenset({"text", "refusal"})
+
+
+class ChatProtocol:
+    """Messages in, an assistant message out."""
+
+    def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
+        """The checked request; InvalidRequest names what is refused and why."""
+        _check_messages(body.get("messages"))
+        if "chat_template" in check_object(body, "chat_template_kwargs"):
+            raise InvalidRequest("`chat_template` is refused: templates are the model's own.")
+        max_tokens = check_count(body, "max_completion_tokens", limits.max_output_tokens)
+        max_tokens = max_tokens or check_count(body, "max_tokens", limits.max_output_tokens)
+        top = body.get("top_logprobs") or 0
+        if not isinstance(top, int) or (top and not body.get("logprobs")):
+            raise InvalidRequest(f"`top_logprobs` is {top!r}; it needs `logprobs: true` and an integer.")
+        request = common_request(body, _FIELDS, top if body.get("logprobs") else None, limits)
+        for key in ("top_logprobs", "max_completion_tokens", "max_tokens"):
+            request.body.pop(key, None)
+        if max_tokens is not None:
+            request.body["max_completion_tokens"] = max_tokens
+        return request
+
+    async def render(self, lane: Lane, request: CallRequest) -> Rendered:
+        rendered = await lane.engine.post(_RENDER, {**request.body, "model": lane.engine_model})
+        return generate_body(lane, request, rendered)
+
+    async def answer(
+        self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
+    ) -> Answer:
+        """The chat completion of a verified sample."""
+        derender = await _derender_context(lane, request, rendered)
+        whole: dict[str, Any] = {"choices": [tokens_only(generated["choices"][0], request)]}
+        if lane.engine.has_parser:
+            whole["prompt_token_ids"] = rendered.prompt_ids
+        answer = await lane.engine.post(_DERENDER, {**derender, "generate_response": whole})
+        choice = answer["choices"][0]
+        message = _clean(choice["message"])
+        if isinstance(message.get("content"), str):
+            message["content"] = StopTrimmer(request).feed(message["content"], sample)
+        message.setdefault("content", None)
+        out: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "logprobs": _shown_logprobs(choice.get("logprobs"), request),
+            "finish_reason": _finish_reason(sample, message, request),
+        }
+        body = envelope("chat.completion", lane, [out])
+        body["usage"] = usage_of(len(rendered.prompt_ids), len(sample.output_ids))
+        if request.return_token_ids:
+            out["token_ids"], body["prompt_token_ids"] = sample.output_ids, rendered.prompt_ids
+        return Answer(body, message)
+
+    def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> ChatStream:
+        return ChatStream(lane, request, rendered)
+
+
+class ChatStream:
+    """The chunks of one streamed chat answer, and the message that they add up to."""
+
+    def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
+        self._lane, self._request, self._rendered = lane, request, rendered
+        self._trimmer = StopTrimmer(request)
+        self._state: dict[str, Any] | None = None
+        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        self._first = True
+
+    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
+        """The client's chunk for the tokens that arrived together."""
+        part = {
+            "finish_reason": generated.finish_reason if finished else None,
+            "stop_reason": generated.stop_reason,
+            "token_ids": generated.token_ids,
+            "logprobs": {"content": generated.logprob_entries},
+        }
+        answer = await self._lane.engine.post(
+            _DERENDER,
+            {
+                **await _derender_context(self._lane, self._request, self._rendered),
+                "stream": True,
+                "generate_chunk": {"choices": [tokens_only(part, self._request)]},
+                "stream_state": self._state,
+            },
+        )
+        self._state = answer["stream_state"]
+        choice = answer["chunk"]["choices"][0]
+        delta = _clean(choice["delta"])
+        delta["content"] = self._trimmer.feed(delta.get("content") or "", finished)
+        if self._first:
+            delta = {"role": "assistant", **delta}
+        elif not delta["content"]:
+            del delta["content"]
+        _add_delta(self._message, delta)
+        out: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+        out["logprobs"] = _shown_logprobs(choice.get("logprobs"), self._request)
+        if finished is not None:
+            out["finish_reason"] = _finish_reason(finished, self._message, self._request)
+        body = envelope("chat.completion.chunk", self._lane, [out])
+        if self._request.return_token_ids:
+            out["token_ids"] = generated.token_ids
+            if self._first:
+                body["prompt_token_ids"] = self._rendered.prompt_ids
+        self._first = False
+        return body
+
+    def recorded(self) -> dict[str, Any]:
+        return self._message
+
+    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+        return {**envelope("chat.completion.chunk", self._lane, []), "usage": usage}
+
+
+async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
+    """What derender must know of the request: everything for an engine with parsers, else little."""
+    engine = lane.engine
+    if engine.has_parser is None:
+        engine.has_parser = await _learn_parser(lane)
+    context: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": len(rendered.prompt_ids)}
+    if engine.has_parser:
+        context["prompt_token_ids"] = rendered.prompt_ids
+        context["chat_request"] = {**request.body, "model": lane.engine_model}
+        return context
+    context["prompt_token_ids"] = rendered.prompt_ids[-SEED_TOKENS:]
+    decoding = {key: request.body[key] for key in ("skip_special_tokens", "spaces_between_special_tokens")}
+    if not all(decoding.values()):
+        context["chat_request"] = {"messages": [], **decoding}
+    return context
+
+
+async def _learn_parser(lane: Lane) -> bool:
+    """An engine with a tool or reasoning parser refuses to derender without the chat request."""
+    probe: dict[str, Any] = {"model": lane.engine_model, "stream": True, "generate_chunk": {"choices": []}}
+    try:
+        await lane.engine.post(_DERENDER, probe)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("`messages` must be a list with at least one message.")
+    for message in cast("list[object]", messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnknownMemberType]
+            raise InvalidRequest("Each message must be an object with a `role`.")
+        content: object = cast("dict[str, object]", message).get("content")
+        for part in cast("list[object]", content) if isinstance(content, list) else []:
+            kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+            if kind not in _TEXT_PARTS:
+                raise InvalidRequest(f"Content parts of type {kind!r} are refused; only text is served.")
+
+
+def _clean(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without the engine's empty fields."""
+    return {key: value for key, value in message.items() if value not in (None, [])}
+
+
+def _finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest) -> str:
+    # As OpenAI does: a call that the model chose is `tool_calls`, one that the client named is `stop`.
+    named = isinstance(request.body.get("tool_choice"), dict)
+    return "tool_calls" if message.get("tool_calls") and not named else sample.finish_reason
+
+
+def _shown_logprobs(logprobs: dict[str, Any] | None, request: CallRequest) -> dict[str, Any] | None:
+    if logprobs is None or request.num_logprobs is None:
+        return None
+    if request.num_logprobs == 0:
+        for entry in logprobs["content"]:
+            entry["top_logprobs"] = []  # the engine always lists the sampled token itself
+    return logprobs
+
+
+def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Add one delta to the message as clients do."""
+    for key, value in delta.items():
+        if key == "tool_calls":
+            _add_tool_calls(message.setdefault("tool_calls", []), value)
+        elif key != "role" and isinstance(value, str):
+            message[key] = (message.get(key) or "") + value
+
+
+def _add_tool_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
+    for delta in deltas:
+        index = int(delta["index"])
+        while len(calls) <= index:
+            calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        call, function = calls[index], cast("dict[str, str]", delta.get("function") or {})
+        call["id"] = delta.get("id") or call["id"]
+        call["function"]["name"] = function.get("name") or call["function"]["name"]
+        call["function"]["arguments"] += function.get("arguments") or ""

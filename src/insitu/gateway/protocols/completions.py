@@ -1,0 +1,150 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.base import (
+    SEED_TOKENS,
+    Answer,
+    Lane,
+    Rendered,
+    StopTrimmer,
+    envelope,
+    generate_body,
+    tokens_only,
+    usage_of,
+)
+from insitu.gateway.request import CallRequest, check_count, common_request
+from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.settings import Limits
+
+_RENDER, _DERENDER = "/v1/completions/render", "/v1/completions/derender"
+_FIELDS = frozenset({"prompt", "add_special_tokens", "echo", "best_of", "suffix"})
+_DEFAULT_MAX_TOKENS = 16  # of OpenAI's completions
+
+
+class CompletionsProtocol:
+    """A prompt, as text or as token ids, in; its continuation out."""
+
+    def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
+        """The checked request; InvalidRequest names what is refused and why."""
+        for key, neutral in (("echo", (None, False)), ("suffix", (None, "")), ("best_of", (None, 1))):
+            if body.get(key) not in neutral:
+                raise InvalidRequest(f"`{key}` is not supported by this gateway.")
+        max_tokens = check_count(body, "max_tokens", limits.max_output_tokens) or _DEFAULT_MAX_TOKENS
+        logprobs = body.get("logprobs")
+        if logprobs is not None and (not isinstance(logprobs, int) or isinstance(logprobs, bool)):
+            raise InvalidRequest(f"`logprobs` is {logprobs!r}; completions take an integer.")
+        request = common_request(body, _FIELDS, logprobs, limits)
+        for key in ("echo", "suffix", "best_of"):
+            request.body.pop(key, None)
+        request.body.update(prompt=_one_prompt(body.get("prompt")), max_tokens=max_tokens)
+        return request
+
+    async def render(self, lane: Lane, request: CallRequest) -> Rendered:
+        rendered = await lane.engine.post(_RENDER, {**request.body, "model": lane.engine_model})
+        return generate_body(lane, request, rendered[0])
+
+    async def answer(
+        self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
+    ) -> Answer:
+        """The completion of a verified sample."""
+        answer = await lane.engine.post(
+            _DERENDER,
+            {
+                "model": lane.engine_model,
+                "generate_responses": [{"choices": [tokens_only(generated["choices"][0], request)]}],
+                "prompt_tokens": [len(rendered.prompt_ids)],
+                "prompt_token_ids": [rendered.prompt_ids[-SEED_TOKENS:]],
+                **_decoding(request),
+            },
+        )
+        choice = answer["choices"][0]
+        text = StopTrimmer(request).feed(choice["text"], sample)
+        out: dict[str, Any] = {
+            "index": 0,
+            "text": text,
+            "logprobs": choice.get("logprobs"),
+            "finish_reason": sample.finish_reason,
+        }
+        body = envelope("text_completion", lane, [out])
+        body["usage"] = usage_of(len(rendered.prompt_ids), len(sample.output_ids))
+        if request.return_token_ids:
+            out["token_ids"], out["prompt_token_ids"] = sample.output_ids, rendered.prompt_ids
+        return Answer(body, {"text": text})
+
+    def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> CompletionsStream:
+        return CompletionsStream(lane, request, rendered)
+
+
+class CompletionsStream:
+    """The chunks of one streamed completion, and the text that they add up to."""
+
+    def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
+        self._lane, self._request, self._rendered = lane, request, rendered
+        self._trimmer = StopTrimmer(request)
+        self._state: dict[str, Any] | None = None
+        self._text = ""
+
+    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
+        """The client's chunk for the tokens that arrived together."""
+        part = {
+            "finish_reason": generated.finish_reason if finished else None,
+            "stop_reason": generated.stop_reason,
+            "token_ids": generated.token_ids,
+            "logprobs": {"content": generated.logprob_entries},
+        }
+        answer = await self._lane.engine.post(
+            _DERENDER,
+            {
+                "model": self._lane.engine_model,
+                "stream": True,
+                "generate_chunk": {"choices": [tokens_only(part, self._request)]},
+                "stream_state": self._state,
+                "prompt_tokens": len(self._rendered.prompt_ids),
+                "prompt_token_ids": self._rendered.prompt_ids[-SEED_TOKENS:],
+                **_decoding(self._request),
+            },
+        )
+        self._state = answer["stream_state"]
+        choice = answer["chunk"]["choices"][0]
+        text = self._trimmer.feed(choice["text"], finished)
+        self._text += text
+        out: dict[str, Any] = {
+            "index": 0,
+            "text": text,
+            "logprobs": choice.get("logprobs"),
+            "finish_reason": finished.finish_reason if finished else None,
+        }
+        if self._request.return_token_ids:
+            out["token_ids"] = generated.token_ids
+        return envelope("text_completion", self._lane, [out])
+
+    def recorded(self) -> dict[str, Any]:
+        return {"text": self._text}
+
+    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+        return {**envelope("text_completion", self._lane, []), "usage": usage}
+
+
+def _one_prompt(prompt: object) -> str | list[int]:
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt:
+        items = cast("list[object]", prompt)
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            return cast("list[int]", items)
+        if len(items) == 1:
+            return _one_prompt(items[0])
+    raise InvalidRequest(
+        "`prompt` must be one text or one list of token ids.", hint="send one call per prompt"
+    )
+
+
+def _decoding(request: CallRequest) -> dict[str, Any]:
+    """The completion request that derender needs when special tokens are to be shown."""
+    keys = ("skip_special_tokens", "spaces_between_special_tokens")
+    decoding = {key: request.body[key] for key in keys}
+    return {} if all(decoding.values()) else {"completion_request": decoding}

@@ -1,0 +1,116 @@
+"""The recorder: a bounded queue and one writer thread that commits calls in groups, off the hot path.
+
+    handlers ── submit ──► queue ──► writer thread ── append(batch) ──► RecordStore (durable)
+
+Whatever arrived during one commit forms the next batch, so the batch grows with the load by itself. When
+the store cannot be written (disk full), the batch is kept and tried again; meanwhile `refusal` gives the
+reason, and the gateway takes no new calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from insitu.errors import DeadlineExceeded, InsituError
+from insitu.gateway.records import RecordStore
+from insitu.types import ModelCall
+
+_log = logging.getLogger(__name__)
+_MAX_BATCH = 256
+_RETRY_SECONDS = 1.0
+
+
+class Recorder:
+    """Writes submitted calls to a store in the background."""
+
+    def __init__(self, store: RecordStore, *, max_backlog: int) -> None:
+        self.num_recorded = 0
+        self._store = store
+        self._max_backlog = max_backlog
+        self._queue: list[ModelCall] = []
+        self._writing = 0
+        self._error: str | None = None
+        self._closing = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Calls submitted and not yet durable."""
+        return len(self._queue) + self._writing
+
+    def refusal(self) -> str | None:
+        """Why no new call should be taken now, or None."""
+        if self._error is not None:
+            return f"calls cannot be recorded: {self._error}"
+        if self.backlog >= self._max_backlog:
+            return f"{self.backlog} recorded calls wait to be written"
+        return None
+
+    def submit(self, call: ModelCall) -> None:
+        """Queue a finished call. Never refuses one: `refusal` is asked before a call starts."""
+        with self._wake:
+            if self._closing:
+                raise InsituError(
+                    f"Call {call.id} finished after the recorder was closed; it is not recorded."
+                )
+            self._queue.append(call)
+            self._wake.notify_all()
+
+    def flush(self, deadline_seconds: float) -> None:
+        """Return when everything submitted before is durable."""
+        with self._wake:
+            if not self._wake.wait_for(lambda: self.backlog == 0, deadline_seconds):
+                raise DeadlineExceeded(
+                    f"{self.backlog} calls were not written within {deadline_seconds:.0f} s: "
+                    f"{self._error or 'the store is slow'}"
+                )
+
+    def close(self, deadline_seconds: float) -> None:
+        """Flush, then stop the writer."""
+        try:
+            self.flush(deadline_seconds)
+        finally:
+            with self._wake:
+                self._closing = True
+                self._wake.notify_all()
+            self._thread.join(_RETRY_SECONDS + 1)
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            try:
+                self._write(batch)
+            except Exception as error:
+                self._error = f"{type(error).__name__}: {error}; restart the gateway"
+                _log.exception("the recorder stopped with %d calls unwritten", self.backlog)
+                raise
+
+    def _next_batch(self) -> list[ModelCall]:
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._closing)
+            batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
+            self._writing = len(batch)
+            return batch
+
+    def _write(self, batch: list[ModelCall]) -> None:
+        while True:
+            try:
+                self._store.append(batch)
+            except (SQLAlchemyError, OSError) as error:
+                self._error = f"{type(error).__name__}: {error}".splitlines()[0]
+                _log.error("cannot write %d calls, trying again: %s", len(batch), self._error)
+                if self._closing:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+                continue
+            with self._wake:
+                self._error = None
+                self.num_recorded += len(batch)
+                self._writing = 0
+                self._wake.notify_all()
+            return

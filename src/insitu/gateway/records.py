@@ -1,0 +1,176 @@
+"""The record store: every model call, durable when `append` returns.
+
+SQLAlchemy Core on SQLite (WAL, synchronous=FULL) or PostgreSQL. Several processes open the same file: the
+gateway appends, the API appends inline calls and checks references, the supervisor reads what it trains on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from insitu.errors import NotFound
+from insitu.gateway.packing import Shared, Tail, pack_call, shared_with, tail_of, unpack_call
+from insitu.types import ModelCall
+
+BUSY_TIMEOUT_SECONDS = 30
+_TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
+_MAX_ROLLOUTS_WITH_TAILS = 50_000
+_IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
+_LISTED_WHEN_MISSING = 20
+
+_metadata = sa.MetaData()
+_calls = sa.Table(
+    "calls",
+    _metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("rollout_id", sa.Text, index=True),
+    sa.Column("parent_id", sa.Text),
+    sa.Column("shared_tokens", sa.Integer, nullable=False),
+    sa.Column("shared_messages", sa.Integer, nullable=False),
+    sa.Column("shared_tools", sa.Boolean, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("run", sa.Text),
+    sa.Column("policy_step", sa.Integer, nullable=False),
+    sa.Column("policy_version", sa.Text, nullable=False),
+    sa.Column("finish_reason", sa.Text, nullable=False),
+    sa.Column("constrained", sa.Boolean, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("prompt_ids", sa.LargeBinary, nullable=False),
+    sa.Column("output_ids", sa.LargeBinary, nullable=False),
+    sa.Column("logprobs", sa.LargeBinary, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+
+class RecordStore:
+    """All recorded calls of one backend. Safe to use from several threads and processes."""
+
+    def __init__(self, url: str) -> None:
+        """Open (and create when missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _configure_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        self._writes = self._engine.execution_options(insitu_write=True)
+        self._tails: OrderedDict[str, list[Tail]] = OrderedDict()
+        self._append_lock = threading.Lock()
+        with self._writes.begin() as connection:
+            _metadata.create_all(connection)
+
+    def append(self, calls: Sequence[ModelCall]) -> None:
+        """Store calls; they are durable on return. An id that is stored already keeps its first content."""
+        try:
+            with self._append_lock, self._writes.begin() as connection:
+                known = _existing(connection, [call.id for call in calls])
+                rows: list[dict[str, Any]] = []
+                for call in calls:
+                    if call.id not in known:
+                        known.add(call.id)
+                        rows.append(self._pack(call))
+                if rows:
+                    connection.execute(sa.insert(_calls), rows)
+        except BaseException:
+            self._tails.clear()  # they may name calls that were rolled back; the next ones are stored whole
+            raise
+
+    def get(self, ids: Sequence[str]) -> list[ModelCall]:
+        """The calls with these ids, in this order; NotFound lists the missing ones."""
+        found: dict[str, ModelCall] = {}
+        with self._engine.begin() as connection:
+            for part in _batches(list(dict.fromkeys(ids))):
+                found.update(_unpack_all(connection.execute(_with_ancestors(part)).mappings(), set(part)))
+        missing = [call_id for call_id in ids if call_id not in found]
+        if missing:
+            listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
+            raise NotFound(
+                f"{len(missing)} recorded calls do not exist: {listed}{' …' if len(missing) > 20 else ''}",
+                hint="name calls by the `x-insitu-call-id` header of this backend's gateway",
+            )
+        return [found[call_id] for call_id in ids]
+
+    def by_rollout(self, rollout_id: str) -> list[ModelCall]:
+        """The calls of a rollout in the order in which they were recorded."""
+        query = sa.select(_calls).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
+        with self._engine.begin() as connection:
+            return list(_unpack_all(connection.execute(query).mappings(), None).values())
+
+    def exists(self, ids: Sequence[str]) -> set[str]:
+        """Those of `ids` that are stored."""
+        with self._engine.begin() as connection:
+            return _existing(connection, ids)
+
+    def count(self) -> int:
+        """How many calls are stored."""
+        with self._engine.begin() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(_calls)).scalar_one()
+
+    def close(self) -> None:
+        """Close all connections of this process."""
+        self._engine.dispose()
+
+    def _pack(self, call: ModelCall) -> dict[str, Any]:
+        if call.rollout_id is None:
+            return pack_call(call, Shared())
+        tails = self._tails.setdefault(call.rollout_id, [])
+        self._tails.move_to_end(call.rollout_id)
+        options = [shared_with(call, tail) for tail in tails]
+        shared = max(options, key=lambda s: (s.num_tokens, s.num_messages), default=Shared())
+        # The conversation that was extended is replaced by its continuation, others stay open.
+        kept = [tail for tail in tails if tail.id != shared.parent]
+        self._tails[call.rollout_id] = [*kept[1 - _TAILS_PER_ROLLOUT :], tail_of(call)]
+        while len(self._tails) > _MAX_ROLLOUTS_WITH_TAILS:
+            self._tails.popitem(last=False)
+        return pack_call(call, shared)
+
+
+def _configure_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says, not at the first write
+    for pragma in (
+        f"busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}",
+        "journal_mode=WAL",
+        "synchronous=FULL",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A writer takes the lock at once: upgrading a read transaction fails at once instead of waiting.
+    write = connection.get_execution_options().get("insitu_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]
+
+
+def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
+    known: set[str] = set()
+    for part in _batches(ids):
+        known.update(connection.execute(sa.select(_calls.c.id).where(_calls.c.id.in_(part))).scalars())
+    return known
+
+
+def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
+    """The rows of `ids` and of every parent they are stored against, parents first."""
+    first = sa.select(_calls.c.id, _calls.c.parent_id).where(_calls.c.id.in_(ids))
+    chain = first.cte("chain", recursive=True)
+    parent = _calls.alias()
+    chain = chain.union(sa.select(parent.c.id, parent.c.parent_id).where(parent.c.id == chain.c.parent_id))
+    return sa.select(_calls).where(_calls.c.id.in_(sa.select(chain.c.id))).order_by(_calls.c.seq)
+
+
+def _unpack_all(rows: Any, wanted: set[str] | None) -> dict[str, ModelCall]:
+    """Calls by id from rows in `seq` order; parents come before their children by construction."""
+    calls: dict[str, ModelCall] = {}
+    for row in rows:
+        calls[row["id"]] = unpack_call(dict(row), calls.get(row["parent_id"]))
+    return calls if wanted is None else {call_id: calls[call_id] for call_id in wanted & calls.keys()}

@@ -1,0 +1,146 @@
+"""The replicas: which one takes a call, which are out, and how they come back.
+
+call ── choose ──► replica ── fault ──► ejected ── probe ok ──► back (waiting calls are woken)
+                      ▲                                │
+      watch: every replica is probed on a clock; one that hangs twice is ejected and its calls freed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Collection, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from insitu.gateway.settings import Limits
+from insitu.gateway.upstream import Engine
+
+_log = logging.getLogger(__name__)
+_FIRST_BACKOFF_SECONDS = 0.25
+_MAX_BACKOFF_SECONDS = 5.0
+_STRIKES_WHEN_HANGING = 2
+
+
+class Replica:
+    """One engine and what the gateway knows about it."""
+
+    def __init__(self, replica_id: str, url: str, limits: Limits) -> None:
+        self.id = replica_id
+        self.url = url
+        self.engine = Engine(url, limits)
+        self.healthy = True
+        self.in_flight = 0
+        self.strikes = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @contextmanager
+    def leased(self) -> Generator[None]:
+        """Count a call that this replica works on."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    def affinity(self, rollout_id: str) -> bytes:
+        """Rendezvous weight: each rollout prefers one replica, and only its calls move when that one goes."""
+        return hashlib.blake2b(f"{rollout_id}\0{self.id}".encode(), digest_size=8).digest()
+
+
+class ReplicaPool:
+    """All replicas of the current table."""
+
+    def __init__(self, limits: Limits, on_change: Callable[[], None]) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self._limits = limits
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to watch for replicas that hang."""
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.engine.close() for replica in self.replicas.values()))
+
+    def sync(self, wanted: dict[str, str]) -> None:
+        """Follow the table: a replica at a new address is a new one. Calls on removed ones may finish."""
+        for replica_id, replica in list(self.replicas.items()):
+            if wanted.get(replica_id) != replica.url:
+                del self.replicas[replica_id]
+                self._spawn(self._retire(replica))
+        for replica_id, url in wanted.items():
+            if replica_id not in self.replicas:
+                self.replicas[replica_id] = Replica(replica_id, url, self._limits)
+
+    def choose(self, rollout_id: str | None, tried: Collection[str] = ()) -> Replica | None:
+        """The replica for a call, None when all are out. Those in `tried` only when no other is left."""
+        healthy = [replica for replica in self.replicas.values() if replica.healthy]
+        fresh = [replica for replica in healthy if replica.id not in tried] or healthy
+        if rollout_id is not None:
+            return max(fresh, key=lambda replica: replica.affinity(rollout_id), default=None)
+        return min(fresh, key=lambda replica: replica.in_flight, default=None)
+
+    def eject(self, replica: Replica, reason: str, *, probe_now: bool) -> None:
+        """Take a replica out until a probe succeeds; `probe_now` when it may well be fine."""
+        if replica.healthy and self._is_current(replica):
+            _log.warning("replica %s ejected: %s", replica.id, reason)
+            replica.healthy = False
+            self._spawn(self._recover(replica, 0.0 if probe_now else _FIRST_BACKOFF_SECONDS))
+
+    async def _recover(self, replica: Replica, delay: float) -> None:
+        while self._is_current(replica):
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
+            if await replica.engine.healthy():
+                replica.healthy, replica.strikes = True, 0
+                _log.info("replica %s is back", replica.id)
+                self._on_change()
+                return
+            delay = min(max(delay * 2, _FIRST_BACKOFF_SECONDS), _MAX_BACKOFF_SECONDS)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.probe_interval_seconds)
+            await asyncio.gather(*(self._check(r) for r in list(self.replicas.values()) if r.healthy))
+
+    async def _check(self, replica: Replica) -> None:
+        if await replica.engine.healthy():
+            replica.strikes = 0
+            return
+        replica.strikes += 1
+        if replica.strikes >= _STRIKES_WHEN_HANGING and self._is_current(replica) and replica.healthy:
+            hung, replica.engine = replica.engine, Engine(replica.url, self._limits)
+            self.eject(replica, "it does not answer its health check", probe_now=False)
+            await hung.close()  # the calls that wait for it fail now and go elsewhere
+
+    async def _retire(self, replica: Replica) -> None:
+        """Let calls of a removed replica finish within their limit, then close its connections."""
+        try:
+            await asyncio.wait_for(replica.idle.wait(), self._limits.generate_seconds)
+        except TimeoutError:
+            _log.warning("replica %s was removed %d calls early", replica.id, replica.in_flight)
+        await replica.engine.close()
+
+    def _is_current(self, replica: Replica) -> bool:
+        return self.replicas.get(replica.id) is replica
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a replica task failed", exc_info=error)

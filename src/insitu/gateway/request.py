@@ -1,0 +1,146 @@
+"""A client's request, checked against an allow-list: what is not understood is refused, never ignored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+from insitu.errors import InvalidRequest, TooLarge
+from insitu.gateway.settings import Limits
+
+# Sent with every call, so that no default of the engine or of the model's files decides.
+NEUTRAL_SAMPLING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop": [],
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+SAMPLING_FIELDS = frozenset(NEUTRAL_SAMPLING) | {
+    "seed",
+    "max_tokens",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "response_format",
+}
+# Handled here, or bookkeeping of OpenAI's own service without any effect on an answer.
+HANDLED_FIELDS = frozenset({"model", "n", "stream", "stream_options", "logprobs", "return_token_ids"})
+BOOKKEEPING_FIELDS = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+MASKING_FIELDS = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
+"""Sampling parameters that mask or shift the distribution: the raw logprobs are then not the sampler's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One call as the client asked for it."""
+
+    model: str
+    body: dict[str, Any]
+    """The request for the engine's render: prompt and sampling, every parameter explicit."""
+    stream: bool
+    include_usage: bool
+    num_logprobs: int | None
+    """Alternatives per token that the client wants to see; None when it did not ask for logprobs."""
+    return_token_ids: bool
+    stops: list[str] = field(default_factory=list[str])
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.body["include_stop_str_in_output"])
+
+
+def load_body(data: bytes, limits: Limits) -> dict[str, Any]:
+    """The JSON object of a request body."""
+    if len(data) > limits.max_body_bytes:
+        raise TooLarge(f"The body has {len(data)} bytes; the limit is {limits.max_body_bytes}.")
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body is not a JSON object.")
+    if _depth(cast("object", body), limits.max_json_depth) > limits.max_json_depth:
+        raise InvalidRequest(f"The body is nested deeper than {limits.max_json_depth} levels.")
+    return cast("dict[str, Any]", body)
+
+
+def common_request(
+    body: dict[str, Any], own_fields: frozenset[str], num_logprobs: int | None, limits: Limits
+) -> CallRequest:
+    """What chat and plain completions have in common. `own_fields` are the protocol's own allowed keys."""
+    unknown = sorted(body.keys() - own_fields - SAMPLING_FIELDS - HANDLED_FIELDS - BOOKKEEPING_FIELDS)
+    if unknown:
+        raise InvalidRequest(f"Not supported by this gateway: {', '.join(f'`{key}`' for key in unknown)}.")
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise InvalidRequest("`model` is missing.", hint="GET /v1/models lists what is served")
+    if body.get("n") not in (None, 1):
+        raise InvalidRequest(f"`n` is {body['n']!r}; one answer per call is supported.", hint="send n calls")
+    if num_logprobs is not None and not 0 <= num_logprobs <= limits.max_top_logprobs:
+        raise InvalidRequest(
+            f"{num_logprobs} logprobs per token asked for; the limit is {limits.max_top_logprobs}."
+        )
+    given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
+    given["stop"] = stops = _stops(given.get("stop", []))
+    options = check_object(body, "stream_options")
+    return CallRequest(
+        model=body["model"],
+        body={**NEUTRAL_SAMPLING, **given},
+        stream=bool(body.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        num_logprobs=num_logprobs,
+        return_token_ids=bool(body.get("return_token_ids")),
+        stops=stops,
+    )
+
+
+def check_object(body: dict[str, Any], key: str) -> dict[str, Any]:
+    """An optional object of the body; empty when it is missing."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise InvalidRequest(f"`{key}` must be an object.")
+    return cast("dict[str, Any]", value or {})
+
+
+def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
+    """An optional positive integer of the body, within its limit."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+        raise InvalidRequest(f"`{key}` is {value!r}; it must be an integer from 1 to {limit}.")
+    return value
+
+
+def _stops(stop: object) -> list[str]:
+    stops = cast("list[object]", stop if isinstance(stop, list) else [stop])
+    if not all(isinstance(item, str) and item for item in stops):
+        raise InvalidRequest("`stop` must be a text or a list of texts.")
+    return cast("list[str]", stops)
+
+
+def _depth(root: object, limit: int) -> int:
+    """How deep a JSON value is nested; stops counting just beyond the limit."""
+    level, depth = [root], 0
+    while level and depth <= limit:
+        children: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                children.extend(cast("dict[str, object]", value).values())
+            elif isinstance(value, list):
+                children.extend(cast("list[object]", value))
+        level, depth = children, depth + 1
+    return depth

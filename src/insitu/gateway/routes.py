@@ -1,0 +1,195 @@
+"""Who serves what, and when calls may go: the routing table, the hold, and the calls under way.
+
+The supervisor replaces the table whole (`PUT /control/routes`). A call passes `admit`, which waits while
+the table holds calls, and is resolved against the table that is current when it leaves, so an alias names
+the newest policy at that moment. `leased` counts the resolved version until the call has been recorded:
+the supervisor reads zero there before it retires weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from insitu.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from insitu.types import parse_policy, policy_name
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One policy version as an engine serves it."""
+
+    name: str
+    """The full name a client could use: `<run>@<step>` or the base model's name."""
+    run: str | None
+    step: int
+    engine_model: str
+    version: str | None
+    """What the engine must report; None in front of a foreign engine: whatever it reports is recorded."""
+    is_adapter: bool = False
+    """An adapter is served under its version's own name; full weights under the base's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    reason: str
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One state of the world, complete."""
+
+    epoch: int
+    hold: Hold | None
+    replicas: dict[str, str]
+    base: Target | None
+    base_refusal: str | None
+    runs: dict[str, dict[int, Target]]
+    latest: dict[str, int]
+    extra: dict[str, Target] = field(default_factory=dict[str, Target])
+    """Further models of a foreign engine, by name."""
+
+    def resolve(self, model: str) -> Target:
+        """The version that `model` names now; NotFound says what is served instead."""
+        run, step = parse_policy(model)
+        if run in self.runs:
+            wanted = self.latest[run] if step is None else step
+            if wanted in self.runs[run]:
+                return self.runs[run][wanted]
+            served = ", ".join(policy_name(run, s) for s in sorted(self.runs[run])) or "none"
+            raise NotFound(f"Step {wanted} of run `{run}` is not served.", hint=f"served steps: {served}")
+        if model in self.extra:
+            return self.extra[model]
+        if self.base is not None and model == self.base.name:
+            if self.base_refusal:
+                raise NotFound(
+                    f"The base model `{model}` is not served now: {self.base_refusal}", hint=self._offer()
+                )
+            return self.base
+        raise NotFound(f"Model `{model}` is not served here.", hint=self._offer())
+
+    def names(self) -> list[str]:
+        """Every name a client may use now."""
+        base = [self.base.name] if self.base is not None and not self.base_refusal else []
+        versions = [policy_name(run, step) for run, steps in self.runs.items() for step in sorted(steps)]
+        return base + list(self.extra) + list(self.runs) + versions
+
+    def _offer(self) -> str:
+        return "served: " + (", ".join(self.names()) or "nothing yet")
+
+
+def parse_table(body: object) -> Table:
+    """The table of a `PUT /control/routes` body; InvalidRequest names what is wrong."""
+    try:
+        return _parse_table(cast("dict[str, Any]", body))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"Not a routing table: {type(error).__name__}: {error}") from error
+
+
+def _parse_table(body: dict[str, Any]) -> Table:
+    hold, base = body["hold"], body["base"]
+    runs = cast("dict[str, dict[str, Any]]", body["runs"])
+    return Table(
+        epoch=int(body["epoch"]),
+        hold=None if hold is None else Hold(str(hold["reason"]), float(hold["deadline_seconds"])),
+        replicas={str(r["id"]): str(r["url"]).rstrip("/") for r in body["replicas"]},
+        base=None if base is None else _target(base, str(base["name"]), None, 0),
+        base_refusal=None if base is None else base.get("refusal"),
+        runs={
+            run: {
+                int(s): _target(t, policy_name(run, int(s)), run, int(s)) for s, t in spec["served"].items()
+            }
+            for run, spec in runs.items()
+        },
+        latest={run: int(spec["latest"]) for run, spec in runs.items()},
+    )
+
+
+def _target(body: dict[str, Any], name: str, run: str | None, step: int) -> Target:
+    engine_model, version = str(body["engine_model"]), str(body["version"])
+    return Target(name, run, step, engine_model, version, run is not None and engine_model == version)
+
+
+class Routes:
+    """The current table, the calls it holds, and the versions that calls under way are using."""
+
+    def __init__(self, *, max_held: int, default_hold_seconds: float) -> None:
+        self.table: Table | None = None
+        self.in_flight: Counter[str] = Counter()
+        self.held = 0
+        self._max_held = max_held
+        self._default_hold_seconds = default_hold_seconds
+        self._changed = asyncio.Event()
+
+    def replace(self, table: Table) -> None:
+        """Install a newer table (the same epoch may be sent again) and wake whoever waits."""
+        if self.table is not None and table.epoch < self.table.epoch:
+            raise Conflict(
+                f"Routing table of epoch {table.epoch} is older than the current {self.table.epoch}."
+            )
+        self.table = table
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every waiting call look again: the table or the health of a replica changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, seconds: float) -> bool:
+        """Wait for the next change, at most `seconds`; False when none came."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def admit(self) -> Table:
+        """The table to use, after any hold. Overloaded when too many wait, Unavailable at the deadline."""
+        if (table := self._open_table()) is not None:
+            return table
+        with self.waiting():
+            started = time.monotonic()
+            while (table := self._open_table()) is None:
+                reason, allowed = self._hold_terms()
+                left = started + allowed - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(f"Held for {allowed:.0f} s: {reason}.", hint="retry later")
+                await self.changed(left)
+        return table
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Count a call as held; refuse it when too many are."""
+        if self.held >= self._max_held:
+            raise Overloaded(f"{self.held} calls are held already (the limit).", hint="retry later")
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
+
+    @contextmanager
+    def leased(self, target: Target) -> Generator[None]:
+        """Count a call on its version from here to the end of its record."""
+        key = target.version or target.name
+        self.in_flight[key] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[key] -= 1
+            if not self.in_flight[key]:
+                del self.in_flight[key]
+
+    def _open_table(self) -> Table | None:
+        return self.table if self.table is not None and self.table.hold is None else None
+
+    def _hold_terms(self) -> tuple[str, float]:
+        if self.table is None or self.table.hold is None:
+            return "no routing table has arrived yet", self._default_hold_seconds
+        return self.table.hold.reason, self.table.hold.deadline_seconds

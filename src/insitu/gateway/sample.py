@@ -1,0 +1,118 @@
+"""What the engine sampled, checked: complete ids and logprobs, or an error. Never a doubtful record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from insitu.errors import UpstreamError
+from insitu.gateway.faults import ReplicaFailed, VersionMismatch
+from insitu.gateway.routes import Target
+
+_MISSING_LOGPROB = -9999.0  # what vLLM writes where it has no logprob
+_MAX_TOKEN_ID = 2**31 - 1
+_COMPLETE = ("stop", "length")
+
+
+@dataclass(slots=True)
+class Generated:
+    """A generation as it arrives: whole, or chunk by chunk."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprob_entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[dict[str, Any]] | None = None
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+
+    def add(self, answer: dict[str, Any]) -> None:
+        """Take in a generate answer or one chunk of it."""
+        self.usage = answer.get("usage") or self.usage
+        self.model = answer.get("model") or self.model
+        for choice in answer["choices"]:
+            self.token_ids += choice["token_ids"] or []
+            if choice["logprobs"]:
+                self.logprob_entries += choice["logprobs"]["content"] or []
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            self.stop_reason = choice.get("stop_reason") if self.stop_reason is None else self.stop_reason
+            self.weight_versions = choice.get("weight_versions") or self.weight_versions
+
+    def after(self, num_tokens: int) -> Generated:
+        """What came after the first `num_tokens` tokens."""
+        return Generated(
+            token_ids=self.token_ids[num_tokens:],
+            logprob_entries=self.logprob_entries[num_tokens:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A verified generation."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    stop_reason: int | str | None
+    version: str
+
+
+def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Sample:
+    """The sample, or why it cannot be recorded."""
+    if generated.finish_reason not in _COMPLETE:
+        raise ReplicaFailed(f"the generation ended with `{generated.finish_reason}`, not with an answer")
+    version = _reported_version(generated, target)
+    return Sample(
+        output_ids=generated.token_ids,
+        logprobs=_logprobs(generated, num_prompt_tokens),
+        finish_reason=generated.finish_reason,
+        stop_reason=generated.stop_reason,
+        version=version,
+    )
+
+
+def _logprobs(generated: Generated, num_prompt_tokens: int) -> list[float]:
+    ids, entries, usage = generated.token_ids, generated.logprob_entries, generated.usage or {}
+    counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    if counted != (num_prompt_tokens, len(ids)) or not ids:
+        raise _unusable(
+            f"its usage says {counted[0]} prompt and {counted[1]} output tokens, its answer holds "
+            f"{num_prompt_tokens} and {len(ids)}"
+        )
+    if len(entries) != len(ids):
+        raise _unusable(f"{len(ids)} tokens came with {len(entries)} logprobs")
+    logprobs = [float(entry["logprob"]) for entry in entries]
+    for position, (token, entry, logprob) in enumerate(zip(ids, entries, logprobs, strict=True)):
+        if entry["token_id"] != token or not 0 <= token <= _MAX_TOKEN_ID:
+            raise _unusable(f"token {token} at {position} has the logprob of token {entry['token_id']}")
+        if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB:
+            raise _unusable(f"the logprob of token {token} at {position} is {logprob}")
+    return logprobs
+
+
+def _reported_version(generated: Generated, target: Target) -> str:
+    """The version that the engine itself names for these tokens.
+
+    Full weights are named by `weight_versions`; an adapter by `model`, which only whole answers carry: a
+    stream is vouched for by the engine's refusal of names that it has not loaded.
+    """
+    spans = generated.weight_versions or []
+    versions = sorted({str(span["version"]) for span in spans})
+    if len(versions) != 1:
+        said = " and ".join(versions) or "no weights"
+        raise VersionMismatch(f"the engine reports {said} within one answer of `{target.name}`")
+    reported = (generated.model or target.engine_model) if target.is_adapter else versions[0]
+    if target.version is not None and reported != target.version:
+        raise VersionMismatch(
+            f"`{target.name}` should be `{target.version}`, the engine reports `{reported}`"
+        )
+    return reported
+
+
+def _unusable(why: str) -> UpstreamError:
+    return UpstreamError(
+        f"The engine's answer cannot be recorded: {why}.", hint="check the engine's version and flags"
+    )

@@ -1,0 +1,72 @@
+"""What a gateway process is told at start: addresses, keys and limits."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from insitu.errors import InvalidRequest
+
+DEFAULT_KEY = "default"
+MIN_PUBLIC_KEY_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every bound of the hot path in one place."""
+
+    max_body_bytes: int = 8 * 2**20
+    max_json_depth: int = 64
+    max_output_tokens: int = 131_072
+    max_top_logprobs: int = 20
+    max_in_flight: int = 2048
+    max_held: int = 4096
+    max_record_backlog: int = 4096
+    hold_seconds: float = 600.0
+    """How long a call waits when no hold says otherwise: no table yet, or no healthy replica."""
+    settle_seconds: float = 5.0
+    """How long a call whose version did not match waits for the next table before its retry."""
+    max_attempts: int = 4
+    connect_seconds: float = 5.0
+    render_seconds: float = 60.0
+    generate_seconds: float = 900.0
+    probe_interval_seconds: float = 3.0
+    probe_timeout_seconds: float = 10.0
+    shutdown_seconds: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One gateway process. Keys never appear in `repr`."""
+
+    records_url: str
+    api_key: str = field(repr=False)
+    admin_key: str = field(default="", repr=False)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    upstreams: tuple[str, ...] = ()
+    """Engines of a standalone gateway; empty when a supervisor sends the table."""
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self) -> None:
+        """Refuse addresses that the keys are not good enough for."""
+        if not self.api_key:
+            raise InvalidRequest("The gateway has no key.", hint="set INSITU_API_KEY")
+        if is_loopback(self.host):
+            return
+        if self.api_key == DEFAULT_KEY or len(self.api_key) < MIN_PUBLIC_KEY_CHARS:
+            raise InvalidRequest(
+                f"Refusing to listen on {self.host}: the key is `default` or shorter than "
+                f"{MIN_PUBLIC_KEY_CHARS} characters, which is accepted on loopback only.",
+                hint='export INSITU_API_KEY="$(openssl rand -hex 32)"',
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or host name reaches this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,46 @@
+"""A gateway without a supervisor: the table is what the engines themselves list."""
+
+from __future__ import annotations
+
+from insitu.errors import InsituError, UpstreamError
+from insitu.gateway.faults import Fault
+from insitu.gateway.routes import Table, Target
+from insitu.gateway.settings import Limits
+from insitu.gateway.upstream import Engine
+
+
+async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:
+    """A fixed table of the models that every upstream serves."""
+    served: list[dict[str, Target]] = [await _models_of(url, limits) for url in urls]
+    common = {name: target for name, target in served[0].items() if all(name in other for other in served)}
+    if not common:
+        raise UpstreamError(f"The upstreams {', '.join(urls)} have no model in common.")
+    return Table(
+        epoch=1,
+        hold=None,
+        replicas={f"replica-{i}": url.rstrip("/") for i, url in enumerate(urls)},
+        base=None,
+        base_refusal=None,
+        runs={},
+        latest={},
+        extra=common,
+    )
+
+
+async def _models_of(url: str, limits: Limits) -> dict[str, Target]:
+    engine = Engine(url.rstrip("/"), limits)
+    try:
+        cards = await engine.models()
+    except (Fault, InsituError) as error:
+        raise UpstreamError(
+            f"The upstream {url} does not list its models: {error}.",
+            hint="start vLLM with --enable-scale-out and wait until it answers /health",
+        ) from error
+    finally:
+        await engine.close()
+    # A card with a parent is an adapter: its own name is its version.
+    return {
+        name: Target(name, None, 0, name, name if card.get("parent") else None, bool(card.get("parent")))
+        for card in cards
+        for name in [str(card["id"])]
+    }

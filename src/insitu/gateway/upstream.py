@@ -1,0 +1,135 @@
+"""One engine over HTTP: an allow-list of three POST paths, JSON in and out, failures as faults."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import aiohttp
+import orjson
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.settings import Limits
+
+GENERATE_PATH = "/inference/v1/generate"
+_HEADERS = {"content-type": "application/json"}
+_SHOWN_CHARS = 500
+
+
+class Engine:
+    """The HTTP side of one replica. Closing it fails the calls under way, which then go elsewhere."""
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        self.url = url
+        self.has_parser: bool | None = None
+        """Whether the engine parses tools or reasoning; learned on first use."""
+        self._limits = limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def post(self, path: str, body: dict[str, Any], *, generating: bool = False) -> Any:
+        """The JSON answer; Fault when another replica may do better, InvalidRequest when none will."""
+        seconds = self._limits.generate_seconds if generating else self._limits.render_seconds
+        try:
+            async with self._session.post(
+                self.url + path, data=orjson.dumps(body), headers=_HEADERS, timeout=self._timeout(seconds)
+            ) as answer:
+                data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(path, error) from error
+        if answer.status != 200:
+            raise self._refused(path, answer.status, data)
+        return self._parse(path, data)
+
+    @asynccontextmanager
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+        """The chunks of a streamed generation. Leaving the block early aborts it in the engine."""
+        try:
+            async with self._session.post(
+                self.url + GENERATE_PATH,
+                data=orjson.dumps(body),
+                headers=_HEADERS,
+                timeout=self._timeout(self._limits.generate_seconds),
+            ) as answer:
+                if answer.status != 200:
+                    raise self._refused(GENERATE_PATH, answer.status, await answer.read())
+                yield self._chunks(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(GENERATE_PATH, error) from error
+
+    async def healthy(self) -> bool:
+        """Whether the engine answers its health check in time."""
+        timeout = aiohttp.ClientTimeout(total=self._limits.probe_timeout_seconds)
+        try:
+            async with self._session.get(self.url + "/health", timeout=timeout) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def models(self) -> list[dict[str, Any]]:
+        """What the engine says it serves."""
+        try:
+            async with self._session.get(
+                self.url + "/v1/models", timeout=self._timeout(self._limits.render_seconds)
+            ) as answer:
+                data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost("/v1/models", error) from error
+        if answer.status != 200:
+            raise self._refused("/v1/models", answer.status, data)
+        return cast("list[dict[str, Any]]", self._parse("/v1/models", data)["data"])
+
+    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+        buffer = b""
+        async for data in answer.content.iter_any():
+            *events, buffer = (buffer + data).split(b"\n\n")
+            for event in events:
+                payload = event.removeprefix(b"data: ")
+                if payload == b"[DONE]":
+                    return
+                chunk = self._parse(GENERATE_PATH, payload)
+                if "error" in chunk:
+                    raise ReplicaFailed(f"{self.url} ended the stream with {_message(payload)}")
+                yield chunk
+        raise ReplicaLost(f"{self.url} cut the stream before its end")
+
+    def _timeout(self, seconds: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=seconds, sock_connect=self._limits.connect_seconds)
+
+    def _parse(self, path: str, data: bytes) -> Any:
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise ReplicaFailed(f"{self.url}{path} did not answer with JSON: {data[:80]!r}") from error
+
+    def _lost(self, path: str, error: BaseException) -> ReplicaLost:
+        return ReplicaLost(f"{self.url}{path}: {type(error).__name__}: {error}")
+
+    def _refused(self, path: str, status: int, data: bytes) -> Exception:
+        said = f"{self.url}{path} answered {status}: {_message(data)}"
+        if status == 429:
+            return ReplicaBusy(said)
+        if (
+            status == 404
+        ):  # the table promised this model: it was unloaded, or the path needs --enable-scale-out
+            return VersionMismatch(said)
+        if status >= 500:
+            return ReplicaFailed(said)
+        return InvalidRequest(f"The engine refused the request: {_message(data)}")
+
+
+def _message(data: bytes) -> str:
+    """The engine's own words in an error body."""
+    try:
+        text = str(orjson.loads(data)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        text = data.decode("utf-8", "replace")
+    return text[:_SHOWN_CHARS]
