@@ -37,6 +37,12 @@ class Unauthorized(InsituError):
     status = 401
 
 
+class Forbidden(InsituError):
+    """The key is right, but the request comes from where none may: a foreign web page, for example."""
+
+    status = 403
+
+
 class NotFound(InsituError):
     """The named object does not exist here."""
 

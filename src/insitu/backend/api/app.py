@@ -1,0 +1,91 @@
+"""The application: routes behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from insitu.backend.api import problems, views
+from insitu.backend.api.health import health_routes
+from insitu.backend.api.routes_groups import group_routes, upload_schemas
+from insitu.backend.api.routes_jobs import job_routes
+from insitu.backend.api.routes_runs import run_routes
+from insitu.backend.api.security import Door
+from insitu.backend.api.settings import ApiSettings, Records, Services
+from insitu.backend.ledger import Ledger, ledger_url
+from insitu.gateway.records import RecordStore
+
+PREFIX = "/v1"
+
+
+def records_url(settings: ApiSettings) -> str:
+    """Where the recorded calls of a state directory live."""
+    return f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
+
+
+def build_api(
+    settings: ApiSettings, *, ledger: Ledger | None = None, records: Records | None = None
+) -> FastAPI:
+    """The API over a state directory. What is passed in stays the caller's to close."""
+    close: list[Callable[[], None]] = []
+    if ledger is None:
+        ledger = Ledger(ledger_url(settings.state_dir))
+        close.append(ledger.close)
+    if records is None:
+        store = RecordStore(records_url(settings))
+        close.append(store.close)
+        records = store
+    services = Services(settings, ledger, records)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        services.stopping = True
+        for action in close:
+            await run_in_threadpool(action)
+
+    app = _bare_app(lifespan)
+    app.state.services = services
+    problems.install(app)
+    app.include_router(health_routes(services, app.version))
+    errors: dict[int | str, dict[str, Any]] = {"default": {"model": views.ErrorView}}
+    for router in (run_routes(services), group_routes(services), job_routes(services)):
+        app.include_router(router, prefix=PREFIX, responses=errors)
+    _document_uploads(app)
+    # Added last, so it stands outermost: nothing behind it is reached without a key.
+    app.add_middleware(Door, settings=settings)
+    return app
+
+
+def _bare_app(lifespan: Any) -> FastAPI:
+    try:
+        release = version("insitu")
+    except PackageNotFoundError:
+        release = "0+unknown"
+    return FastAPI(
+        title="insitu",
+        version=release,
+        lifespan=lifespan,
+        openapi_url=f"{PREFIX}/openapi.json",
+        # The interactive pages would load scripts from a foreign host.
+        docs_url=None,
+        redoc_url=None,
+        # One spelling per route: a redirect would answer outside the table of routes.
+        redirect_slashes=False,
+    )
+
+
+def _document_uploads(app: FastAPI) -> None:
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(upload_schemas())
+        return document
+
+    app.openapi = openapi

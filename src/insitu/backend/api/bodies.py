@@ -1,0 +1,169 @@
+"""Request bodies. Unknown fields, NaN, infinities and values out of range are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from insitu.types import NAME_PATTERN, Ending, LoraSettings, StepSettings
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN.pattern, examples=["my-run"])]
+Reference = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
+"""An id made elsewhere (rollout, call): printable ASCII without spaces."""
+Label = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+_MAX_DEPTH = 32
+
+
+def _check_json(value: Any, refused: frozenset[str], depth: int = 0) -> Any:
+    """Free JSON: finite, not too deep, without keys that poison objects where JavaScript shows it."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in refused:
+                raise ValueError(f"the key {key!r} is refused")
+            _check_json(item, refused, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, refused, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("numbers must be finite")
+    return value
+
+
+_PROTOTYPE_KEYS = frozenset({"__proto__", "prototype", "constructor"})
+Metadata = Annotated[dict[str, Any], AfterValidator(lambda value: _check_json(value, _PROTOTYPE_KEYS))]
+# A tool may well have a parameter called `constructor`; nothing is called `__proto__` in good faith.
+FreeObject = Annotated[
+    dict[str, Any], AfterValidator(lambda value: _check_json(value, frozenset({"__proto__"})))
+]
+Arguments = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], str | int | float | bool | None],
+    Field(max_length=64),
+]
+
+
+_LORA = LoraSettings()
+_STEP = StepSettings()
+
+
+class Body(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LoraBody(Body):
+    """The adapter of a run; all linear layers are adapted."""
+
+    rank: int = Field(default=_LORA.rank, ge=1, le=512)
+    alpha: int = Field(default=_LORA.alpha, ge=1, le=4096)
+    seed: int = Field(default=_LORA.seed, ge=0, lt=2**31)
+
+    def value(self) -> LoraSettings:
+        """As the rest of the program knows it."""
+        return LoraSettings(**self.model_dump())
+
+
+class RunBody(Body):
+    """A registration."""
+
+    project: Name = "default"
+    name: Name
+    base_model: Label
+    lora: LoraBody = Field(default_factory=LoraBody)
+    engine_args: Arguments = Field(default_factory=dict)
+    init_args: Arguments = Field(default_factory=dict)
+
+
+class SettingsBody(Body):
+    """How one step trains; every field is honoured."""
+
+    learning_rate: float = Field(default=_STEP.learning_rate, ge=0, le=1)
+    beta: float = Field(default=_STEP.beta, ge=0, le=100)
+    clip_low: float = Field(default=_STEP.clip_low, gt=0, le=1)
+    clip_high: float = Field(default=_STEP.clip_high, gt=0, le=100)
+    max_grad_norm: float = Field(default=_STEP.max_grad_norm, gt=0, le=1e6)
+
+    def value(self) -> StepSettings:
+        """As the rest of the program knows it."""
+        return StepSettings(**self.model_dump())
+
+
+class StepBody(Body):
+    """A training step over uploaded groups."""
+
+    groups: list[Name] = Field(min_length=1, max_length=20_000)
+    settings: SettingsBody = Field(default_factory=SettingsBody)
+
+
+class GroupHead(Body):
+    """First line of a group: how many trajectories follow."""
+
+    num_trajectories: int = Field(ge=1)
+
+
+class TrajectoryHead(Body):
+    """One rollout: its calls by id, or a count of inline calls that follow line by line."""
+
+    rollout_id: Reference
+    reward: float
+    ending: Ending = Field(default=Ending.COMPLETED, strict=False)
+    call_ids: list[Reference] = Field(default_factory=list[str])
+    num_inline_calls: int = Field(default=0, ge=0)
+    metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TrajectoryHead:
+        if bool(self.call_ids) == bool(self.num_inline_calls):
+            raise ValueError(
+                "name recorded calls in call_ids, or announce num_inline_calls: exactly one of both"
+            )
+        if len(set(self.call_ids)) != len(self.call_ids):
+            raise ValueError("a call is named twice")
+        if self.ending not in (Ending.COMPLETED, Ending.LENGTH):
+            raise ValueError(
+                f"a rollout that ended {self.ending} carries no reward: leave it out of the group"
+            )
+        return self
+
+
+class InlineCall(Body):
+    """A model call recorded elsewhere: the fields of ModelCall. `id` and `source` are given anew here."""
+
+    id: Reference | None = None
+    rollout_id: Reference | None = None
+    model: Label | None = None
+    run: Name | None = None
+    policy_step: int = Field(default=0, ge=0)
+    policy_version: Label
+    prompt_ids: TokenIds
+    output_ids: TokenIds
+    logprobs: list[Annotated[float, Field(gt=-9999.0, le=0.01)]]
+    finish_reason: Label
+    constrained: bool = False
+    messages: list[FreeObject] | None = None
+    tools: list[FreeObject] | None = None
+    answer: FreeObject | None = None
+    sampling: FreeObject = Field(default_factory=dict)
+    timings: dict[str, float] = Field(default_factory=dict)
+    started_at: float = 0.0
+    source: str | None = None
+
+    @model_validator(mode="after")
+    def _one_logprob_per_token(self) -> InlineCall:
+        if len(self.logprobs) != len(self.output_ids):
+            raise ValueError(f"{len(self.output_ids)} output_ids but {len(self.logprobs)} logprobs")
+        return self
+
+
+class GroupLine(Body):
+    """One line of an upload, by kind: exactly one of the three."""
+
+    group: GroupHead | None = None
+    trajectory: TrajectoryHead | None = None
+    call: InlineCall | None = None

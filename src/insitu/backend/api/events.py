@@ -1,0 +1,66 @@
+"""A job's events as a server-sent stream that can be resumed and always ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+
+from insitu.backend.api.settings import Services
+from insitu.backend.ledger import Event
+from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
+from insitu.errors import InvalidRequest, Overloaded
+
+_TERMINAL_KINDS = frozenset(state.value for state in TERMINAL_JOB_STATES)
+
+
+def parse_last_event_id(value: str | None) -> int:
+    """Where a stream resumes; 0 is the start."""
+    if value is None:
+        return 0
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise InvalidRequest("Last-Event-ID must be the id of an event of this stream")
+    return int(value)
+
+
+def admit(services: Services) -> None:
+    """Refuse a stream beyond the limit."""
+    if services.num_streams >= services.limits.max_streams:
+        raise Overloaded(
+            f"{services.num_streams} event streams are open already", hint="poll GET /v1/jobs/{id} instead"
+        )
+
+
+async def stream_events(services: Services, job_id: str, seq: int) -> AsyncIterator[bytes]:
+    """Events after `seq`, then new ones as they come; ends with the job, or when the server stops."""
+    services.num_streams += 1
+    try:
+        loop = asyncio.get_running_loop()
+        # At once: a proxy or client then knows that the stream stands.
+        yield b": open\n\n"
+        last_sent = loop.time()
+        while not services.stopping:
+            # The state is read before the events: if it is final, no event can follow those read after it.
+            job = await run_in_threadpool(services.ledger.get_job, job_id)
+            events = await run_in_threadpool(services.ledger.events_since, job_id, seq)
+            for event in events:
+                yield to_sse(event)
+                seq, last_sent = event.seq, loop.time()
+                if event.kind in _TERMINAL_KINDS:
+                    return
+            if job.state in TERMINAL_JOB_STATES and not events:
+                return
+            if loop.time() - last_sent >= services.limits.heartbeat_seconds:
+                yield b": still here\n\n"
+                last_sent = loop.time()
+            await asyncio.sleep(services.limits.event_poll_seconds)
+    finally:
+        services.num_streams -= 1
+
+
+def to_sse(event: Event) -> bytes:
+    """One event on the wire; JSON has no raw line breaks, so it is one data line."""
+    data = orjson.dumps({"seq": event.seq, "kind": event.kind, "at": event.at, "data": event.data})
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), data)

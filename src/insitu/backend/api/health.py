@@ -1,0 +1,54 @@
+"""Health: what this process can do, and what the supervisor last said about the rest."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Response
+
+from insitu.backend.api.settings import Services
+from insitu.backend.api.views import HealthView
+from insitu.errors import InsituError
+
+_MAX_STATUS_BYTES = 256 * 2**10
+
+
+def health_routes(services: Services, version: str) -> APIRouter:
+    """The one route that needs no key."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/health")
+    def health(response: Response) -> HealthView:
+        """200 when the ledger can be read, else 503; `supervisor` is its own view of engines and trainer."""
+        try:
+            services.ledger.ping()
+            ledger = "ok"
+        except InsituError as error:
+            ledger = error.message
+            response.status_code = 503
+        view, age = read_status(services.settings.state_dir / "status.json")
+        status = "ok" if ledger == "ok" else "failing"
+        return HealthView(
+            status=status, version=version, ledger=ledger, supervisor=view, supervisor_age_seconds=age
+        )
+
+    return router
+
+
+def read_status(path: Path) -> tuple[dict[str, Any] | None, float | None]:
+    """The supervisor's view and its age; a file that cannot be used is reported, not hidden."""
+    try:
+        written = path.stat()
+        if written.st_size > _MAX_STATUS_BYTES:
+            return {"error": f"status.json is over {_MAX_STATUS_BYTES} bytes"}, None
+        view = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None, None
+    except (OSError, orjson.JSONDecodeError) as error:
+        return {"error": f"status.json cannot be read: {type(error).__name__}"}, None
+    if not isinstance(view, dict):
+        return {"error": "status.json is not an object"}, None
+    return view, max(0.0, time.time() - written.st_mtime)

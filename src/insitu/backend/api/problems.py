@@ -1,0 +1,72 @@
+"""Every failure leaves as `{"error": {"type", "message", "hint"}}`, and no value of the caller is echoed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from insitu.errors import InsituError, InvalidRequest, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
+
+_MOST_DESCRIBED = 5
+
+
+def describe(problems: Sequence[Mapping[str, Any]]) -> str:
+    """What a validation found, by field."""
+    parts = [
+        f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: {problem['msg']}"
+        for problem in problems[:_MOST_DESCRIBED]
+    ]
+    more = len(problems) - _MOST_DESCRIBED
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+
+    async def known(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, InsituError)
+        if error.status >= 500:
+            log.error("%s: %s", type(error).__name__, error.message)
+        return _answer(error)
+
+    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        hint = "GET /v1/openapi.json describes every route"
+        return _answer(InvalidRequest(describe(error.errors()), hint=hint))
+
+    async def unrouted(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        kind = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status_code, "InvalidRequest")
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        body = {"type": kind, "message": message, "hint": "GET /v1/openapi.json lists the routes"}
+        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again after this answer, and the server logs the traceback.
+        message = f"{request.method} {request.url.path} failed inside the server: {type(error).__name__}"
+        return _answer(InsituError(message, hint="see logs/api.log in the state directory"))
+
+    async def left(request: Request, _error: Exception) -> JSONResponse:
+        # Nobody reads this answer; the client repeats the request under the same id.
+        log.info("client left during %s %s", request.method, request.url.path)
+        return _answer(InvalidRequest("the request ended before its body did"))
+
+    app.add_exception_handler(ClientDisconnect, left)
+    app.add_exception_handler(InsituError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unrouted)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _answer(error: InsituError) -> JSONResponse:
+    headers = {"Retry-After": "1"} if isinstance(error, Overloaded | Unavailable) else None
+    return JSONResponse(error.to_wire(), error.status, headers=headers)

@@ -1,0 +1,128 @@
+"""`python -m insitu.backend.api`: the API as a process. Its key comes from INSITU_API_KEY, never argv."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import orjson
+import uvicorn
+
+from insitu.backend.api.app import build_api
+from insitu.backend.api.settings import ApiSettings, Services, check_key, hash_key
+from insitu.errors import InsituError, Unavailable
+
+DRAIN_SECONDS = 10
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: control characters in logged values cannot forge lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        line = {
+            "at": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+class ApiServer(uvicorn.Server):
+    """Ends event streams as soon as it is told to stop; they would hold it up otherwise."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT. A second SIGINT does not wait. The process then ends with exit code 0."""
+        del frame
+        self._services.stopping = True
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m insitu.backend.api", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    options = parse(argv)
+    configure_logs()
+    try:
+        return serve(options)
+    except InsituError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Bind first, so that a taken port is said before anything is opened."""
+    # Taken out of the environment: nothing started from here needs it.
+    key = os.environ.pop("INSITU_API_KEY", "")
+    check_key(key, options.host)
+    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sock = bind(options.host, options.port)
+    port = sock.getsockname()[1]
+    settings = ApiSettings(
+        state_dir=options.state_dir,
+        key_sha256=hash_key(key),
+        host=options.host,
+        port=port,
+        allowed_hosts=tuple(name.lower() for name in options.allowed_host),
+    )
+    with sock:
+        app = build_api(settings)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+            # h11 bounds the size of headers.
+            http="h11",
+            h11_max_incomplete_event_size=32 * 2**10,
+            ws="none",
+        )
+        logging.getLogger(__name__).info("api listens on http://%s:%d", options.host, port)
+        ApiServer(config, app.state.services).run(sockets=[sock])
+    return 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, or the reason why not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="free the port or pass another --port"
+        ) from error
+    return sock
+
+
+def configure_logs() -> None:
+    """JSON lines on stderr; the supervisor keeps them in logs/api.log."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,54 @@
+"""Routes of jobs: state, events, cancellation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from insitu.backend.api import views
+from insitu.backend.api.events import admit, parse_last_event_id, stream_events
+from insitu.backend.api.settings import Services
+from insitu.types import JobState
+
+JobId = Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
+
+
+def job_routes(services: Services) -> APIRouter:
+    """The router."""
+    ledger = services.ledger
+    router = APIRouter(tags=["jobs"])
+
+    @router.get("/jobs/{job_id}")
+    def get_job(job_id: JobId) -> views.JobView:
+        """State, progress and metrics of one job."""
+        return views.JobView.model_validate(ledger.get_job(job_id))
+
+    @router.post("/jobs/{job_id}/cancel")
+    def cancel_job(job_id: JobId) -> views.JobView:
+        """Cancel a queued job and free its groups; a running one is finished. Repeating it is harmless."""
+        job = ledger.get_job(job_id)
+        if job.state is not JobState.CANCELLED:
+            job = ledger.transition_job(job_id, JobState.CANCELLED)
+        return views.JobView.model_validate(job)
+
+    @router.get(
+        "/jobs/{job_id}/events",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def watch_job(
+        job_id: JobId, last_event_id: Annotated[str | None, Header()] = None
+    ) -> StreamingResponse:
+        """The job's events until it ends. Resume with `Last-Event-ID`."""
+        seq = parse_last_event_id(last_event_id)
+        await run_in_threadpool(ledger.get_job, job_id)
+        admit(services)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(
+            stream_events(services, job_id, seq), media_type="text/event-stream", headers=headers
+        )
+
+    return router

@@ -1,0 +1,74 @@
+"""Routes of runs: registration, closing, steps and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Header, Path, Query
+
+from insitu.backend.api import views
+from insitu.backend.api.bodies import RunBody, StepBody
+from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.settings import Services
+from insitu.types import NAME_PATTERN, RunState
+
+RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
+IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
+
+
+def run_routes(services: Services) -> APIRouter:
+    """The router; handlers are plain functions, so the ledger's waits run in worker threads."""
+    ledger = services.ledger
+    router = APIRouter(route_class=bounded_route(services.limits.max_body_bytes), tags=["runs"])
+
+    @router.post("/runs")
+    def register_run(body: RunBody) -> views.RunView:
+        """Register a run. Repeating it is harmless; other settings under the same name are a conflict."""
+        run = ledger.register_run(
+            body.project, body.name, body.base_model, body.lora.value(), body.engine_args, body.init_args
+        )
+        return views.RunView.model_validate(run)
+
+    @router.get("/runs")
+    def list_runs() -> views.RunList:
+        """All runs, oldest first."""
+        return views.RunList(runs=[views.RunView.model_validate(run) for run in ledger.list_runs()])
+
+    @router.get("/runs/{name}")
+    def get_run(name: RunName) -> views.RunView:
+        """One run."""
+        return views.RunView.model_validate(ledger.get_run(name))
+
+    @router.post("/runs/{name}/close")
+    def close_run(name: RunName) -> views.RunView:
+        """Close a run without open jobs; closing it again is harmless. Its checkpoints stay."""
+        run = ledger.get_run(name)
+        if run.state is not RunState.CLOSED:
+            run = ledger.transition_run(name, RunState.CLOSED)
+        return views.RunView.model_validate(run)
+
+    @router.post("/runs/{name}/steps", status_code=202)
+    def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> views.JobView:
+        """Queue a training step over uploaded groups. The same key and body give the same job."""
+        canonical = orjson.dumps(body.model_dump(), option=orjson.OPT_SORT_KEYS)
+        request_hash = hashlib.sha256(canonical).hexdigest()
+        job = ledger.create_job(name, idempotency_key, body.groups, body.settings.value(), request_hash)
+        return views.JobView.model_validate(job)
+
+    @router.get("/runs/{name}/steps")
+    def list_steps(
+        name: RunName,
+        after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> views.StepList:
+        """Committed steps after `after`, in order."""
+        return views.StepList.model_validate({"steps": ledger.steps(name, after, limit)})
+
+    @router.get("/runs/{name}/checkpoints")
+    def list_checkpoints(name: RunName) -> views.CheckpointList:
+        """Kept checkpoints, oldest first."""
+        return views.CheckpointList.model_validate({"checkpoints": ledger.checkpoints(name)})
+
+    return router

@@ -1,0 +1,83 @@
+"""The door: Host, Origin and key are checked before any route is looked up.
+
+Checking here and not per route means that a route cannot be forgotten, and that without a key nobody learns
+which routes, runs or documents exist.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from insitu.backend.api.settings import ApiSettings
+from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
+
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+class Door:
+    """ASGI middleware that lets only authorised requests in."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer with the refusal."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise InvalidRequest(f"this server does not speak {scope['type']}")
+        try:
+            self._check(scope)
+        except InsituError as error:
+            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
+            await JSONResponse(error.to_wire(), error.status, headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        self._check_host(headers)
+        # The path as the router will match it: no other spelling of it is let through.
+        if scope["method"] == "GET" and scope["path"] == "/health":
+            return
+        self._check_origin(scope["method"], headers)
+        self._check_key(headers)
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            raise InvalidRequest(f"expected one Host header, got {len(hosts)}")
+        name = _without_port(hosts[0])
+        if not self._settings.accepts_host(name):
+            raise InvalidRequest(
+                f"this server is not called {name!r}",
+                hint="start it with --allowed-host NAME to accept that name",
+            )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if method in _SAFE_METHODS or origin is None:
+            return
+        if origin.partition("://")[2] != headers["host"]:
+            raise Forbidden(
+                f"requests from web pages of {origin!r} are refused", hint="call the API from a program"
+            )
+
+    def _check_key(self, headers: Headers) -> None:
+        sent = headers.getlist("authorization")
+        scheme, _, key = (sent[0] if len(sent) == 1 else "").partition(" ")
+        if scheme.lower() != "bearer" or not self._settings.accepts_key(key.strip()):
+            raise Unauthorized(
+                "the key is missing or wrong",
+                hint="send the header `Authorization: Bearer $INSITU_API_KEY`",
+            )
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
