@@ -62,3 +62,22 @@ def _check(call: ModelCall) -> None:
             f"call {call.id} has an empty prompt: its first sampled token has no context to be scored in",
             hint="send at least one prompt token (a beginning-of-sequence token will do)",
         )
+
+
+def check_sequence(sequence: TrainingSequence, vocabulary_size: int, max_length: int | None) -> None:
+    """Refuse what a model of this vocabulary and context cannot have sampled."""
+    num_tokens, where = len(sequence.token_ids), f"a sequence of rollout {sequence.rollout_id}"
+    if not num_tokens == len(sequence.mask) == len(sequence.logprobs):
+        raise InvalidRequest(
+            f"{where} has {num_tokens} ids, {len(sequence.mask)} mask entries and "
+            f"{len(sequence.logprobs)} logprobs; they must be equally many"
+        )
+    if sequence.mask and sequence.mask[0]:
+        raise InvalidRequest(
+            f"{where} marks its first token as sampled, which has no context to be scored in"
+        )
+    if max_length is not None and num_tokens > max_length:
+        raise InvalidRequest(f"{where} has {num_tokens} tokens, the base model takes {max_length}")
+    for token in sequence.token_ids:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequest(f"{where} has token id {token}, the base model knows {vocabulary_size}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +29,7 @@ from insitu.training.export import MergedExport
 from insitu.training.learner import Learner
 from insitu.training.lora import AdapterPool, merged_tensors
 from insitu.training.policy import load_policy, model_directory, shard
+from insitu.training.sequences import check_sequence
 from insitu.training.step import SUM_NAMES, Update, forward_backward, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
@@ -69,6 +69,7 @@ class TrainerRank:
         started = time.perf_counter()
         self._policy = load_policy(base_model, self._device)
         self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
+        self._vocabulary_size: int = self._policy.model.get_input_embeddings().weight.shape[0]
         if world_size > 1:
             self._join(master_address, master_port)
             shard(self._policy, init_device_mesh(self._device.type, (world_size,)))
@@ -128,7 +129,8 @@ class TrainerRank:
         """
         started = time.perf_counter()
         learner = self._learner(run)
-        self._check(sequences)
+        for sequence in sequences:
+            check_sequence(sequence, self._vocabulary_size, self._max_length)
         trained = [s for s in sequences if any(s.mask) and (s.advantage != 0.0 or settings.beta > 0)]
         num_tokens = sum(sum(s.mask) for s in trained)
         sums, update = torch.zeros(len(SUM_NAMES)), Update(grad_norm=0.0, skipped=False)
@@ -180,23 +182,6 @@ class TrainerRank:
     def _score_base(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         with self._adapters.off():
             return self._score(batch)
-
-    def _check(self, sequences: Sequence[TrainingSequence]) -> None:
-        for s in sequences:
-            if not len(s.token_ids) == len(s.mask) == len(s.logprobs):
-                raise InvalidRequest(
-                    f"a sequence of rollout {s.rollout_id} has {len(s.token_ids)} ids, {len(s.mask)} mask "
-                    f"entries and {len(s.logprobs)} logprobs; they must be equally many"
-                )
-            if s.mask and s.mask[0]:
-                raise InvalidRequest(
-                    f"the first token of a sequence of rollout {s.rollout_id} cannot be trained on"
-                )
-            if self._max_length is not None and len(s.token_ids) > self._max_length:
-                raise InvalidRequest(
-                    f"a sequence of rollout {s.rollout_id} has {len(s.token_ids)} tokens, "
-                    f"the base model takes {self._max_length}"
-                )
 
     @torch.no_grad()
     def score(self, run: str, token_ids: list[list[int]], adapter: bool = True) -> list[list[float]]:

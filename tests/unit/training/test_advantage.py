@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from insitu.training.advantage import group_advantages
+
+
+def test_matches_the_reference_formula() -> None:
+    rewards = torch.tensor([0.0, 0.3, 1.0, 0.1, 0.0, 0.0, 1.0, 0.3], dtype=torch.float64)
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    assert group_advantages(rewards.tolist()) == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("rewards", [[], [0.7], [0.1] * 8, [0.3, 0.3 + 1e-9]])
+def test_no_spread_gives_exact_zeros(rewards: list[float]) -> None:
+    assert group_advantages(rewards) == [0.0] * len(rewards)

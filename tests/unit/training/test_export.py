@@ -1,0 +1,87 @@
+"""Merged weights: base + scaling · B · A in float32, then cast; complete, tied and untied, written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+Make = Callable[..., list[TrainingSequence]]
+Build = Callable[..., Path]
+
+
+def trained(model_dir: Path, make_sequences: Make, compute: str = "float32") -> TrainerRank:
+    rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), compute, 1, "cpu", 64)
+    rank.open_run("run", LoraSettings(rank=4, alpha=12))
+    rank.train_step("run", make_sequences(8), StepSettings(learning_rate=5e-2))
+    return rank
+
+
+def merged_by_hand(model_dir: Path, adapter_file: Path, scaling: float) -> dict[str, torch.Tensor]:
+    weights = {name: t.float() for name, t in load_file(model_dir / "model.safetensors").items()}
+    adapter = load_file(adapter_file)
+    for key in (k for k in adapter if k.endswith(".lora_A.weight")):
+        name = key.removeprefix("base_model.model.").replace(".lora_A", "")
+        weights[name] = weights[name] + scaling * (adapter[key.replace("lora_A", "lora_B")] @ adapter[key])
+    return weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("base_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_equals_the_sum_in_float32_then_cast(
+    tied: bool, base_dtype: torch.dtype, dtype: str, build_model: Build, make_sequences: Make, tmp_path: Path
+) -> None:
+    model_dir = build_model(tmp_path / "model", tied, base_dtype)
+    compute = "bfloat16" if base_dtype == torch.bfloat16 else "float32"
+    rank = trained(model_dir, make_sequences, compute)
+    rank.save("run", str(tmp_path / "saved"))
+    rank.export_merged("run", str(tmp_path / "merged"), dtype)
+    files = sorted((tmp_path / "merged").glob("*.safetensors"))
+    written = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    adapter_file = tmp_path / "saved" / "adapter" / "adapter_model.safetensors"
+    expected = merged_by_hand(model_dir, adapter_file, scaling=3.0)
+    assert written.keys() == expected.keys()
+    assert ("lm_head.weight" in written) is not tied
+    for name, tensor in written.items():
+        assert torch.equal(tensor, expected[name].to(getattr(torch, dtype))), name
+    index = json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == expected.keys()
+
+
+def test_the_export_is_a_model_that_scores_like_the_trainer(
+    model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    rank = trained(model_dir, make_sequences)
+    rank.export_merged("run", str(tmp_path), "float32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert rank.score("run", ids.tolist())[0] == pytest.approx(logprobs.tolist(), abs=1e-5)
+
+
+def test_unchanged_weights_are_written_once_and_linked(
+    model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    rank = trained(model_dir, make_sequences)
+    first, second = tmp_path / "1", tmp_path / "2"
+    rank.export_merged("run", str(first), "bfloat16")
+    adapted = (first / "model-adapted.safetensors").read_bytes()
+    rank.train_step("run", make_sequences(8, 1), StepSettings(learning_rate=5e-2))
+    rank.export_merged("run", str(second), "bfloat16")
+    assert (first / "model-frozen.safetensors").samefile(second / "model-frozen.safetensors")
+    assert (first / "model-adapted.safetensors").read_bytes() == adapted
+    assert (second / "model-adapted.safetensors").read_bytes() != adapted
+    assert (second / "config.json").exists()
+    rank.export_merged("run", str(second), "bfloat16")  # in place: the same directory again
+    assert AutoModelForCausalLM.from_pretrained(second) is not None
+    assert not list(tmp_path.rglob("*.partial"))

@@ -1,0 +1,63 @@
+"""The objective by hand, and the logprobs against plain log-softmax."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from insitu.training import logprobs
+from insitu.training.loss import is_clipped, k3_kl, policy_loss
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.1, 2.0, -2.2, False),
+        (1.5, 2.0, -2.56, True),  # 1 + 0.28
+        (0.5, 2.0, -1.0, False),  # a good token that became rarer still pulls
+        (0.5, -1.0, 0.8, True),  # 1 - 0.2
+        (1.5, -1.0, 1.5, False),  # a bad token that became likelier is not protected
+    ],
+)
+def test_clip_by_hand(ratio: float, advantage: float, expected: float, clipped: bool) -> None:
+    new, old, a = torch.tensor([math.log(ratio) - 3.0]), torch.tensor([-3.0]), torch.tensor([advantage])
+    assert policy_loss(new, old, a, 0.2, 0.28).item() == pytest.approx(expected, rel=1e-6)
+    assert is_clipped(new, old, a, 0.2, 0.28).item() is clipped
+
+
+def test_clipped_tokens_have_no_gradient() -> None:
+    new = torch.tensor([-1.0, -2.0, -2.5], requires_grad=True)
+    old, advantage = torch.tensor([-2.0, -2.0, -1.0]), torch.tensor([1.0, 1.0, -1.0])
+    policy_loss(new, old, advantage, 0.2, 0.28).sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([0.0, -1.0, 0.0])
+
+
+def test_k3_by_hand_and_in_expectation() -> None:
+    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.25, 0.25])
+    assert k3_kl(p.log(), p.log()).abs().max() == 0
+    assert k3_kl(p.log(), q.log())[0].item() == pytest.approx(0.5 / 0.7 - math.log(0.5 / 0.7) - 1, rel=1e-5)
+    true_kl = (p * (p / q).log()).sum().item()
+    assert (p * k3_kl(p.log(), q.log())).sum().item() == pytest.approx(true_kl, rel=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [4096, 3])
+def test_logprobs_entropy_and_gradient_equal_autograd(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "_CHUNK_TOKENS", chunk)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(5, 11, bias=False)
+    hidden, target, weight = torch.randn(8, 5, requires_grad=True), torch.randint(11, (8,)), torch.randn(8)
+    chosen, entropy = logprobs.token_logprobs(hidden, head, target)
+    (chosen * weight).sum().backward()
+    grads = hidden.grad, head.weight.grad
+    hidden.grad, head.weight.grad = None, None
+    reference = torch.log_softmax(head(hidden), -1)
+    expected = reference.gather(-1, target[:, None]).squeeze(-1)
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(chosen, expected)
+    torch.testing.assert_close(entropy, -(reference.exp() * reference).sum(-1))
+    torch.testing.assert_close(grads[0], hidden.grad)
+    torch.testing.assert_close(grads[1], head.weight.grad)

@@ -1,0 +1,228 @@
+"""One rank on a tiny Llama: the step against a plain reference, isolation of runs, skips, scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+Make = Callable[..., list[TrainingSequence]]
+
+
+def adapter_of(trainer: TrainerRank, run: str, directory: Path) -> dict[str, torch.Tensor]:
+    trainer.save(run, str(directory))
+    return load_file(directory / "adapter" / "adapter_model.safetensors")
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def reference_steps(
+    model_dir: Path, lora: LoraSettings, batches: list[list[TrainingSequence]], settings: StepSettings
+) -> dict[str, torch.Tensor]:
+    """The algorithm written out plainly: one row at a time, full logits, autograd, stock PEFT and AdamW."""
+    torch.manual_seed(lora.seed)
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    policy = get_peft_model(base, config)
+    params = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(params, lr=settings.learning_rate, weight_decay=0.0)
+
+    def score(ids: torch.Tensor) -> torch.Tensor:
+        logits = policy(ids[None]).logits[0, :-1]
+        return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+
+    for batch in batches:
+        num_tokens = sum(sum(s.mask) for s in batch)
+        for s in batch:
+            ids, on = torch.tensor(s.token_ids), torch.tensor(s.mask[1:]).bool()
+            new, old = score(ids)[on], torch.tensor(s.logprobs[1:])[on]
+            with torch.no_grad(), policy.disable_adapter():
+                base_logprobs = score(ids)[on]
+            ratio = torch.exp(new - old)
+            clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+            loss = -torch.min(ratio * s.advantage, clipped * s.advantage)
+            kl = torch.exp(base_logprobs - new) - (base_logprobs - new) - 1
+            ((loss + settings.beta * kl).sum() / num_tokens).backward()
+        torch.nn.utils.clip_grad_norm_(params, settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.clone() for name, tensor in get_peft_model_state_dict(policy).items()}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_steps_equal_the_plain_reference(
+    beta: float, trainer: TrainerRank, model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    lora, settings = LoraSettings(rank=4, alpha=16, seed=5), StepSettings(learning_rate=1e-2, beta=beta)
+    batches = [make_sequences(7, seed) for seed in range(3)]
+    expected = reference_steps(model_dir, lora, batches, settings)
+    trainer.open_run("run", lora)
+    for batch in batches:
+        trainer.train_step("run", batch, settings)
+    got = adapter_of(trainer, "run", tmp_path)
+    assert got.keys() == expected.keys(), "PEFT's own names, so that engines load the file"
+    assert max((got[n] - expected[n]).abs().max().item() for n in got) <= 2e-5
+
+
+def test_metrics_describe_the_batch(trainer: TrainerRank, make_sequences: Make) -> None:
+    sequences = make_sequences(5)
+    trainer.open_run("run", LoraSettings())
+    scores = trainer.score("run", [s.token_ids for s in sequences])
+    metrics = trainer.train_step("run", sequences, StepSettings(learning_rate=1e-2))
+    pairs = [
+        (scores[k][i - 1], s.logprobs[i])
+        for k, s in enumerate(sequences)
+        for i, flag in enumerate(s.mask)
+        if flag
+    ]
+    assert metrics["num_tokens"] == len(pairs)
+    assert metrics["num_sequences"] == 5
+    assert metrics["mismatch/mean_abs"] == pytest.approx(
+        sum(abs(n - o) for n, o in pairs) / len(pairs), rel=1e-4
+    )
+    kl = sum(math.exp(n - o) - (n - o) - 1 for n, o in pairs) / len(pairs)
+    assert metrics["mismatch/kl"] == pytest.approx(kl, rel=1e-4)
+    assert 0 < metrics["entropy"] < math.log(97)
+    assert metrics["updated"] == 1
+    assert metrics["skipped"] == 0
+    assert metrics["time/train_seconds"] > 0
+
+
+def test_the_size_of_micro_batches_does_not_matter(
+    model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    adapters: list[dict[str, torch.Tensor]] = []
+    for budget in (1, 40, 4096):
+        rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", budget)
+        rank.open_run("run", LoraSettings())
+        rank.train_step("run", make_sequences(8), StepSettings(learning_rate=1e-2))
+        adapters.append(adapter_of(rank, "run", tmp_path / str(budget)))
+    for other in adapters[1:]:
+        assert max((adapters[0][n] - other[n]).abs().max().item() for n in other) <= 1e-5
+
+
+def test_runs_keep_adapter_and_optimizer_apart(
+    trainer: TrainerRank, make_sequences: Make, tmp_path: Path
+) -> None:
+    settings = StepSettings(learning_rate=1e-2)
+    trainer.open_run("alone", LoraSettings(seed=1))
+    for seed in range(3):
+        trainer.train_step("alone", make_sequences(4, seed), settings)
+    alone = adapter_of(trainer, "alone", tmp_path / "alone")
+    trainer.close_run("alone")
+    trainer.open_run("a.b-c", LoraSettings(seed=1))
+    trainer.open_run("other", LoraSettings(rank=2, seed=9))
+    for seed in range(3):
+        trainer.train_step("a.b-c", make_sequences(4, seed), settings)
+        trainer.train_step("other", make_sequences(3, 50 + seed), StepSettings(learning_rate=0.5))
+        trainer.score("other", [[1, 2, 3]], adapter=False)
+    assert equal(alone, adapter_of(trainer, "a.b-c", tmp_path / "shared"))
+    assert not equal(alone, adapter_of(trainer, "other", tmp_path / "other"))
+
+
+def test_zero_advantages_change_nothing(trainer: TrainerRank, make_sequences: Make, tmp_path: Path) -> None:
+    trainer.open_run("run", LoraSettings())
+    trainer.train_step("run", make_sequences(4), StepSettings(learning_rate=1e-2))  # momentum to betray it
+    before = adapter_of(trainer, "run", tmp_path / "before")
+    flat = [replace(s, advantage=0.0) for s in make_sequences(4, 1)]
+    metrics = trainer.train_step("run", flat, StepSettings(learning_rate=1e-2))
+    assert metrics["num_sequences"] == metrics["updated"] == metrics["skipped"] == 0
+    assert equal(before, adapter_of(trainer, "run", tmp_path / "after"))
+    assert trainer.info()["runs"]["run"]["step"] == 2
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("-inf")])
+def test_a_gradient_that_is_not_finite_is_skipped_bit_for_bit(
+    poison: float, trainer: TrainerRank, make_sequences: Make, tmp_path: Path
+) -> None:
+    settings = StepSettings(learning_rate=1e-2)
+    trainer.open_run("run", LoraSettings())
+    trainer.train_step("run", make_sequences(4), settings)
+    trainer.save("run", str(tmp_path / "before"))
+    bad = make_sequences(4, 1)
+    bad[2] = replace(bad[2], logprobs=[*bad[2].logprobs[:-1], poison], advantage=-1.0)
+    metrics = trainer.train_step("run", bad, settings)
+    assert (metrics["skipped"], metrics["updated"]) == (1, 0)
+    assert all(math.isfinite(value) for value in metrics.values())
+    trainer.save("run", str(tmp_path / "after"))
+    for file in ("adapter/adapter_model.safetensors", "optimizer.safetensors", "optimizer.json"):
+        assert (tmp_path / "before" / file).read_bytes() == (tmp_path / "after" / file).read_bytes()
+    assert trainer.train_step("run", make_sequences(4, 2), settings)["updated"] == 1
+
+
+def test_score_by_policy_and_by_base(
+    trainer: TrainerRank, model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    trainer.open_run("run", LoraSettings())
+    trainer.train_step("run", make_sequences(6), StepSettings(learning_rate=5e-2))
+    trainer.save("run", str(tmp_path))
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    rows = [[1, 2, 3, 4, 5], [7], [9, 8], []]
+
+    def expected(model: torch.nn.Module, ids: list[int]) -> list[float]:
+        tensor = torch.tensor([ids])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(tensor).logits[0, :-1], -1)
+        return logprobs.gather(-1, tensor[0, 1:, None])[:, 0].tolist()
+
+    by_base = trainer.score("run", rows, adapter=False)
+    assert [len(row) for row in by_base] == [4, 0, 1, 0]
+    assert by_base[0] == pytest.approx(expected(base, rows[0]), abs=1e-5)
+    tuned = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    by_policy = trainer.score("run", rows)
+    assert by_policy[0] == pytest.approx(expected(tuned, rows[0]), abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(by_policy[0], by_base[0], strict=True)) > 1e-3
+
+
+def test_wrong_input_is_refused_with_its_value(trainer: TrainerRank) -> None:
+    trainer.open_run("run", LoraSettings())
+    sequence = TrainingSequence("r1", [1, 2], [0, 1], [0.0, -1.0], 1.0)
+    for bad, message in [
+        (replace(sequence, mask=[1, 1]), "first token"),
+        (replace(sequence, logprobs=[0.0]), "1 logprobs"),
+        (TrainingSequence("r1", [1] * 65, [0] * 64 + [1], [0.0] * 65, 1.0), "65 tokens"),
+        (replace(sequence, token_ids=[1, 97]), "token id 97"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            trainer.train_step("run", [bad], StepSettings())
+    with pytest.raises(NotFound, match="nobody"):
+        trainer.train_step("nobody", [sequence], StepSettings())
+
+
+def test_a_checkpoint_of_another_run_or_with_damage_is_refused(
+    trainer: TrainerRank, make_sequences: Make, tmp_path: Path
+) -> None:
+    trainer.open_run("run", LoraSettings())
+    trainer.train_step("run", make_sequences(4), StepSettings())
+    trainer.save("run", str(tmp_path))
+    with pytest.raises(Conflict, match="belongs to"):
+        trainer.open_run("run2", LoraSettings(), str(tmp_path))
+    with pytest.raises(Conflict, match="belongs to"):
+        trainer.open_run("run", LoraSettings(rank=4), str(tmp_path))
+    for name in (
+        "adapter/adapter_model.safetensors",
+        "optimizer.safetensors",
+        "rng.safetensors",
+        "state.json",
+    ):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CorruptCheckpoint, match=Path(name).name):
+            trainer.open_run("run", LoraSettings(), str(tmp_path))
+        (tmp_path / name).write_bytes(whole)
+    assert trainer.open_run("run", LoraSettings(), str(tmp_path))["step"] == 1
