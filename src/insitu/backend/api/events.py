@@ -13,8 +13,6 @@ from insitu.backend.ledger import Event
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import InvalidRequest, Overloaded
 
-_TERMINAL_KINDS = frozenset(state.value for state in TERMINAL_JOB_STATES)
-
 
 def parse_last_event_id(value: str | None) -> int:
     """Where a stream resumes; 0 is the start."""
@@ -34,7 +32,7 @@ def admit(services: Services) -> None:
 
 
 async def stream_events(services: Services, job_id: str, seq: int) -> AsyncIterator[bytes]:
-    """Events after `seq`, then new ones as they come; ends with the job, or when the server stops."""
+    """Events after `seq`, then new ones as they come, and `end` after the job's last."""
     services.num_streams += 1
     try:
         loop = asyncio.get_running_loop()
@@ -48,14 +46,15 @@ async def stream_events(services: Services, job_id: str, seq: int) -> AsyncItera
             for event in events:
                 yield to_sse(event)
                 seq, last_sent = event.seq, loop.time()
-                if event.kind in _TERMINAL_KINDS:
-                    return
             if job.state in TERMINAL_JOB_STATES and not events:
+                # Without this line the stream was cut, and the client resumes it.
+                yield b"event: end\ndata: {}\n\n"
                 return
             if loop.time() - last_sent >= services.limits.heartbeat_seconds:
                 yield b": still here\n\n"
                 last_sent = loop.time()
-            await asyncio.sleep(services.limits.event_poll_seconds)
+            if job.state not in TERMINAL_JOB_STATES:
+                await asyncio.sleep(services.limits.event_poll_seconds)
     finally:
         services.num_streams -= 1
 
