@@ -9,6 +9,7 @@ one. Nothing is recorded twice: a call is submitted to the recorder once, at its
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -28,6 +29,7 @@ from insitu.gateway.settings import Limits
 from insitu.gateway.upstream import GENERATE_PATH
 from insitu.types import ModelCall
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _RETRY_PAUSE_SECONDS = 0.1
 _RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
@@ -119,6 +121,14 @@ class Caller:
             try:
                 with self.routes.leased(target), replica.leased():
                     return await work(Attempt(context, lane, target, {"held": held}))
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                _log.exception(
+                    "call %s: an answer of %s has an unexpected shape", context.call_id, replica.id
+                )
+                raise UpstreamError(
+                    f"The answer of {replica.id} has an unexpected shape: {type(error).__name__}: {error}.",
+                    hint="check the engine's version; the gateway's log has the details",
+                ) from error
             except Fault as fault:
                 last = number == self._limits.max_attempts or context.sent
                 last = last or (mismatched and isinstance(fault, VersionMismatch))

@@ -1,0 +1,377 @@
+"""A stand-in for vLLM's scale-out endpoints: the same wire shapes, fixed tokens, faults on demand.
+
+It is not an engine: it proves how the gateway behaves when an upstream is slow, large, wrong or dead.
+In a test it runs in-process (`async with StandinEngine() as engine`), for a benchmark in its own process
+(``python tests/support/standin_engine.py --port N``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+PROMPT_IDS = [1, 9690, 198, 2683]
+
+
+@dataclass
+class Behaviour:
+    """How the stand-in answers. Tests change fields between and during calls."""
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    adapters: list[str] = field(default_factory=list)
+    weight_version: str = "base"
+    delay_seconds: tuple[float, float] = (0.0, 0.0)
+    """Uniform range of a generation's duration."""
+    chunk_seconds: float = 0.0
+    num_tokens: int = 4
+    answer_bytes: int = 0
+    """Size of the text of an answer; 0: one word per token."""
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+    parser: bool = False
+    fault: str | None = None
+    """One of the names in `_FAULTS`, applied to generate until it is cleared."""
+    fault_count: int = -1
+    """How many generations the fault spoils; -1: all."""
+    healthy: bool = True
+
+
+class StandinEngine:
+    """One stand-in server. `seen` lists (path, body) of every request."""
+
+    def __init__(self, behaviour: Behaviour | None = None, *, port: int = 0, keep_seen: bool = True) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.port = port
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.num_generating = 0
+        self.num_aborted = 0
+        self._keep_seen = keep_seen
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def calls_to(self, path: str) -> list[dict[str, Any]]:
+        return [body for seen, body in self.seen if seen == path]
+
+    async def __aenter__(self) -> StandinEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=2**28)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._direct)
+        app.router.add_post("/v1/chat/completions/render", self._render_chat)
+        app.router.add_post("/v1/chat/completions/derender", self._derender_chat)
+        app.router.add_post("/v1/completions/render", self._render_completion)
+        app.router.add_post("/v1/completions/derender", self._derender_completion)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=2048, reuse_address=True)
+        await site.start()
+        assert site._server is not None
+        self.port = site._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """End as a killed process does: connections under way are cut."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        body = orjson.loads(await request.read())
+        if self._keep_seen:
+            self.seen.append((request.path, body))
+        return body
+
+    def _model_error(self, body: dict[str, Any]) -> web.Response | None:
+        if body.get("model") in [*self.behaviour.models, *self.behaviour.adapters]:
+            return None
+        return _error(404, f"The model `{body.get('model')}` does not exist.")
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.behaviour.healthy else 503)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        cards = [{"id": name, "parent": None} for name in self.behaviour.models]
+        cards += [{"id": name, "parent": self.behaviour.models[0]} for name in self.behaviour.adapters]
+        return web.json_response({"object": "list", "data": cards})
+
+    def _rendered(self, body: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
+        sampling = {k: body[k] for k in ("temperature", "top_p", "seed", "stop", "logit_bias") if k in body}
+        sampling["max_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens") or 1000
+        if "response_format" in body:
+            sampling["structured_outputs"] = {"json": {}}
+        return {
+            "token_ids": token_ids,
+            "sampling_params": sampling,
+            "model": body["model"],
+            "request_id": "r",
+        }
+
+    async def _render_chat(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        if self.behaviour.fault == "render-400":
+            return _error(400, "the template does not like this")
+        # Longer conversations extend shorter ones, as an append-only template does.
+        ids = PROMPT_IDS + [10 + len(str(m.get("content"))) % 90 for m in body["messages"]]
+        return self._model_error(body) or _json(self._rendered(body, ids))
+
+    async def _render_completion(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        prompt = body["prompt"]
+        ids = prompt if isinstance(prompt, list) else [*PROMPT_IDS, len(prompt)]
+        return self._model_error(body) or _json([self._rendered(body, ids)])
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        if (wrong := self._model_error(body)) is not None:
+            return wrong
+        self.num_generating += 1
+        try:
+            return await self._generate_with_faults(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.num_aborted += 1
+            raise
+        finally:
+            self.num_generating -= 1
+
+    async def _generate_with_faults(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        fault = self._next_fault()
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        await asyncio.sleep(random.uniform(*self.behaviour.delay_seconds))
+        if fault == "reset":
+            assert request.transport is not None
+            request.transport.abort()
+            await asyncio.sleep(10)
+        if fault in ("500", "503", "429", "400"):
+            return _error(int(fault), "injected")
+        if fault == "bad-json":
+            return web.Response(body=b'{"choices": [', content_type="application/json")
+        answer = self._generated(body)
+        if fault in _FAULTS:
+            _FAULTS[fault](answer)
+        if body.get("stream"):
+            return await self._stream(request, answer, cut=fault == "cut", error=fault == "stream-error")
+        return _json(answer)
+
+    def _next_fault(self) -> str | None:
+        behaviour = self.behaviour
+        if behaviour.fault is None or behaviour.fault_count == 0:
+            return None
+        behaviour.fault_count -= 1 if behaviour.fault_count > 0 else 0
+        return behaviour.fault
+
+    def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
+        count = self.behaviour.num_tokens
+        ids = [1000 + i for i in range(count)]
+        entries = [
+            {
+                "token_id": t,
+                "logprob": -0.5 - i % 7,
+                "rank": 1,
+                "top_logprobs": [{"token_id": t, "logprob": -0.5}],
+            }
+            for i, t in enumerate(ids)
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": self.behaviour.finish_reason,
+            "stop_reason": self.behaviour.stop_reason,
+            "token_ids": ids,
+            "logprobs": {"content": entries},
+            "weight_versions": [{"version": self.behaviour.weight_version, "start": 0, "end": count}],
+        }
+        usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": count}
+        return {"request_id": "g", "model": body["model"], "usage": usage, "choices": [choice]}
+
+    async def _stream(
+        self, request: web.Request, answer: dict[str, Any], *, cut: bool, error: bool
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        whole = answer["choices"][0]
+        last = len(whole["token_ids"] or []) - 1
+        entries = (whole["logprobs"] or {}).get("content") or []
+        for i, token in enumerate(whole["token_ids"] or []):
+            part = {"index": 0, "token_ids": [token], "logprobs": {"content": entries[i : i + 1]}}
+            part |= {"finish_reason": None, "stop_reason": None, "weight_versions": None}
+            if i == last:
+                part |= {k: whole[k] for k in ("finish_reason", "stop_reason", "weight_versions")}
+            await response.write(_event({"request_id": "g", "usage": None, "choices": [part]}))
+            await asyncio.sleep(self.behaviour.chunk_seconds)
+            if (cut or error) and i == last // 2:
+                if error:
+                    await response.write(_event({"error": {"message": "injected"}}) + b"data: [DONE]\n\n")
+                    return response
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+        await response.write(_event({"request_id": "g", "usage": answer["usage"], "choices": []}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _text(self, token_ids: list[int]) -> str:
+        if self.behaviour.answer_bytes:
+            each = max(self.behaviour.answer_bytes // self.behaviour.num_tokens, 1)
+            return ("word " * (each // 5 + 1))[:each] * len(token_ids)
+        return "".join(f" w{t - 1000}" for t in token_ids)
+
+    async def _derender_chat(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        if (wrong := self._model_error(body)) is not None:
+            return wrong
+        if self.behaviour.parser and "chat_request" not in body:
+            return _error(400, "chat_request is required when a tool or reasoning parser is configured")
+        if not body.get("stream"):
+            choice = body["generate_response"]["choices"][0]
+            message = {"role": "assistant", "content": self._text(choice["token_ids"]), "refusal": None}
+            if self.behaviour.parser and body["chat_request"].get("tools"):
+                function = {"name": "look", "arguments": "{}"}
+                message |= {
+                    "content": None,
+                    "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+                }
+            return _json({"choices": [{"index": 0, "message": message, "logprobs": choice["logprobs"]}]})
+        choices = [
+            {
+                "index": 0,
+                "delta": {"role": None, "content": self._text(choice["token_ids"])},
+                "logprobs": choice["logprobs"],
+                "finish_reason": choice["finish_reason"],
+            }
+            for choice in body["generate_chunk"]["choices"]
+        ]
+        return _json({"chunk": {"choices": choices}, "stream_state": {"turn": 1}})
+
+    async def _derender_completion(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        streaming = body.get("stream")
+        choice = (body["generate_chunk"] if streaming else body["generate_responses"][0])["choices"][0]
+        out = {"index": 0, "text": self._text(choice["token_ids"]), "logprobs": None}
+        return _json({"chunk": {"choices": [out]}, "stream_state": {}} if streaming else {"choices": [out]})
+
+    async def _direct(self, request: web.Request) -> web.Response:
+        """One hop with the same delay and size: what the gateway is compared with."""
+        body = await self._body(request)
+        await asyncio.sleep(random.uniform(*self.behaviour.delay_seconds))
+        generated = self._generated({"model": body["model"], "token_ids": PROMPT_IDS})
+        generated["choices"][0]["message"] = {
+            "role": "assistant",
+            "content": self._text(generated["choices"][0]["token_ids"]),
+        }
+        return _json(generated | {"created": int(time.time())})
+
+
+def _drop_ids(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["token_ids"] = None
+
+
+def _drop_logprobs(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"] = None
+
+
+def _short_logprobs(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"]["content"].pop()
+
+
+def _missing_logprob(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"]["content"][-1]["logprob"] = -9999.0
+
+
+def _null_logprob(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = None
+
+
+def _wrong_token(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"]["content"][0]["token_id"] = 7
+
+
+def _wrong_usage(answer: dict[str, Any]) -> None:
+    answer["usage"]["completion_tokens"] += 1
+
+
+def _wrong_prompt_usage(answer: dict[str, Any]) -> None:
+    answer["usage"]["prompt_tokens"] += 1
+
+
+def _mixed_weights(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["weight_versions"].append({"version": "other", "start": 1, "end": 2})
+
+
+def _no_weights(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["weight_versions"] = None
+
+
+def _aborted(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["finish_reason"] = "abort"
+
+
+_FAULTS = {
+    "no-ids": _drop_ids,
+    "no-logprobs": _drop_logprobs,
+    "short-logprobs": _short_logprobs,
+    "missing-logprob": _missing_logprob,
+    "null-logprob": _null_logprob,
+    "wrong-token": _wrong_token,
+    "wrong-usage": _wrong_usage,
+    "wrong-prompt-usage": _wrong_prompt_usage,
+    "mixed-weights": _mixed_weights,
+    "no-weights": _no_weights,
+    "aborted": _aborted,
+}
+UNRECORDABLE = [
+    *("no-ids", "no-logprobs", "short-logprobs", "missing-logprob", "null-logprob", "wrong-token"),
+    *("wrong-usage", "wrong-prompt-usage"),
+]
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+def _event(body: object) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    behaviour = Behaviour(
+        delay_seconds=(arguments.min_seconds, arguments.max_seconds),
+        num_tokens=arguments.tokens,
+        answer_bytes=arguments.bytes,
+    )
+    async with StandinEngine(behaviour, port=arguments.port, keep_seen=False):
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--min-seconds", type=float, default=0.0)
+    parser.add_argument("--max-seconds", type=float, default=0.0)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--bytes", type=int, default=0)
+    asyncio.run(_serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A gateway in this process, in front of stand-in engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+
+from insitu.gateway.app import build_app
+from insitu.gateway.records import RecordStore
+from insitu.gateway.settings import Limits, Settings
+from insitu.types import ModelCall
+from tests.support.standin_engine import Behaviour, StandinEngine
+
+API = {"authorization": "Bearer default"}
+ADMIN = {"authorization": "Bearer admin"}
+LIMITS = Limits(
+    hold_seconds=5.0,
+    settle_seconds=0.2,
+    connect_seconds=1.0,
+    generate_seconds=10.0,
+    probe_interval_seconds=0.1,
+    probe_timeout_seconds=0.3,
+    shutdown_seconds=2.0,
+)
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class GatewayUnderTest:
+    """The running gateway, its HTTP client, and the engines behind it."""
+
+    def __init__(
+        self, port: int, session: aiohttp.ClientSession, engines: list[StandinEngine], url: str
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.session = session
+        self.engines = engines
+        self.records_url = url
+        self.epoch = 0
+
+    @property
+    def engine(self) -> StandinEngine:
+        return self.engines[0]
+
+    def table(self, **changes: Any) -> dict[str, Any]:
+        self.epoch += 1
+        base = {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": None}
+        served = {"0": {"engine_model": "tiny", "version": "base"}}
+        table = {
+            "epoch": self.epoch,
+            "hold": None,
+            "replicas": [{"id": f"replica-{i}", "url": e.url} for i, e in enumerate(self.engines)],
+            "base": base,
+            "runs": {"run": {"latest": 0, "served": served}},
+        }
+        return table | changes
+
+    async def put_table(self, **changes: Any) -> None:
+        async with self.session.put(
+            f"{self.url}/control/routes", data=orjson.dumps(self.table(**changes)), headers=ADMIN
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def state(self) -> dict[str, Any]:
+        async with self.session.get(f"{self.url}/control/state", headers=ADMIN) as answer:
+            return await answer.json()
+
+    async def post(
+        self, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any
+    ) -> tuple[int, dict[str, Any], str]:
+        """Status, JSON body and call id of one call."""
+        body = {"model": "tiny", "messages": MESSAGES} | body if "chat" in path else {"model": "tiny"} | body
+        async with self.session.post(
+            self.url + path, data=orjson.dumps(body), headers=API | (headers or {})
+        ) as got:
+            return got.status, await got.json(), got.headers.get("x-insitu-call-id", "")
+
+    async def stream(
+        self, path: str = "/v1/chat/completions", **body: Any
+    ) -> tuple[list[dict[str, Any]], str, bool]:
+        """The events, the call id, and whether the stream ended with [DONE]."""
+        body = {"model": "tiny", "messages": MESSAGES} | body if "chat" in path else {"model": "tiny"} | body
+        async with self.session.post(
+            self.url + path, data=orjson.dumps(body | {"stream": True}), headers=API
+        ) as got:
+            assert got.status == 200, await got.text()
+            payloads = [e.removeprefix("data: ") for e in (await got.text()).split("\n\n") if e]
+            done = payloads[-1] == "[DONE]"
+            return [orjson.loads(p) for p in payloads if p != "[DONE]"], got.headers["x-insitu-call-id"], done
+
+    async def records(self) -> list[ModelCall]:
+        """All records, after the recorder has written them."""
+        await until(lambda: self._written(), "the recorder writes everything")
+        store = RecordStore(self.records_url)
+        try:
+            with store._engine.begin() as connection:
+                ids = [row[0] for row in connection.exec_driver_sql("select id from calls order by seq")]
+            return store.get(ids)
+        finally:
+            store.close()
+
+    async def _written(self) -> bool:
+        return (await self.state())["record_backlog"] == 0
+
+
+async def until(condition: Callable[[], Any], what: str, seconds: float = 5.0) -> None:
+    """Wait for a condition (plain or async), with a deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        result = condition()
+        if await result if isinstance(result, Awaitable) else result:
+            return
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        await asyncio.sleep(0.01)
+
+
+StartGateway = Callable[..., Awaitable[GatewayUnderTest]]
+
+
+@pytest.fixture
+async def start_gateway(tmp_path: Path) -> AsyncIterator[StartGateway]:
+    """Start a gateway with `num_engines` stand-ins; `limits` override the short ones above."""
+    async with AsyncExitStack() as stack:
+
+        async def start(num_engines: int = 1, *, install: bool = True, **limits: Any) -> GatewayUnderTest:
+            engines = [
+                await stack.enter_async_context(StandinEngine(Behaviour())) for _ in range(num_engines)
+            ]
+            url = f"sqlite:///{tmp_path}/calls.db"
+            settings = Settings(url, "default", "admin", limits=replace(LIMITS, **limits))
+            runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.5)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            assert site._server is not None
+            port = site._server.sockets[0].getsockname()[1]
+            timeout = aiohttp.ClientTimeout(total=20)
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+            gateway = GatewayUnderTest(port, session, engines, url)
+            if install:
+                await gateway.put_table()
+            return gateway
+
+        yield start
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway) -> GatewayUnderTest:
+    return await start_gateway()

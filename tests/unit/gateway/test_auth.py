@@ -1,0 +1,81 @@
+"""Nobody passes without the right key, and no page of another site reaches a local gateway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.app import build_app
+from insitu.gateway.settings import Settings
+from tests.unit.gateway.conftest import ADMIN, API, GatewayUnderTest
+
+SETTINGS = Settings("sqlite://", "default", "admin")
+KEY = "k" * 32
+
+
+def all_routes() -> list[tuple[str, str]]:
+    return [
+        (method, route.resource.canonical.replace("{rollout_id}", "r").replace("{model}", "tiny"))
+        for route in build_app(SETTINGS).router.routes()
+        if route.resource is not None
+        for method in {route.method, "GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"}
+    ]
+
+
+async def test_every_route_but_health_needs_a_key(gateway: GatewayUnderTest) -> None:
+    checked = 0
+    for method, path in all_routes():
+        if path == "/health":
+            continue
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic default"}):
+            async with gateway.session.request(method, gateway.url + path, headers=headers) as got:
+                assert got.status == 401, (method, path)
+                checked += 1
+    assert checked > 100
+    async with gateway.session.get(f"{gateway.url}/nothing/here") as got:
+        assert got.status == 401
+    async with gateway.session.get(f"{gateway.url}/health") as got:
+        assert (got.status, (await got.json())["status"]) == (200, "ok")
+
+
+async def test_keys_are_not_interchangeable(gateway: GatewayUnderTest) -> None:
+    for path, headers in (("/control/state", API), ("/v1/models", ADMIN), ("/control/state?key=admin", {})):
+        async with gateway.session.get(gateway.url + path, headers=headers) as got:
+            assert got.status == 401
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"host": "[::1"}]
+)
+async def test_browsers_of_other_sites_are_refused(
+    gateway: GatewayUnderTest, headers: dict[str, str]
+) -> None:
+    async with gateway.session.get(f"{gateway.url}/v1/models", headers=API | headers) as got:
+        assert got.status == 400
+
+
+async def test_unknown_paths_answer_in_json(gateway: GatewayUnderTest) -> None:
+    for method, path, status in (("GET", "/v1/embeddings", 404), ("DELETE", "/v1/models", 405)):
+        async with gateway.session.request(method, gateway.url + path, headers=API) as got:
+            assert got.status == status
+            assert "message" in (await got.json())["error"]
+
+
+async def test_a_body_over_the_limit_is_refused(start_gateway) -> None:
+    gateway = await start_gateway(max_body_bytes=1000)
+    status, body, _ = await gateway.post(messages=[{"role": "user", "content": "x" * 2000}])
+    assert (status, body["error"]["type"]) == (413, "TooLarge")
+
+
+def test_public_addresses_need_a_real_key() -> None:
+    for host, key in (("0.0.0.0", "default"), ("10.0.0.1", "short"), ("127.0.0.1", "")):
+        with pytest.raises(InvalidRequest):
+            replace(SETTINGS, host=host, api_key=key).check()
+    replace(SETTINGS, host="0.0.0.0", api_key=KEY).check()
+    SETTINGS.check()
+
+
+def test_keys_are_not_shown() -> None:
+    assert KEY not in repr(replace(SETTINGS, api_key=KEY, admin_key=KEY))

@@ -1,0 +1,75 @@
+"""The process: starts alone in front of an engine, ends cleanly, keeps what it recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from insitu.gateway.records import RecordStore
+from tests.support.standin_engine import Behaviour, StandinEngine
+from tests.unit.gateway.conftest import API, MESSAGES, until
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "insitu.gateway", *arguments, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/health") as got:
+            return got.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_sigterm_finishes_calls_and_writes_them(tmp_path: Path) -> None:
+    url, port = f"sqlite:///{tmp_path}/calls.db", free_port()
+    behaviour = Behaviour(delay_seconds=(0.5, 0.5), adapters=["lora"])
+    async with StandinEngine(behaviour) as engine, aiohttp.ClientSession() as session:
+        child = await start("--port", str(port), "--records", url, "--upstream", engine.url)
+        gateway = f"http://127.0.0.1:{port}"
+        try:
+            await until(lambda: answers(session, gateway), "the gateway answers", 15)
+            bodies = [{"model": model, "messages": MESSAGES} for model in ("tiny", "lora", "tiny")]
+            path = f"{gateway}/v1/chat/completions"
+            calls = [asyncio.ensure_future(session.post(path, json=body, headers=API)) for body in bodies]
+            await until(lambda: engine.num_generating == 3, "three calls generate")
+            child.send_signal(signal.SIGTERM)
+            assert [(await call).status for call in calls] == [200] * 3
+            assert await asyncio.wait_for(child.wait(), 10) == 0
+        finally:
+            if child.returncode is None:
+                child.kill()
+        ids = [(await call).headers["x-insitu-call-id"] for call in calls]
+        assert [r.policy_version for r in RecordStore(url).get(ids)] == ["base", "lora", "base"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--upstream", "http://127.0.0.1:9"], "--enable-scale-out"),
+        (["--managed", "--host", "0.0.0.0"], "INSITU_API_KEY"),
+    ],
+)
+async def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], said: str) -> None:
+    child = await start("--port", str(free_port()), "--records", f"sqlite:///{tmp_path}/calls.db", *arguments)
+    _, stderr = await asyncio.wait_for(child.communicate(), 15)
+    assert child.returncode == 1
+    assert said in stderr.decode()
+    assert "Traceback" not in stderr.decode()

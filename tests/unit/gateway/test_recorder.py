@@ -1,0 +1,82 @@
+"""The recorder: group commits, refusal while the store fails, nothing lost when it recovers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from insitu.errors import DeadlineExceeded, InsituError
+from insitu.gateway import recorder as recorder_module
+from insitu.gateway.recorder import Recorder
+from insitu.types import ModelCall
+
+
+def a_call(number: int) -> ModelCall:
+    return ModelCall(f"c{number}", None, "m", None, 0, "base", [1], [2], [-1.0], "stop")
+
+
+class FakeStore:
+    """Keeps batches; can be slow or full."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[ModelCall]] = []
+        self.full = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def append(self, calls: list[ModelCall]) -> None:
+        assert self.gate.wait(5)
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.batches.append(list(calls))
+
+
+@pytest.fixture(autouse=True)
+def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_RETRY_SECONDS", 0.02)
+
+
+def test_calls_that_arrive_during_a_commit_share_the_next_one() -> None:
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=100)  # type: ignore[arg-type]
+    store.gate.clear()
+    for i in range(10):
+        recorder.submit(a_call(i))
+        time.sleep(0.002)
+    assert recorder.backlog == 10
+    store.gate.set()
+    recorder.flush(5)
+    assert len(store.batches) == 2
+    assert [c.id for batch in store.batches for c in batch] == [f"c{i}" for i in range(10)]
+    assert recorder.num_recorded == 10
+    recorder.close(1)
+
+
+def test_a_full_disk_refuses_new_calls_and_loses_none() -> None:
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=100)  # type: ignore[arg-type]
+    store.full = True
+    recorder.submit(a_call(1))
+    with pytest.raises(DeadlineExceeded, match="No space left"):
+        recorder.flush(0.1)
+    assert "No space left" in (recorder.refusal() or "")
+    store.full = False
+    recorder.flush(5)
+    assert recorder.refusal() is None
+    assert [c.id for c in store.batches[0]] == ["c1"]
+    recorder.close(1)
+
+
+def test_a_long_backlog_is_a_refusal() -> None:
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=3)  # type: ignore[arg-type]
+    store.gate.clear()
+    for i in range(3):
+        recorder.submit(a_call(i))
+    assert "3 recorded calls wait" in (recorder.refusal() or "")
+    store.gate.set()
+    recorder.close(1)
+    with pytest.raises(InsituError, match="not recorded"):
+        recorder.submit(a_call(9))

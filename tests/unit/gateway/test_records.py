@@ -1,0 +1,220 @@
+"""The record store: exact round trips, linear space, several processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
+
+from insitu.errors import NotFound
+from insitu.gateway.records import RecordStore
+from insitu.types import ModelCall
+
+
+def make_call(call_id: str, rollout_id: str | None = "ro", **changes: object) -> ModelCall:
+    call = ModelCall(
+        id=call_id,
+        rollout_id=rollout_id,
+        model="run",
+        run="run",
+        policy_step=2,
+        policy_version="run@2",
+        prompt_ids=[1, 2, 3],
+        output_ids=[4, 5],
+        logprobs=[-0.5, -1.25],
+        finish_reason="stop",
+        messages=[{"role": "user", "content": "hi"}],
+        answer={"role": "assistant", "content": "ho"},
+        sampling={"temperature": 1.0},
+        timings={"total": 0.5},
+        started_at=12.5,
+    )
+    return replace(call, **changes)
+
+
+def conversation(num_turns: int, turn_tokens: int = 50) -> list[ModelCall]:
+    """A rollout whose every turn extends the one before, in tokens and in messages."""
+    calls, ids, messages = [], list(range(turn_tokens)), [{"role": "user", "content": "start " * 20}]
+    tools = [{"type": "function", "function": {"name": "look", "description": "words " * 50}}]
+    for turn in range(num_turns):
+        output = [turn % 100] * turn_tokens
+        logprobs = [-0.5] * turn_tokens
+        calls.append(
+            make_call(
+                f"c{turn}",
+                prompt_ids=ids,
+                output_ids=output,
+                logprobs=logprobs,
+                messages=messages,
+                tools=tools,
+            )
+        )
+        ids = ids + output + [7, 8]
+        messages = [
+            *messages,
+            {"role": "assistant", "content": f"a{turn}"},
+            {"role": "user", "content": f"u{turn}"},
+        ]
+    return calls
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RecordStore:
+    return RecordStore(f"sqlite:///{tmp_path}/calls.db")
+
+
+def test_round_trip_and_order(store: RecordStore) -> None:
+    calls = [
+        make_call("a", None),
+        make_call("b", messages=None, tools=None, answer={"text": "x"}),
+        make_call("c"),
+    ]
+    store.append(calls)
+    assert store.get(["c", "a", "b"]) == [calls[2], calls[0], calls[1]]
+    assert store.by_rollout("ro") == calls[1:]
+    assert store.exists(["a", "zz"]) == {"a"}
+
+
+def test_missing_calls_are_listed(store: RecordStore) -> None:
+    store.append([make_call("a")])
+    with pytest.raises(NotFound, match="2 recorded calls do not exist: x, y"):
+        store.get(["x", "a", "y"])
+
+
+def test_a_stored_id_keeps_its_first_content(store: RecordStore) -> None:
+    store.append([make_call("a")])
+    store.append([make_call("a", output_ids=[9, 9]), make_call("b")])
+    assert store.get(["a"])[0].output_ids == [4, 5]
+    assert store.exists(["b"]) == {"b"}
+
+
+def test_long_rollouts_cost_linear_space(tmp_path: Path) -> None:
+    sizes = {}
+    for num_turns in (25, 50, 100):
+        url = f"sqlite:///{tmp_path}/{num_turns}.db"
+        store, calls = RecordStore(url), conversation(num_turns)
+        for call in calls:
+            store.append([call])
+        assert store.get([c.id for c in calls]) == calls
+        with store._engine.begin() as connection:
+            columns = ("prompt_ids", "output_ids", "logprobs", "body")
+            query = f"select sum({' + '.join(f'length({c})' for c in columns)}) from calls"
+            sizes[num_turns] = connection.exec_driver_sql(query).scalar_one()
+        store.close()
+    assert sizes[100] < 2.1 * sizes[50] < 4.5 * sizes[25]
+
+
+def test_one_late_call_is_rebuilt_without_the_rest(store: RecordStore) -> None:
+    calls = conversation(30)
+    store.append(calls)
+    assert store.get([calls[-1].id]) == [calls[-1]]
+
+
+def test_branches_and_changed_history_are_kept_exactly(store: RecordStore) -> None:
+    first, second = conversation(2)
+    edited = make_call("edited", prompt_ids=[9, *second.prompt_ids[1:]], messages=second.messages)
+    branch = replace(second, id="branch", output_ids=[3, 3], logprobs=[-1.0, -1.0])
+    other = make_call("other", prompt_ids=[5, 5, 5], messages=[{"role": "user", "content": "sub-agent"}])
+    calls = [first, other, second, edited, branch]
+    store.append(calls)
+    assert store.by_rollout("ro") == calls
+
+
+def test_a_new_process_continues_a_rollout(tmp_path: Path) -> None:
+    url, calls = f"sqlite:///{tmp_path}/calls.db", conversation(4)
+    for part in (calls[:2], calls[2:]):
+        store = RecordStore(url)
+        store.append(part)
+        store.close()
+    assert RecordStore(url).by_rollout("ro") == calls
+
+
+def test_a_failed_append_leaves_nothing_and_no_dangling_parent(store: RecordStore) -> None:
+    calls = conversation(2)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("alter table calls rename to away")
+    with pytest.raises(OperationalError):
+        store.append([calls[0]])
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("alter table away rename to calls")
+    store.append([calls[1]])
+    assert store.by_rollout("ro") == [calls[1]]
+
+
+_ids = st.lists(st.integers(0, 50), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    turns=st.lists(st.tuples(st.booleans(), _ids, _ids, st.text(max_size=5)), max_size=12),
+    group=st.integers(1, 4),
+)
+def test_whatever_a_rollout_does_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[bool, list[int], list[int], str]], group: int
+) -> None:
+    store = RecordStore(f"sqlite:///{tmp_path_factory.mktemp('r')}/calls.db")
+    calls: list[ModelCall] = []
+    for i, (extends, ids, output, text) in enumerate(turns):
+        before = calls[-1] if calls and extends else None
+        prompt = before.prompt_ids + before.output_ids + ids if before else ids
+        messages = [*((before.messages or []) if before else []), {"role": "user", "content": text}]
+        logprobs = [-0.5] * len(output)
+        changes = {"prompt_ids": prompt, "output_ids": output, "logprobs": logprobs, "messages": messages}
+        calls.append(make_call(f"c{i}", **changes))
+    for start in range(0, len(calls), group):
+        store.append(calls[start : start + group])
+    assert store.by_rollout("ro") == calls
+    assert store.get([c.id for c in reversed(calls)]) == calls[::-1]
+    store.close()
+
+
+def test_writers_and_readers_share_the_file(tmp_path: Path) -> None:
+    url, failures = f"sqlite:///{tmp_path}/calls.db", []
+
+    def write(name: str) -> None:
+        try:
+            store = RecordStore(url)
+            for i in range(20):
+                store.append([make_call(f"{name}-{i}", name)])
+                assert len(store.by_rollout(name)) == i + 1
+            store.close()
+        except Exception as error:  # noqa: BLE001 (reported by the test below)
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(f"w{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    assert RecordStore(url).count() == 80
+
+
+def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys
+        from insitu.gateway.records import RecordStore
+        from insitu.types import ModelCall
+        store = RecordStore(sys.argv[1])
+        for i in range(100000):
+            store.append([ModelCall(f"c{i}", "ro", "m", None, 0, "base", [1], [2], [-1.0], "stop")])
+            print(i, flush=True)
+    """)
+    url = f"sqlite:///{tmp_path}/calls.db"
+    child = subprocess.Popen([sys.executable, "-c", script, url], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for _ in range(50):
+        child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    acknowledged = 50 + len(child.stdout.readlines())
+    child.wait(10)
+    assert acknowledged <= RecordStore(url).count() <= acknowledged + 1
