@@ -1,0 +1,62 @@
+"""The plain child processes of the supervisor, gateway and API: started, watched, started again."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from insitu.backend.processes import end_child, spawn, tail
+from insitu.errors import ChildFailed
+
+_MAX_RESTARTS = 5
+_RESTART_WINDOW_SECONDS = 60.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that must always run. Its key comes by environment, never by command line."""
+
+    name: str
+    module: str
+    arguments: list[str]
+    env: dict[str, str] = field(repr=False)
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: deque[float] = field(default_factory=deque[float])
+
+    def start(self) -> None:
+        """Start it from this thread, to whose life the kernel ties it."""
+        command = [sys.executable, "-m", self.module, *self.arguments]
+        self.process = spawn(command, self.log_path, self.env)
+
+    def keep_alive(self) -> bool:
+        """Start it again when it has ended; True when that happened. Ending too often is a failure."""
+        assert self.process is not None, f"{self.name} was never started"
+        code = self.process.poll()
+        if code is None:
+            return False
+        now = time.monotonic()
+        while self.restarts and now - self.restarts[0] > _RESTART_WINDOW_SECONDS:
+            self.restarts.popleft()
+        last_lines = tail(self.log_path)
+        if len(self.restarts) >= _MAX_RESTARTS:
+            raise ChildFailed(
+                f"the {self.name} process ended {_MAX_RESTARTS + 1} times in a minute, last with exit code "
+                f"{code}:\n{last_lines}",
+                hint=f"see {self.log_path}",
+            )
+        log.error("the %s process ended with exit code %s; starting it again", self.name, code)
+        self.restarts.append(now)
+        self.start()
+        return True
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask it to end, then make it."""
+        if self.process is not None:
+            end_child(self.process, grace_seconds)

@@ -1,0 +1,148 @@
+"""How one vLLM server is started: its settings, which of them a registration may change, its command."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from insitu.errors import CannotHonour
+
+Device = Literal["cpu", "cuda"]
+Publication = Literal["adapter", "merged"]
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_CUDA_ONLY = ("gpu_memory_utilization",)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything that decides how an engine behaves; two engines with equal settings are the same."""
+
+    model: str
+    """Directory or hub id."""
+    served_name: str
+    device: Device
+    dtype: Literal["bfloat16", "float32"]
+    publication: Publication
+    sleep: bool = False
+    """The engine gives its memory to the trainer while a step trains (CUDA only)."""
+    max_model_len: int = 2048
+    max_num_seqs: int = 64
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool = True
+    max_lora_rank: int = 16
+    kv_cache_gib: int = 2
+    """Memory for the KV cache on a CPU."""
+
+    def command(self, port: int) -> list[str]:
+        """The server's command line; it listens on loopback only, behind the gateway."""
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", self.model, "--served-model-name", self.served_name),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--dtype", self.dtype, "--max-model-len", str(self.max_model_len)),
+            *("--max-num-seqs", str(self.max_num_seqs)),
+            *("--tensor-parallel-size", str(self.tensor_parallel_size)),
+            # Sampling defaults must come from the gateway, never from the model's files.
+            *("--generation-config", "vllm", "--enable-scale-out", "--no-enable-log-requests"),
+        ]
+        if self.enforce_eager:
+            command.append("--enforce-eager")
+        if self.gpu_memory_utilization is not None:
+            command += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
+        if self.sleep:
+            command.append("--enable-sleep-mode")
+        if self.publication == "adapter":
+            # One slot would make a new version wait until the old one has drained.
+            command += ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "32"]
+            command += ["--max-lora-rank", str(self.max_lora_rank)]
+        return command
+
+    def environment(self) -> dict[str, str]:
+        """Environment of the server; development endpoints are needed for publication."""
+        return {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
+            "VLLM_LOGGING_LEVEL": "INFO",
+        }
+
+
+def allowed_lora_rank(rank: int) -> int:
+    """The smallest adapter rank that vLLM offers and that holds `rank`."""
+    for allowed in _LORA_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise CannotHonour(
+        f"LoRA rank {rank} is over vLLM's largest, {_LORA_RANKS[-1]}", hint="register with a smaller rank"
+    )
+
+
+def apply_arguments(
+    settings: EngineSettings, engine_args: Mapping[str, Any], init_args: Mapping[str, Any], lora_rank: int
+) -> EngineSettings:
+    """The settings that a registration asks for; refuses what this device or build cannot honour."""
+    changes: dict[str, Any] = {}
+    for name, value in engine_args.items():
+        changes[name] = _checked(settings, name, value)
+    for name, value in init_args.items():
+        if name != "max_seq_length":
+            _refuse_unknown("init_args", name, ["max_seq_length"])
+        changes["max_model_len"] = _positive(name, value)
+    if settings.publication == "adapter":
+        changes["max_lora_rank"] = max(settings.max_lora_rank, allowed_lora_rank(lora_rank))
+    return replace(settings, **changes)
+
+
+def difference(current: EngineSettings, wanted: EngineSettings) -> str:
+    """What would have to change, for people: ``max_model_len 2048 → 4096``."""
+    old, new = asdict(current), asdict(wanted)
+    return ", ".join(f"{name} {old[name]} → {new[name]}" for name in old if old[name] != new[name])
+
+
+_ENGINE_ARGUMENTS = ("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager")
+
+
+def _checked(settings: EngineSettings, name: str, value: Any) -> Any:
+    if name not in _ENGINE_ARGUMENTS:
+        _refuse_unknown("engine_args", name, list(_ENGINE_ARGUMENTS))
+    if name in _CUDA_ONLY and settings.device == "cpu":
+        raise CannotHonour(
+            f"engine_args.{name}={value!r} cannot be honoured: this backend runs on a CPU",
+            hint=f"remove {name} from the configuration or serve on a CUDA machine",
+        )
+    if name == "gpu_memory_utilization":
+        if not isinstance(value, int | float) or not 0 < value <= 1:
+            raise CannotHonour(f"engine_args.gpu_memory_utilization={value!r} is not in (0, 1]")
+        return float(value)
+    if name == "enforce_eager":
+        if not isinstance(value, bool):
+            raise CannotHonour(f"engine_args.enforce_eager={value!r} is neither true nor false")
+        return value
+    if name == "tensor_parallel_size" and settings.device == "cpu" and value != 1:
+        raise CannotHonour(
+            f"engine_args.tensor_parallel_size={value!r} cannot be honoured: this backend runs on a CPU",
+            hint="use 1, or serve on a machine with that many GPUs",
+        )
+    return _positive(name, value)
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CannotHonour(f"{name}={value!r} is not a positive whole number")
+    return value
+
+
+def _refuse_unknown(section: str, name: str, valid: list[str]) -> None:
+    near = difflib.get_close_matches(name, valid, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}"
+    raise CannotHonour(f"{section}.{name} is not an argument that this backend can honour", hint=hint)
+
+
+assert set(_ENGINE_ARGUMENTS) <= {field.name for field in fields(EngineSettings)}

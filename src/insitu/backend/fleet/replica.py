@@ -1,0 +1,146 @@
+"""A vLLM replica: the Ray actor that holds its devices, and the HTTP calls that steer it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from insitu.backend.fleet.engine import EngineSettings
+from insitu.backend.processes import end_child, free_port, spawn, tail
+from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
+
+_GRACE_SECONDS = 3.0
+
+
+class ReplicaActor:
+    """Runs inside a Ray actor: owns the vLLM server process on the devices that Ray gave it.
+
+    Every method returns at once: the server is started from the actor's main thread, to whose life the
+    kernel ties it, and waiting is the supervisor's business.
+    """
+
+    def __init__(self, settings: EngineSettings, log_path: str, env: dict[str, str]) -> None:
+        self._port = free_port()
+        self._log = Path(log_path)
+        environment = {**settings.environment(), **env}
+        self._server = spawn(settings.command(self._port), self._log, environment)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the server listens, its process id, and the devices it may use."""
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return {"url": f"http://127.0.0.1:{self._port}", "pid": self._server.pid, "devices": devices}
+
+    def exit_report(self) -> str | None:
+        """None while the server runs; its exit code and last lines afterwards."""
+        code = self._server.poll()
+        return None if code is None else f"exit code {code}; last lines of {self._log}:\n{tail(self._log)}"
+
+    def stop(self) -> None:
+        """End the server with everything it started."""
+        end_child(self._server, _GRACE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The engine's log-probability of every token from the second on."""
+
+    logprobs: list[float]
+
+
+class EngineClient:
+    """Steers one vLLM server over its loopback HTTP API."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.url = url
+        self._http = http
+
+    async def healthy(self, deadline_seconds: float = 2.0) -> bool:
+        """True when the server answers its health check in time."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=deadline_seconds)
+            async with self._http.get(f"{self.url}/health", timeout=timeout) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Serve a LoRA directory under a name that was never used before."""
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, 120)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+
+    async def adapters(self) -> set[str]:
+        """Names that the server answers to, the base model's included."""
+        async with self._http.get(f"{self.url}/v1/models", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+            return {entry["id"] for entry in (await answer.json())["data"]}
+
+    async def reload_weights(self, directory: Path, version: str) -> None:
+        """Replace the full weights in place and name them; no call may be under way."""
+        kwargs = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        await self._post("/collective_rpc", kwargs, 600)
+        await self._post("/reset_prefix_cache", None, 60)
+        await self.set_version(version)
+
+    async def set_version(self, version: str) -> None:
+        """Set what the engine reports as the version of its full weights."""
+        await self._post("/update_weight_version", {"new_version": version}, 60)
+
+    async def sleep(self) -> None:
+        """Give the devices' memory back (CUDA only)."""
+        await self._post("/sleep?level=1", None, 120)
+
+    async def wake_up(self) -> None:
+        await self._post("/wake_up", None, 120)
+
+    async def score(self, model: str, token_ids: list[int]) -> Score:
+        """The log-probabilities of given tokens under the served weights."""
+        body = {
+            "model": model,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+        answer = await self._post("/v1/completions", body, 120)
+        rows = answer["choices"][0]["prompt_logprobs"][1:]
+        return Score([row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)])
+
+    async def _post(self, path: str, body: dict[str, Any] | None, deadline_seconds: float) -> Any:
+        timeout = aiohttp.ClientTimeout(total=deadline_seconds)
+        try:
+            async with self._http.post(self.url + path, json=body, timeout=timeout) as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    raise UpstreamError(
+                        f"the engine at {self.url} answered {answer.status} to {path}: {text[:500]}"
+                    )
+                is_json = "json" in answer.headers.get("content-type", "")
+                return await answer.json() if is_json and text else text
+        except TimeoutError as error:
+            message = f"the engine at {self.url} did not answer {path} in {deadline_seconds:.0f} s"
+            raise DeadlineExceeded(message) from error
+        except aiohttp.ClientError as error:
+            raise UpstreamError(f"the engine at {self.url} broke off during {path}: {error!r}") from error
+
+
+async def wait_healthy(engine: EngineClient, exit_report: Any, deadline_seconds: float) -> None:
+    """Wait until a starting server answers; a server that ends first is the headline of the failure."""
+    waited = 0.0
+    while waited < deadline_seconds:
+        if await engine.healthy():
+            return
+        report = await exit_report()
+        if report is not None:
+            raise ChildFailed(f"vLLM ended while starting: {report}")
+        await asyncio.sleep(0.5)
+        waited += 0.5
+    raise DeadlineExceeded(
+        f"vLLM at {engine.url} was not healthy after {deadline_seconds:.0f} s",
+        hint="see the replica's log in the state directory; --engine-start-seconds sets the deadline",
+    )

@@ -1,0 +1,130 @@
+"""The vLLM replicas as the supervisor sees them: started, watched, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from insitu.backend.fleet.cluster import ActorDied, gather, kill
+from insitu.backend.fleet.engine import EngineSettings
+from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
+from insitu.errors import ChildFailed, DeadlineExceeded
+from insitu.logs import vllm_logging_config
+
+_QUICK_SECONDS = 30.0
+_STOP_SECONDS = 6.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One running engine. `joined` says that its weights are right and calls may go to it."""
+
+    id: str
+    actor: Any
+    group: Any
+    engine: EngineClient
+    pid: int
+    devices: str
+    joined: bool = False
+
+
+class ReplicaSet:
+    """All replicas of one base model, with equal settings."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, logs_dir: Path, scratch: Path, start_seconds: float
+    ) -> None:
+        self._http = http
+        self._logs_dir = logs_dir
+        self._scratch = scratch
+        self._start_seconds = start_seconds
+        self.settings: EngineSettings | None = None
+        self.replicas: dict[str, Replica] = {}
+
+    async def start(self, settings: EngineSettings, count: int) -> None:
+        """Start `count` engines and wait until all answer."""
+        self.settings = settings
+        ids = [f"replica-{index}" for index in range(count)]
+        started = await asyncio.gather(*[self._start_one(name, settings) for name in ids])
+        self.replicas = {replica.id: replica for replica in started}
+
+    async def stop(self) -> None:
+        """End every engine."""
+        await asyncio.gather(*[self._stop_one(replica) for replica in self.replicas.values()])
+        self.replicas, self.settings = {}, None
+
+    async def restart(self, replica_id: str) -> Replica:
+        """Replace a dead engine; the new one has the base weights and has not joined yet."""
+        assert self.settings is not None, "no engine was ever started"
+        old = self.replicas.pop(replica_id, None)
+        if old is not None:
+            await self._stop_one(old)
+        replica = await self._start_one(replica_id, self.settings)
+        self.replicas[replica_id] = replica
+        return replica
+
+    async def dead(self) -> list[str]:
+        """Replicas whose server or actor is gone, with the reason logged."""
+        gone: list[str] = []
+        for replica in list(self.replicas.values()):
+            report = await self._exit_report(replica.actor)
+            if report is not None:
+                log.error("%s is gone: %s", replica.id, report)
+                gone.append(replica.id)
+        return gone
+
+    def joined(self) -> list[Replica]:
+        """The engines that calls may go to."""
+        return [replica for replica in self.replicas.values() if replica.joined]
+
+    async def _start_one(self, name: str, settings: EngineSettings) -> Replica:
+        options: dict[str, Any] = {"num_cpus": 0}
+        group = None
+        if settings.device == "cuda":
+            group = placement_group([{"GPU": settings.tensor_parallel_size}])
+            strategy = PlacementGroupSchedulingStrategy(group, 0)
+            options |= {"num_gpus": settings.tensor_parallel_size, "scheduling_strategy": strategy}
+        log_path = str(self._logs_dir / f"{name}.log")
+        actor = ray.remote(ReplicaActor).options(**options).remote(settings, log_path, self._environment())
+        (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
+        engine = EngineClient(self._http, about["url"])
+        await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
+        await engine.set_version("base")
+        log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
+        return Replica(name, actor, group, engine, about["pid"], about["devices"])
+
+    async def _stop_one(self, replica: Replica) -> None:
+        try:
+            await gather([replica.actor.stop.remote()], _STOP_SECONDS, f"stopping {replica.id}")
+        except (ChildFailed, DeadlineExceeded) as error:
+            log.warning("%s did not stop by itself: %s", replica.id, error)
+        kill(replica.actor)
+        if replica.group is not None:
+            remove_placement_group(replica.group)
+
+    async def _exit_report(self, actor: Any) -> str | None:
+        try:
+            (report,) = await gather([actor.exit_report.remote()], _QUICK_SECONDS, "asking a replica")
+        except ActorDied as error:
+            return str(error)
+        return report
+
+    def _environment(self) -> dict[str, str]:
+        """Temporary files go to the scratch directory, logs become JSON lines."""
+        config = self._scratch / "vllm-logging.json"
+        config.write_text(json.dumps(vllm_logging_config()))
+        return {
+            "TMPDIR": str(self._scratch),
+            "VLLM_RPC_BASE_PATH": str(self._scratch),
+            "VLLM_LOGGING_CONFIG_PATH": str(config),
+        }

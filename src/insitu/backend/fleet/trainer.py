@@ -1,0 +1,129 @@
+"""The trainer as the supervisor sees it: all ranks together, as Ray actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from insitu.backend.fleet.cluster import gather, kill
+from insitu.backend.processes import free_port
+from insitu.backend.settings import ServeSettings
+from insitu.logs import log_to
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+_QUICK_SECONDS = 300.0
+log = logging.getLogger(__name__)
+
+
+class _RankActor:
+    """Runs inside a Ray actor; torch is imported there, never in the supervisor."""
+
+    def __init__(self, log_path: str, devices: str | None) -> None:
+        log_to(Path(log_path))
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        self._rank: Any = None
+
+    def load(self, **arguments: Any) -> dict[str, Any]:
+        from insitu.backend.fleet.trainer_rank import TrainerRank
+
+        self._rank = TrainerRank(**arguments)
+        return {**self._rank.info(), "pid": os.getpid()}
+
+    def do(self, method: str, *args: Any) -> Any:
+        return getattr(self._rank, method)(*args)
+
+
+class TrainerGroup:
+    """Starts the ranks, calls them together, and starts them again when one has died."""
+
+    def __init__(self, settings: ServeSettings, base_model: str) -> None:
+        self._settings = settings
+        self._base_model = base_model
+        self._actors: list[Any] = []
+        self._group: Any = None
+        self.opened: dict[str, int] = {}
+        """Step of each run that the ranks hold in memory; what is not here must be opened first."""
+        self.ranks: list[dict[str, Any]] = []
+
+    async def start(self, shared_devices: str | None = None) -> None:
+        """Start all ranks and load the base model on each. `shared_devices` are the engine's GPUs."""
+        settings = self._settings
+        world, port = settings.num_ranks, free_port()
+        own_gpu = settings.device == "cuda" and shared_devices is None
+        options: dict[str, Any] = {"num_cpus": 0}
+        if own_gpu:
+            self._group = placement_group([{"GPU": 1}] * world, strategy="PACK")
+            options["num_gpus"] = 1
+        actor_class = ray.remote(_RankActor)
+        for rank in range(world):
+            if own_gpu:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, rank)
+            devices = shared_devices.split(",") if shared_devices else None
+            own = devices[rank % len(devices)] if devices else None
+            log_path = str(settings.logs_dir / f"trainer-{rank}.log")
+            self._actors.append(actor_class.options(**options).remote(log_path, own))
+        threads = max(1, (os.cpu_count() or 1) // world)
+        arguments = {
+            "world_size": world,
+            "master_address": "127.0.0.1",
+            "master_port": port,
+            "base_model": self._base_model,
+            "dtype": settings.dtype,
+            "num_threads": threads,
+            "device": settings.device,
+        }
+        loading = [actor.load.remote(rank=rank, **arguments) for rank, actor in enumerate(self._actors)]
+        self.ranks = await gather(loading, settings.deadlines.trainer_start, "loading the trainer")
+        log.info("trainer ready: %s", self.ranks)
+
+    async def stop(self) -> None:
+        """End all ranks; their memory of runs is gone with them."""
+        for actor in self._actors:
+            kill(actor)
+        self._actors, self.opened, self.ranks = [], {}, []
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    async def open_run(self, run: str, lora: LoraSettings, step: int, checkpoint: Path | None) -> None:
+        """Make the ranks hold this run at this step."""
+        if self.opened.get(run) == step:
+            return
+        await self._all("open_run", run, lora, None if checkpoint is None else str(checkpoint))
+        self.opened[run] = step
+
+    async def forget_run(self, run: str) -> None:
+        """Drop a run whose state in memory is ahead of what was committed."""
+        self.opened.pop(run, None)
+        await self._all("close_run", run)
+
+    async def train_step(
+        self, run: str, sequences: list[TrainingSequence], settings: StepSettings
+    ) -> dict[str, float]:
+        """One optimizer step; the run is one step further in memory, and nowhere else."""
+        deadline = self._settings.deadlines.step
+        results = await self._all("train_step", run, ray.put(sequences), settings, deadline_seconds=deadline)
+        self.opened[run] += 1
+        return results[0]
+
+    async def score(self, run: str, token_ids: list[list[int]]) -> list[list[float]]:
+        """Log-probabilities by the run's policy as it is in memory."""
+        return (await self._all("score", run, token_ids))[0]
+
+    async def save(self, run: str, staging: Path) -> None:
+        await self._all("save", run, str(staging))
+
+    async def export_merged(self, run: str, directory: Path) -> None:
+        await self._all("export_merged", run, str(directory), self._settings.dtype)
+
+    async def _all(self, method: str, *args: Any, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+        # Ray resolves references only as direct arguments, so they are passed on flat.
+        references = [actor.do.remote(method, *args) for actor in self._actors]
+        return await gather(references, deadline_seconds, f"the trainer's {method}")

@@ -1,0 +1,125 @@
+"""One base model on its devices: the engines that serve it, the trainer that trains on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from insitu.backend import checkpoints
+from insitu.backend.fleet.engine import EngineSettings
+from insitu.backend.fleet.replicas import ReplicaSet
+from insitu.backend.fleet.trainer import TrainerGroup
+from insitu.backend.ledger import Ledger
+from insitu.backend.ledger.rows import Run
+from insitu.backend.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
+from insitu.backend.settings import ServeSettings
+from insitu.backend.traffic import Served
+from insitu.errors import CorruptCheckpoint
+
+log = logging.getLogger(__name__)
+
+
+class ModelHost:
+    """Engines, trainer and publisher of one base model with one set of engine settings."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engine: EngineSettings,
+        ledger: Ledger,
+        http: aiohttp.ClientSession,
+        scratch: Path,
+    ) -> None:
+        self.engine = engine
+        self._settings = settings
+        self._ledger = ledger
+        self.replicas = ReplicaSet(http, settings.logs_dir, scratch, settings.deadlines.engine_start)
+        self.trainer = TrainerGroup(settings, engine.model)
+        base = Served(engine.served_name, BASE_VERSION)
+        self.publisher: Publisher = (
+            AdapterPublisher(self.replicas, base)
+            if engine.publication == "adapter"
+            else MergedPublisher(self.replicas, base, self.trainer, settings.runs_dir)
+        )
+        self._sleeping = False
+
+    async def start(self) -> None:
+        """Start engines and trainer together; the first failure ends both."""
+        if self.engine.device == "cpu":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.replicas.start(self.engine, self._settings.num_replicas))
+                tasks.create_task(self.trainer.start())
+        else:  # the trainer may share the engines' devices, which are known once they run
+            await self.replicas.start(self.engine, self._settings.num_replicas)
+            async with self.asleep():
+                await self.trainer.start(self._shared_devices())
+        for replica in self.replicas.replicas.values():
+            replica.joined = True
+
+    async def stop(self) -> None:
+        """End the trainer and all engines."""
+        await self.trainer.stop()
+        await self.replicas.stop()
+
+    async def restart_trainer(self) -> None:
+        """Start all ranks again after one has died; runs are opened again when needed."""
+        await self.trainer.stop()
+        await self.trainer.start(self._shared_devices())
+
+    async def open_run(self, run: Run) -> Path | None:
+        """Make the trainer hold the run at its last committed step; returns that checkpoint."""
+        path = await asyncio.to_thread(self._committed_checkpoint, run)
+        await self.trainer.open_run(run.name, run.lora, run.step, path)
+        return path
+
+    async def publish_committed(self, run: Run) -> Served:
+        """Bring the engines to the run's last committed step: at start, and after a failed step."""
+        checkpoint = await self.open_run(run) if run.step or self.engine.publication == "merged" else None
+        return await self.publisher.publish(run.name, run.step, checkpoint)
+
+    async def put_back(self, run: Run) -> None:
+        """After a failed publication: trainer and engines return to the committed step."""
+        await self.trainer.forget_run(run.name)
+        await self.publisher.withdraw()
+        if self.engine.publication == "merged":
+            await self.publish_committed(run)
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Engines give their memory to the trainer inside this block (CUDA with shared devices only)."""
+        if self.engine.sleep:
+            await asyncio.gather(*[replica.engine.sleep() for replica in self.replicas.replicas.values()])
+            self._sleeping = True
+        try:
+            yield
+        finally:
+            await self.wake()
+
+    async def wake(self) -> None:
+        """Wake sleeping engines; the others are awake already."""
+        if self._sleeping:
+            self._sleeping = False
+            await asyncio.gather(*[replica.engine.wake_up() for replica in self.replicas.replicas.values()])
+
+    def _shared_devices(self) -> str | None:
+        if self.engine.device == "cpu" or self._settings.placement == "dedicated":
+            return None
+        return ",".join(replica.devices for replica in self.replicas.replicas.values())
+
+    def _committed_checkpoint(self, run: Run) -> Path | None:
+        """The checkpoint of the committed step, verified; a damaged one is never loaded silently."""
+        if run.step == 0:
+            return None
+        kept = {checkpoint.step: checkpoint for checkpoint in self._ledger.checkpoints(run.name)}
+        run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
+        path = checkpoints.checkpoint_path(run_dir, run.step)
+        if run.step not in kept:
+            raise CorruptCheckpoint(f"the ledger has no checkpoint of step {run.step} of run {run.name}")
+        if self.trainer.opened.get(run.name) != run.step:
+            checkpoints.verify(path, kept[run.step].manifest_sha256)
+        return path

@@ -1,0 +1,201 @@
+"""One training step, from queued job to committed version. It reads from top to bottom:
+
+    collect → advantages → sequences → [hold] → train → checkpoint → publish → probe → record → [release]
+
+Nothing is sampled from a version before the ledger has committed it: with `merged` weights calls are held
+until then, with an `adapter` its name is not routed until then. A crash at any point therefore leaves
+either the old step or the new one, and the job is run again from the old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from insitu.backend import checkpoints
+from insitu.backend.batch import Batch, make_batch
+from insitu.backend.fleet.cluster import ActorDied
+from insitu.backend.host import ModelHost
+from insitu.backend.ledger import Ledger
+from insitu.backend.ledger.rows import Job, Run
+from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
+from insitu.backend.settings import ServeSettings
+from insitu.backend.traffic import Served, Traffic
+from insitu.errors import InsituError
+from insitu.gateway.records import RecordStore
+from insitu.types import JobState
+
+_MAX_ATTEMPTS = 3
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+
+class StepRunner:
+    """Runs jobs one at a time on a model host."""
+
+    def __init__(
+        self, settings: ServeSettings, ledger: Ledger, records: RecordStore, traffic: Traffic
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._records = records
+        self._traffic = traffic
+        self._scores: dict[str, tuple[int, list[list[float]]]] = {}
+        """Probe scores by the trainer after each run's last step: the next step's t₀."""
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def run(self, job: Job, host: ModelHost) -> None:
+        """Run a queued job to its end; a failure becomes the job's error, with the run as it was before."""
+        await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.RUNNING)
+        log.info("job %s starts (run %s, %d groups)", job.id, job.run, len(job.group_ids))
+        try:
+            for attempt in range(1, _MAX_ATTEMPTS + 1):
+                try:
+                    await self._attempt(job, host)
+                    return
+                except ActorDied as error:
+                    if attempt == _MAX_ATTEMPTS:
+                        raise
+                    log.warning("job %s: %s; starting the trainer again", job.id, error)
+                    await self._say(job, "trainer restart", 0.0, cause=str(error))
+                    await host.restart_trainer()
+        except InsituError as error:
+            log.exception("job %s failed", job.id)
+            await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
+
+    async def _attempt(self, job: Job, host: ModelHost) -> None:
+        started = time.perf_counter()
+        run = await asyncio.to_thread(self._ledger.get_run, job.run)
+        step = run.step + 1
+        batch = await asyncio.to_thread(self._collect, job)
+        await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
+        async with self._calls_held(f"run {run.name} trains step {step}", host):
+            fixed, before = await self._before(run, batch, host)
+            await self._say(job, "train", 0.1)
+            metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings)
+            await self._say(job, "checkpoint", 0.7)
+            path, digest = await self._checkpoint(run, step, host)
+            async with self._publication_window(run, step, host):
+                await self._say(job, "publish", 0.8)
+                served = await host.publisher.publish(run.name, step, path)
+                await self._say(job, "probe", 0.9)
+                probe = await self._probe(run, served, fixed, before, host)
+                times = {"time/step_seconds": time.perf_counter() - started}
+                figures = {**batch.metrics, **metrics, **probe.metrics(), **times}
+                await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
+                self._route(run.name, step, served)
+        log.info("run %s is at step %d: %s", run.name, step, figures)
+        await self._retire_old(run.name, step, host)
+
+    def _collect(self, job: Job) -> Batch:
+        return make_batch(self._ledger.groups_of_job(job.id), self._records)
+
+    async def _before(
+        self, run: Run, batch: Batch, host: ModelHost
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Open the run on the trainer and score the fixed sequences with the weights of the last step."""
+        await host.open_run(run)
+        path = checkpoints.run_directory(self._settings.runs_dir, run.name) / "probe.json"
+        fixed = await self._call(probe_sequences, path, batch.sequences)
+        step, scores = self._scores.get(run.name, (-1, []))
+        if step != run.step:
+            scores = await host.trainer.score(run.name, fixed)
+        return fixed, scores
+
+    async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
+        staging = await self._call(checkpoints.stage, self._settings.runs_dir, run.name, step)
+        await host.trainer.save(run.name, staging)
+        digest = await self._call(checkpoints.commit, staging)
+        run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
+        return checkpoints.checkpoint_path(run_dir, step), digest
+
+    async def _probe(
+        self,
+        run: Run,
+        served: Served,
+        fixed: list[list[int]],
+        before: list[list[float]],
+        host: ModelHost,
+    ) -> ProbeResult:
+        after = await host.trainer.score(run.name, fixed)
+        results: list[ProbeResult] = []
+        for replica in host.replicas.joined():
+            scored = await asyncio.gather(*[replica.engine.score(served.engine_model, ids) for ids in fixed])
+            result = compare(before, after, [score.logprobs for score in scored])
+            judge(result, self._settings.threshold, replica.id, served.version)
+            results.append(result)
+        self._scores[run.name] = (run.step + 1, after)
+        return max(results, key=lambda result: result.mean_abs)
+
+    @asynccontextmanager
+    async def _calls_held(self, reason: str, host: ModelHost) -> AsyncIterator[None]:
+        """With shared devices calls wait in the gateway during the step, and on CUDA the engines sleep."""
+        if self._settings.placement == "dedicated":
+            yield
+            return
+        async with self._traffic.held(reason), AsyncExitStack() as stack:
+            await self._traffic.drained(self._settings.deadlines.drain)
+            await stack.enter_async_context(host.asleep())
+            yield
+
+    @asynccontextmanager
+    async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncIterator[None]:
+        """Engines awake; with merged weights no call is under way. A failure puts the old version back."""
+        async with AsyncExitStack() as stack:
+            await host.wake()
+            if self._settings.publication == "merged" and self._settings.placement == "dedicated":
+                reason = f"run {run.name} publishes step {step}"
+                await stack.enter_async_context(self._traffic.held(reason))
+                await self._traffic.drained(self._settings.deadlines.drain)
+            try:
+                yield
+            except BaseException:
+                self._scores.pop(run.name, None)
+                await host.put_back(run)
+                raise
+
+    def _route(self, run: str, step: int, served: Served) -> None:
+        if self._settings.publication == "merged":
+            self._traffic.runs[run] = {}
+            refusal = f"merged publication serves one version at a time, now {served.version}"
+            self._traffic.base = {**(self._traffic.base or {}), "refusal": refusal}
+        self._traffic.serve_version(run, step, served)
+
+    async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
+        """Tell the gateway, then let versions before the last two drain before they are taken away."""
+        versions = self._traffic.runs[run]
+        old = {number: versions.pop(number) for number in sorted(versions) if number < step - 1}
+        await self._traffic.push()
+        task = asyncio.create_task(self._drain_and_prune(run, old, host))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _drain_and_prune(self, run: str, old: dict[int, Served], host: ModelHost) -> None:
+        try:
+            for served in old.values():
+                if served != host.publisher.base:
+                    await self._traffic.drained(self._settings.deadlines.drain, served.version)
+                    await host.publisher.retire(served)
+            await self._call(self._prune, run)
+        except InsituError:
+            log.exception("old versions of run %s stay for now", run)
+
+    def _prune(self, run: str) -> None:
+        """Keep the newest checkpoints; the ledger forgets first, so it never names what is gone."""
+        kept = self._settings.keep_checkpoints
+        steps = [checkpoint.step for checkpoint in self._ledger.checkpoints(run)]
+        for step in sorted(steps)[:-kept]:
+            self._ledger.forget_checkpoint(run, step)
+        run_dir = checkpoints.run_directory(self._settings.runs_dir, run)
+        checkpoints.prune(run_dir, kept, steps)
+
+    async def _say(self, job: Job, phase: str, progress: float, **data: Any) -> None:
+        await self._call(self._ledger.set_progress, job.id, phase, progress, data)
+
+    async def _call(self, function: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.to_thread(function, *args)

@@ -1,0 +1,93 @@
+"""The probe: do the engines now compute what the trainer computes?
+
+Fixed sequences of the run are scored by the trainer before the step (t₀), by the trainer after it (t₁) and
+by an engine after publication (s). Two figures follow:
+
+- ``mean_abs`` = mean |s − t₁|: sampler and trainer must agree up to their precision;
+- ``applied`` = ⟨s − t₀, t₁ − t₀⟩ / ‖t₁ − t₀‖²: 1 when the new weights answer, 0 when the old ones still
+  do. Its error is known from the residual, so a first, tiny step is told apart from noise without a
+  threshold of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.errors import ProbeFailed
+from insitu.types import TrainingSequence
+
+_NUM_SEQUENCES = 6
+_MAX_TOKENS = 96
+_SIGMAS = 3.0
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one engine answered after a publication."""
+
+    mean_abs: float
+    max_abs: float
+    applied: float | None
+    """Share of the last step that the engine shows; None when the step changed nothing measurable."""
+    applied_error: float
+    """Standard error of `applied`."""
+    num_tokens: int
+
+    def metrics(self) -> dict[str, float]:
+        values = {"probe/mean_abs": self.mean_abs, "probe/max_abs": self.max_abs}
+        if self.applied is not None:
+            values |= {"probe/applied": self.applied, "probe/applied_error": self.applied_error}
+        return values
+
+
+def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[int]]:
+    """The run's fixed sequences: chosen from its first batch, kept in `path`, never changed."""
+    if path.exists():
+        return json.loads(path.read_text())
+    moving = [sequence for sequence in batch if sequence.advantage != 0.0] or list(batch)
+    stride = max(1, len(moving) // _NUM_SEQUENCES)
+    chosen = [sequence.token_ids[:_MAX_TOKENS] for sequence in moving[::stride][:_NUM_SEQUENCES]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(".new")
+    staged.write_text(json.dumps(chosen))
+    staged.replace(path)
+    return chosen
+
+
+def compare(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+) -> ProbeResult:
+    """The figures of the module's docstring over all tokens."""
+    t0, t1, s = ([x for row in rows for x in row] for rows in (before, after, sampler))
+    gaps = [abs(x - y) for x, y in zip(s, t1, strict=True)]
+    change = [y - x for x, y in zip(t0, t1, strict=True)]
+    energy = math.fsum(d * d for d in change)
+    mean_abs, max_abs = math.fsum(gaps) / max(1, len(gaps)), max(gaps, default=0.0)
+    if energy == 0.0:
+        return ProbeResult(mean_abs, max_abs, None, math.inf, len(gaps))
+    shown = [x - y for x, y in zip(s, t0, strict=True)]
+    applied = math.fsum(a * d for a, d in zip(shown, change, strict=True)) / energy
+    residual = math.fsum((a - applied * d) ** 2 for a, d in zip(shown, change, strict=True))
+    error = math.sqrt(residual / max(1, len(gaps) - 1) / energy)
+    return ProbeResult(mean_abs, max_abs, applied, error, len(gaps))
+
+
+def judge(result: ProbeResult, threshold: float, engine: str, version: str) -> None:
+    """Raise ProbeFailed when the engine computes something else, or still the old weights."""
+    if not math.isfinite(result.mean_abs) or result.mean_abs > threshold:
+        raise ProbeFailed(
+            f"after publishing {version}, {engine} and the trainer disagree: mean |Δlogprob| "
+            f"{result.mean_abs:.4g} over {result.num_tokens} tokens, tolerated {threshold:.4g}",
+            hint="the sampler does not run the trained weights; see the replica's log, or --probe-threshold",
+        )
+    if result.applied is not None and result.applied + _SIGMAS * result.applied_error < _HALF:
+        raise ProbeFailed(
+            f"after publishing {version}, {engine} still answers with the old weights: it shows "
+            f"{result.applied:.2f} ± {result.applied_error:.2f} of the step (1 expected)",
+            hint="publication did not reach the sampler; see the replica's log",
+        )

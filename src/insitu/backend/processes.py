@@ -1,0 +1,129 @@
+"""Child processes that never outlive `insitu serve`.
+
+Three belts: every child asks the kernel to be killed when its parent dies (`guard`), every descendant
+carries a mark in its environment, and a janitor process waits for the supervisor to disappear, whatever
+the cause, then ends all marked processes and removes the scratch directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+MARK = "INSITU_SERVE_ID"
+"""Environment variable that every process started by one `insitu serve` carries."""
+
+_PR_SET_PDEATHSIG = 1
+_GUARD = "insitu.backend.guard"
+_JANITOR = "insitu.backend.janitor"
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError("prctl(PR_SET_PDEATHSIG) was refused by the kernel")
+
+
+def spawn(
+    command: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `command` in its own session under the guard, with its output appended to `log_path`.
+
+    The guard runs in the child before the command, so no code runs between fork and exec in this process.
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    guarded = [sys.executable, "-m", _GUARD, str(os.getpid()), *command]
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            guarded,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+
+
+def start_janitor(serve_id: str, scratch: Path) -> subprocess.Popen[bytes]:
+    """Start the process that cleans up after a supervisor that could not do it itself."""
+    return subprocess.Popen(
+        [sys.executable, "-m", _JANITOR, serve_id, str(scratch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def marked(serve_id: str) -> Iterator[psutil.Process]:
+    """All living processes that carry the mark of `serve_id`, except this one."""
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == serve_id:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+
+
+def end_marked(serve_id: str, deadline_seconds: float, keep: frozenset[int] = frozenset()) -> list[int]:
+    """Kill the marked processes until none is left; returns the ids of those that would not go."""
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        left = [process for process in marked(serve_id) if process.pid not in keep]
+        if not left or time.monotonic() > deadline:
+            return [process.pid for process in left]
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, timeout=0.5)
+
+
+def end_child(child: subprocess.Popen[bytes], grace_seconds: float) -> int:
+    """Ask a child to end, then make it end, with everything in its session's process group."""
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it had its grace; the group is killed below
+            child.wait(grace_seconds)
+    with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
+        os.killpg(child.pid, signal.SIGKILL)
+    return child.wait(grace_seconds)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory that other dying processes may still write into."""
+    for _ in range(20):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.1)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that is free now; the caller binds it at once."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def tail(path: Path, num_lines: int = 15) -> str:
+    """The last lines of a log, for the headline of a failure."""
+    if not path.exists():
+        return f"(no log at {path})"
+    with path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - 16_384))
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-num_lines:])

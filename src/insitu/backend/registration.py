@@ -1,0 +1,173 @@
+"""Which runs this backend takes, and on which engine: admits, refuses with the reason, resumes, closes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from insitu.backend.fleet.engine import EngineSettings, apply_arguments, difference
+from insitu.backend.host import ModelHost
+from insitu.backend.ledger import Ledger
+from insitu.backend.ledger.rows import Run
+from insitu.backend.publication import BASE_VERSION
+from insitu.backend.settings import ServeSettings
+from insitu.backend.traffic import Traffic
+from insitu.errors import CannotHonour, InsituError
+from insitu.types import RunState
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+log = logging.getLogger(__name__)
+
+
+class Registrar:
+    """Holds the one model host of this backend and decides about every registration."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        ledger: Ledger,
+        traffic: Traffic,
+        http: aiohttp.ClientSession,
+        scratch: Path,
+    ) -> None:
+        self.host: ModelHost | None = None
+        self._settings = settings
+        self._ledger = ledger
+        self._traffic = traffic
+        self._http = http
+        self._scratch = scratch
+
+    async def resume(self) -> None:
+        """At start: load the model of `--model` or of the open runs, and publish their last steps."""
+        open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
+        if self._settings.model is not None:
+            name = self._settings.model_name or Path(self._settings.model).name
+            engine = self._settings.engine(self._settings.model, name)
+            for run in open_runs[:1]:  # all open runs agree on the engine
+                engine = apply_arguments(engine, run.engine_args, run.init_args, run.lora.rank)
+            await self._load(engine)
+        for run in open_runs:
+            await self._admit(run)
+
+    async def admit_runs(self, say: Callable[[str], None]) -> None:
+        """Take up what was registered or closed since the last look."""
+        for run in await asyncio.to_thread(self._ledger.list_runs):
+            if run.state is RunState.REGISTERED:
+                say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
+                await self._admit(run)
+            elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
+                await self._drop(run)
+
+    async def announce_replicas(self) -> None:
+        """Tell the gateway which engines calls may go to."""
+        joined = self.host.replicas.joined() if self.host is not None else []
+        self._traffic.replicas = [{"id": replica.id, "url": replica.engine.url} for replica in joined]
+        await self._traffic.push()
+
+    async def _admit(self, run: Run) -> None:
+        """Bring a run to ready, or to failed with the reason."""
+        try:
+            wanted = self._wanted_engine(run)
+            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
+            if self.host is None or self.host.engine != wanted:
+                await self._load(wanted)
+            assert self.host is not None
+            served = await self.host.publish_committed(run)
+            self._traffic.serve_version(run.name, run.step, served)
+            self._refuse_base_when_merged(run)
+            await self._traffic.push()
+            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
+        except InsituError as error:
+            log.exception("run %s cannot be served", run.name)
+            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, str(error))
+
+    def _wanted_engine(self, run: Run) -> EngineSettings:
+        """The engine that the run asks for; refused when other runs are on one that differs."""
+        others = [name for name in self._traffic.runs if name != run.name]
+        if others and self._settings.publication == "merged":
+            raise CannotHonour(
+                f"run {run.name} cannot be served: merged publication serves the weights of one run "
+                f"at a time, now {others[0]}",
+                hint=f"close {others[0]} first, or serve with --publication adapter",
+            )
+        base = self._base_engine(run)
+        wanted = apply_arguments(base, run.engine_args, run.init_args, run.lora.rank)
+        current = self.host.engine if self.host is not None else None
+        if others and current is not None and current != wanted:
+            raise CannotHonour(
+                f"run {run.name} asks for another engine than {', '.join(others)} use: "
+                f"{difference(current, wanted)}",
+                hint="drop these arguments, or close the other runs first",
+            )
+        return wanted
+
+    def _base_engine(self, run: Run) -> EngineSettings:
+        """The current engine when it serves the run's base model, else a new one by hub id."""
+        if self.host is not None and run.base_model in (self.host.engine.served_name, self.host.engine.model):
+            return self.host.engine
+        serves = f"; this backend serves {self.host.engine.served_name}" if self.host is not None else ""
+        if not _HUB_ID.match(run.base_model):
+            raise CannotHonour(
+                f"base model {run.base_model!r} is not a model name{serves}",
+                hint="name the served model or a hub id; directories are given to `insitu serve --model`",
+            )
+        if self._settings.model is not None:
+            raise CannotHonour(
+                f"base model {run.base_model} is not the one that was started{serves}",
+                hint="name the served model, or start another backend for the other one",
+            )
+        if self.host is not None and self._traffic.runs:
+            raise CannotHonour(
+                f"base model {run.base_model} cannot be loaded beside runs on another one{serves}",
+                hint="close those runs first",
+            )
+        return self._settings.engine(run.base_model, run.base_model)
+
+    async def _load(self, engine: EngineSettings) -> None:
+        """Start engines and trainer for these settings in place of the current ones."""
+        self._traffic.replicas = []
+        if self.host is not None:
+            log.info("replacing the engine: %s", difference(self.host.engine, engine))
+            await self._traffic.push()
+            old, self.host = self.host, None
+            await old.stop()
+        host = ModelHost(self._settings, engine, self._ledger, self._http, self._scratch)
+        try:
+            await host.start()
+        except BaseException:
+            await host.stop()
+            raise
+        self.host = host
+        self._traffic.base = {
+            "name": engine.served_name,
+            "engine_model": engine.served_name,
+            "version": BASE_VERSION,
+            "refusal": None,
+        }
+        await self.announce_replicas()
+
+    async def _drop(self, run: Run) -> None:
+        """Stop routing to a closed run and free what it holds."""
+        versions = self._traffic.runs.get(run.name, {})
+        self._traffic.drop_run(run.name)
+        await self._traffic.push()
+        if self.host is None:
+            return
+        await self.host.trainer.forget_run(run.name)
+        if self._settings.publication == "merged" and run.step:
+            await self._load(replace(self.host.engine))  # back to the base model's own weights
+            return
+        for served in versions.values():
+            await self._traffic.drained(self._settings.deadlines.drain, served.version)
+            await self.host.publisher.retire(served)
+
+    def _refuse_base_when_merged(self, run: Run) -> None:
+        if self._settings.publication == "merged" and run.step and self._traffic.base is not None:
+            refusal = f"merged publication serves one version at a time, now {run.name}@{run.step}"
+            self._traffic.base = {**self._traffic.base, "refusal": refusal}

@@ -1,0 +1,285 @@
+"""The supervisor behind `insitu serve`.
+
+    insitu serve (Ray driver)
+      ├─ janitor                 cleans up if this process is killed
+      ├─ gateway  :8000          ◄─ routing table, pushed whole and again after a restart
+      ├─ API      :7623          ─► ledger ─┐
+      └─ Ray: replicas, trainer ranks       │
+                                            ▼
+    loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
+            work    every 0.1 s: registered and closed runs, then the oldest queued job, one at a time
+
+The loops share nothing but the ledger and the model host; `work` is the only one that changes what is
+served. A failure that neither can repair ends the process with that failure as its headline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import aiohttp
+
+from insitu.backend import checkpoints
+from insitu.backend.children import Child
+from insitu.backend.fleet.cluster import start_ray, stop_ray
+from insitu.backend.fleet.replicas import Replica
+from insitu.backend.host import ModelHost
+from insitu.backend.jobs import StepRunner
+from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.processes import MARK, end_marked, remove_tree, start_janitor
+from insitu.backend.registration import Registrar
+from insitu.backend.settings import ServeSettings
+from insitu.backend.traffic import Traffic
+from insitu.errors import ChildFailed, Conflict, DeadlineExceeded
+from insitu.gateway.records import RecordStore
+from insitu.logs import log_to
+from insitu.types import RunState
+
+_TEND_SECONDS = 0.5
+_WORK_SECONDS = 0.1
+_CHILD_READY_SECONDS = 60.0
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+def serve(settings: ServeSettings, say: Say) -> None:
+    """Run a backend until SIGINT or SIGTERM; leaves no process, port or temporary directory behind."""
+    settings.check()
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _lock(settings.state_dir)
+    log_to(settings.logs_dir / "supervisor.log")
+    serve_id = uuid.uuid4().hex
+    os.environ[MARK] = serve_id
+    os.environ.pop("INSITU_API_KEY", None)  # children that need it are given it one by one
+    scratch = Path(tempfile.mkdtemp(prefix="insitu-"))
+    janitor = start_janitor(serve_id, scratch)
+    try:
+        asyncio.run(Supervisor(settings, scratch, say).run())
+    finally:
+        left = end_marked(serve_id, 5.0, keep=frozenset({janitor.pid}))
+        if left:
+            log.error("processes %s would not end", left)
+        remove_tree(scratch)
+        assert janitor.stdin is not None
+        janitor.stdin.write(b"done\n")
+        janitor.stdin.close()
+        janitor.wait(15)
+        lock.close()
+
+
+def _lock(state_dir: Path) -> IO[str]:
+    """One supervisor a state directory; the kernel releases the lock however this process ends."""
+    lock = (state_dir / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise Conflict(
+            f"another `insitu serve` uses the state directory {state_dir}",
+            hint="stop it, or pass another --state-dir",
+        ) from error
+    return lock
+
+
+class Supervisor:
+    """Starts everything, keeps it running, and takes it down again."""
+
+    def __init__(self, settings: ServeSettings, scratch: Path, say: Say) -> None:
+        self._settings = settings
+        self._scratch = scratch
+        self._say = say
+        self._stopping = asyncio.Event()
+        self._state = "starting"
+        self._reviving: set[int] = set()
+        admin_key = secrets.token_hex(32)
+        logs = settings.logs_dir
+        listen = ["--host", settings.host]
+        records = f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
+        keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
+        gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
+        api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
+        self._admin_key = admin_key
+        self._records_url = records
+        self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")
+        api_key = {"INSITU_API_KEY": settings.api_key}
+        self._api = Child("API", "insitu.backend.api", api, api_key, logs / "api.log")
+
+    async def run(self) -> None:
+        """Start, work until told to stop, take down."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, self._stopping.set)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._take_down)
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            ledger = stack.enter_context(Ledger(ledger_url(self._settings.state_dir)))
+            records = RecordStore(self._records_url)
+            stack.callback(records.close)
+            await self._until_stopped(self._serve(http, ledger, records))
+
+    async def _until_stopped(self, work: Any) -> None:
+        """Run `work` until it fails or a signal comes; its exception is the headline."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if working.done():
+            raise headline(working.exception())
+        self._say("stopping: calls under way are finished, a step under way is repeated at the next start")
+        working.cancel()
+        await asyncio.wait({working}, timeout=self._settings.deadlines.stop_grace)
+
+    async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
+        settings, started = self._settings, time.monotonic()
+        for path in checkpoints.remove_leftovers(settings.runs_dir):
+            log.warning("removed %s, left by a crash", path)
+        for job_id in ledger.requeue_running():
+            log.warning("job %s was under way when the last supervisor ended; it runs again", job_id)
+        self._gateway.start()
+        self._api.start()
+        start_ray(settings.ray_address, self._scratch)
+        traffic = Traffic(
+            http,
+            f"http://{_reachable(settings.host)}:{settings.gateway_port}",
+            self._admin_key,
+            settings.deadlines.gateway_push,
+            settings.deadlines.hold,
+        )
+        registrar = Registrar(settings, ledger, traffic, http, self._scratch)
+        runner = StepRunner(settings, ledger, records, traffic)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tend(registrar, traffic, tasks))
+            await self._children_ready(http)
+            await registrar.resume()
+            self._state = "ready"
+            self._announce(registrar, time.monotonic() - started)
+            tasks.create_task(self._work(registrar, runner, ledger))
+
+    async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            for child in (self._gateway, self._api):
+                if child.keep_alive():
+                    self._say(f"the {child.name} process had ended and was started again")
+            state = await traffic.refresh()
+            if registrar.host is not None:
+                await self._tend_replicas(registrar.host, registrar, tasks)
+            self._write_status(registrar, state)
+            await asyncio.sleep(_TEND_SECONDS)
+
+    async def _tend_replicas(self, host: ModelHost, registrar: Registrar, tasks: asyncio.TaskGroup) -> None:
+        for name in await host.replicas.dead():
+            replica = host.replicas.replicas.get(name)
+            if replica is not None and replica.pid not in self._reviving:
+                self._reviving.add(replica.pid)
+                tasks.create_task(self._revive(host, replica, registrar))
+
+    async def _revive(self, host: ModelHost, replica: Replica, registrar: Registrar) -> None:
+        self._say(f"{replica.id} has died; starting it again with the published weights")
+        replica.joined = False
+        await registrar.announce_replicas()
+        await host.publisher.revive(replica)
+        await registrar.announce_replicas()
+        self._say(f"{replica.id} is back")
+
+    async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:
+        while True:
+            await registrar.admit_runs(self._say)
+            ready = [
+                run.name for run in await asyncio.to_thread(ledger.list_runs) if run.state is RunState.READY
+            ]
+            job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
+            if job is not None and registrar.host is not None:
+                await runner.run(job, registrar.host)
+            else:
+                await asyncio.sleep(_WORK_SECONDS)
+
+    async def _children_ready(self, http: aiohttp.ClientSession) -> None:
+        ports = {"gateway": self._settings.gateway_port, "API": self._settings.port}
+        deadline = time.monotonic() + _CHILD_READY_SECONDS
+        for name, port in ports.items():
+            url = f"http://{_reachable(self._settings.host)}:{port}/health"
+            while not await _answers(http, url):
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"the {name} did not answer {url} in {_CHILD_READY_SECONDS:.0f} s",
+                        hint=f"see {self._settings.logs_dir}",
+                    )
+                await asyncio.sleep(0.1)
+
+    def _announce(self, registrar: Registrar, seconds: float) -> None:
+        settings = self._settings
+        where = f"{settings.device}, {settings.dtype}, {settings.placement} devices, {settings.publication}"
+        self._say(f"gateway  http://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded")
+        self._say(f"api      http://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs")
+        host = registrar.host
+        if host is None:
+            self._say("model    none yet: the first registration loads one")
+        else:
+            for replica in host.replicas.replicas.values():
+                self._say(f"engine   {replica.id} vLLM pid {replica.pid} at {replica.engine.url} ({where})")
+            for rank in host.trainer.ranks:
+                self._say(f"trainer  rank {rank['rank']} pid {rank['pid']} on {rank['device']}")
+            self._say(f"model    {host.engine.served_name}")
+        self._say(f"state    {settings.state_dir}   logs in {settings.logs_dir}")
+        self._say(f"ready after {seconds:.0f} s")
+
+    def _write_status(self, registrar: Registrar, gateway: dict[str, Any] | None) -> None:
+        host = registrar.host
+        status = {
+            "state": self._state,
+            "pid": os.getpid(),
+            "gateway": gateway,
+            "model": None if host is None else host.engine.served_name,
+            "replicas": {}
+            if host is None
+            else {r.id: {"pid": r.pid, "joined": r.joined} for r in host.replicas.replicas.values()},
+            "trainer": [] if host is None else host.trainer.ranks,
+        }
+        path = self._settings.state_dir / "status.json"
+        staged = path.with_suffix(".new")
+        staged.write_text(json.dumps(status, default=str))
+        staged.replace(path)
+
+    def _take_down(self) -> None:
+        """End the children and Ray; what does not end in time is killed by its mark afterwards."""
+        grace = self._settings.deadlines.stop_grace
+        for child in (self._gateway, self._api):
+            if child.process is not None:
+                child.process.terminate()
+        for child in (self._gateway, self._api):
+            child.stop(grace)
+        stop_ray()
+        (self._settings.state_dir / "status.json").unlink(missing_ok=True)
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
+            return answer.status < 500
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def headline(error: BaseException | None) -> BaseException:
+    """The first real cause inside nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error or ChildFailed("the supervisor's loops ended without a reason")

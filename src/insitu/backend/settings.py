@@ -1,0 +1,90 @@
+"""What `insitu serve` is told: one frozen value, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from insitu.backend.fleet.engine import Device, EngineSettings, Publication
+from insitu.errors import CannotHonour
+
+Placement = Literal["shared", "dedicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the supervisor waits for each thing, in seconds."""
+
+    engine_start: float = 600.0
+    trainer_start: float = 600.0
+    step: float = 3600.0
+    drain: float = 300.0
+    hold: float = 3600.0
+    gateway_push: float = 60.0
+    stop_grace: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """One backend: what it serves, on which devices, and where it keeps its state."""
+
+    state_dir: Path
+    device: Device
+    dtype: Literal["bfloat16", "float32"]
+    publication: Publication
+    placement: Placement
+    api_key: str = field(repr=False)
+    model: str | None = None
+    model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 7623
+    gateway_port: int = 8000
+    num_replicas: int = 1
+    num_ranks: int = 1
+    ray_address: str | None = None
+    max_seq_length: int = 2048
+    max_num_seqs: int = 64
+    enforce_eager: bool = True
+    probe_threshold: float | None = None
+    """Mean |Δlogprob| between sampler and trainer that fails a step; None: by precision."""
+    keep_checkpoints: int = 3
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def check(self) -> None:
+        """Refuse combinations that cannot be honoured."""
+        if self.keep_checkpoints < 2:
+            raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
+        if self.device == "cpu" and self.dtype not in ("bfloat16", "float32"):
+            raise CannotHonour(f"--dtype {self.dtype} is not one of bfloat16, float32")
+        if self.num_replicas < 1 or self.num_ranks < 1:
+            raise CannotHonour("--replicas and --trainer-ranks are at least 1")
+
+    def engine(self, model: str, served_name: str) -> EngineSettings:
+        """The engine settings before any registration has asked for others."""
+        return EngineSettings(
+            model=model,
+            served_name=served_name,
+            device=self.device,
+            dtype=self.dtype,
+            publication=self.publication,
+            sleep=self.device == "cuda" and self.placement == "shared",
+            max_model_len=self.max_seq_length,
+            max_num_seqs=self.max_num_seqs,
+            enforce_eager=self.enforce_eager,
+        )
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.state_dir / "runs"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / "logs"
+
+    @property
+    def threshold(self) -> float:
+        """What the probe tolerates: float32 agrees to 1e-4, bfloat16 rounds merged weights."""
+        if self.probe_threshold is not None:
+            return self.probe_threshold
+        return 0.005 if self.dtype == "float32" else 0.25

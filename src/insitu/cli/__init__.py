@@ -1,0 +1,49 @@
+"""The `insitu` command. Each command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+_COMMANDS = {
+    "serve": ("insitu.cli.serve", "Serve a model, record its calls, train it."),
+    "gateway": ("insitu.cli.gateway", "Record calls in front of any vLLM server."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and one line; help needs no import of theirs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        return getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="insitu")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def cli(debug: bool) -> None:
+    """Reinforcement learning for LLM agents, in place."""
+
+
+def main() -> None:
+    """Entry point: errors meant for people are printed without a traceback."""
+    from insitu.errors import InsituError
+
+    try:
+        cli()
+    except InsituError as error:
+        if "--debug" in sys.argv:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
