@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from typing import Any
 
@@ -196,11 +197,12 @@ def _create_schema(engine: Engine, url: str, busy_seconds: float) -> None:
                 metadata.create_all(connection)
                 _check_version(connection, url)
             return
-        except OperationalError as error:
+        except (OperationalError, sqlite3.OperationalError) as error:
+            cause = error.orig if isinstance(error, OperationalError) else error
             # The switch to WAL does not honour the busy timeout when two processes make the file at once.
-            if "locked" not in str(error.orig):
+            if "locked" not in str(cause):
                 raise Unavailable(
-                    f"cannot open the ledger {url}: {error.orig}",
+                    f"cannot open the ledger {url}: {cause}",
                     hint="check that the state directory exists, is writable and has free space",
                 ) from error
             if time.monotonic() > deadline:

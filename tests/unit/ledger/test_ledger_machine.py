@@ -1,0 +1,158 @@
+"""The ledger against a model in plain Python: any order of operations, with restarts in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from insitu.backend.ledger import Ledger, ledger_url
+from insitu.errors import Conflict, NotFound
+from insitu.types import JobState, LoraSettings, StepSettings, Trajectory, TrajectoryGroup
+
+GROUPS = st.sampled_from([f"g{n}" for n in range(6)])
+KEYS = st.sampled_from([f"k{n}" for n in range(5)])
+TERMINAL = ("succeeded", "failed", "cancelled")
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dir = Path(tempfile.mkdtemp())
+        self.ledger = Ledger(ledger_url(self.dir))
+        self.ledger.register_run("p", "run", "m", LoraSettings(), {}, {})
+        self.groups: dict[str, str] = {}  # id → hash
+        self.owner: dict[str, str] = {}  # claimed or consumed group → job
+        self.jobs: dict[str, dict] = {}  # id → key, groups, state
+        self.keys: dict[str, str] = {}  # key → job
+        self.steps: list[str] = []  # job of each step
+
+    def teardown(self) -> None:
+        self.ledger.close()
+        shutil.rmtree(self.dir)
+
+    def in_state(self, *states: str) -> list[str]:
+        return [job for job, fields in self.jobs.items() if fields["state"] in states]
+
+    @rule(group=GROUPS, body=st.sampled_from(["h1", "h2"]))
+    def put(self, group: str, body: str) -> None:
+        value = TrajectoryGroup(group, "run", [Trajectory(f"{group}-r", ["c"], 1.0)])
+        if self.groups.get(group, body) != body:
+            with pytest.raises(Conflict):
+                self.ledger.put_group(value, body)
+        else:
+            assert self.ledger.put_group(value, body) is (group not in self.groups)
+            self.groups[group] = body
+
+    @rule(key=KEYS, groups=st.lists(GROUPS, min_size=1, max_size=3, unique=True))
+    def submit(self, key: str, groups: list[str]) -> None:
+        def call():
+            return self.ledger.create_job("run", key, groups, StepSettings(), ",".join(groups))
+
+        if key in self.keys:
+            job = self.keys[key]
+            if self.jobs[job]["groups"] == groups:
+                assert call().id == job
+            else:
+                with pytest.raises(Conflict):
+                    call()
+        elif any(group not in self.groups for group in groups):
+            with pytest.raises(NotFound):
+                call()
+        elif any(group in self.owner for group in groups):
+            with pytest.raises(Conflict):
+                call()
+        else:
+            job = call().id
+            self.keys[key] = job
+            self.jobs[job] = {"groups": groups, "state": "queued", "attempt": 0}
+            self.owner |= dict.fromkeys(groups, job)
+
+    @rule()
+    def start(self) -> None:
+        job = self.ledger.next_job()
+        queued = self.in_state("queued")
+        assert (job.id if job else None) == (queued[0] if queued else None)
+        if job:
+            self.ledger.transition_job(job.id, JobState.RUNNING)
+            self.jobs[job.id]["state"] = "running"
+            self.jobs[job.id]["attempt"] += 1
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), state=st.sampled_from(list(JobState)))
+    def move(self, data: st.DataObject, state: JobState) -> None:
+        job = data.draw(st.sampled_from(list(self.jobs)))
+        fields = self.jobs[job]
+        allowed = {"queued": ("running", "failed", "cancelled"), "running": ("queued", "failed")}
+        if state not in allowed.get(fields["state"], ()):
+            with pytest.raises(Conflict):
+                self.ledger.transition_job(job, state)
+            return
+        self.ledger.transition_job(job, state)
+        fields["state"] = state.value
+        fields["attempt"] += state == "running"
+        if state in ("failed", "cancelled"):
+            self.release(job)
+
+    def release(self, job: str) -> None:
+        for group in self.jobs[job]["groups"]:
+            del self.owner[group]
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), ahead=st.sampled_from([1, 1, 1, 0, 2]))
+    def commit(self, data: st.DataObject, ahead: int) -> None:
+        job = data.draw(st.sampled_from(list(self.jobs)))
+        step = len(self.steps) + ahead
+        if self.jobs[job]["state"] == "running" and ahead == 1:
+            self.ledger.commit_step(job, step, {"n": step}, f"path-{step}", f"sha-{job}")
+            self.jobs[job]["state"] = "succeeded"
+            self.steps.append(job)
+        elif self.steps and step == len(self.steps) and self.steps[-1] == job:
+            assert self.ledger.commit_step(job, step, {}, "x", f"sha-{job}").step == step
+        else:
+            with pytest.raises(Conflict):
+                self.ledger.commit_step(job, step, {}, f"path-{step}", f"sha-{job}")
+
+    @rule()
+    def restart(self) -> None:
+        """As after kill -9 of the supervisor: what ran is queued again."""
+        self.ledger.close()
+        self.ledger = Ledger(ledger_url(self.dir))
+        running = self.in_state("running")
+        assert self.ledger.requeue_running() == running
+        for job in running:
+            self.jobs[job]["state"] = "queued"
+
+    @invariant()
+    def ledger_equals_model(self) -> None:
+        assert self.ledger.get_run("run").step == len(self.steps)
+        assert [(s.step, s.job_id) for s in self.ledger.steps("run")] == list(enumerate(self.steps, 1))
+        for group in self.groups:
+            record = self.ledger.group_record("run", group)
+            owner = self.owner.get(group)
+            consumed = owner is not None and self.jobs[owner]["state"] == "succeeded"
+            expected = "consumed" if consumed else "claimed" if owner else "received"
+            assert (record.state, record.job_id) == (expected, owner)
+            assert record.step == (self.steps.index(owner) + 1 if owner and consumed else None)
+        for job, fields in self.jobs.items():
+            found = self.ledger.get_job(job)
+            assert (found.state, found.attempt) == (fields["state"], fields["attempt"])
+            kinds = [event.kind for event in self.ledger.events_since(job, 0)]
+            ends = [kind for kind in kinds if kind in TERMINAL]
+            assert ends == ([fields["state"]] if fields["state"] in TERMINAL else [])
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+# More by hand: INSITU_EXAMPLES=300 makes more than 10,000 operations.
+TestLedgerMachine.settings = settings(
+    max_examples=int(os.environ.get("INSITU_EXAMPLES", "15")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
