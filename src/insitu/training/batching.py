@@ -1,12 +1,21 @@
-"""Sequences → micro-batches of similar length under a token budget, the same plan on every rank.
+"""Sequences → rows → micro-batches of similar length under a token budget, the same plan on every rank.
+
+Rollouts of one example start with the same prompt. A row computes it once and hangs the rollouts on it as
+branches: each branch sees the prompt and itself, at the positions it had alone, so every log-probability
+and gradient is that of separate rows, for a fraction of the tokens::
+
+    three rows     p p p p a a      one row     p p p p a a b b b c      positions 0 1 2 3 4 5 4 5 6 4
+                   p p p p b b b
+                   p p p p c
 
 Shape suffixes: b rows, l padded length, t sampled tokens of the micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +26,26 @@ _FILLER_IDS = [0, 0]
 """What a rank without work runs so that its collectives still meet the other ranks'."""
 
 
+_MAX_SHARED_TOKENS = 2048
+"""A row with branches needs a mask of its length squared, so it stays short; a lone sequence needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Sequences that start with the same `num_shared` tokens."""
+
+    num_shared: int
+    sequences: list[TrainingSequence]
+
+    @property
+    def length(self) -> int:
+        return self.num_shared + sum(len(s.token_ids) - self.num_shared for s in self.sequences)
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass. Rows are padded on the right: causal attention never looks there, so no mask is
-    needed and the engine's fast causal kernel applies."""
+    """One forward pass. Rows are padded on the right: causal attention never looks there, so without
+    branches no mask is needed and the fast causal kernel applies."""
 
     ids_bl: Tensor
     position_t: Tensor
@@ -28,18 +53,56 @@ class MicroBatch:
     target_t: Tensor
     old_t: Tensor
     advantage_t: Tensor
+    branch_bl: Tensor | None = None
+    """0 for a shared prompt, 1, 2, … for its branches, -1 for padding; None when no row has branches."""
+    offset_bl: Tensor | None = None
+    """The position of each token in its own sequence; None as above."""
     is_filler: bool = False
     """True for work that only keeps ranks in step: it contributes exactly zero."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(
-            self.ids_bl.to(device),
-            self.position_t.to(device),
-            self.target_t.to(device),
-            self.old_t.to(device),
-            self.advantage_t.to(device),
-            self.is_filler,
-        )
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "is_filler"}
+        moved = {name: tensor if tensor is None else tensor.to(device) for name, tensor in tensors.items()}
+        return replace(self, **moved)
+
+    def visible_bll(self) -> Tensor | None:
+        """Which token (last axis) each token sees: itself, earlier ones of its branch, and the prompt."""
+        if self.branch_bl is None:
+            return None
+        query, key = self.branch_bl[:, :, None], self.branch_bl[:, None, :]
+        return ((query == key) | (key == 0)).tril()
+
+
+def share_prompts(sequences: Sequence[TrainingSequence]) -> list[Row]:
+    """Put sequences with the same prompt (all tokens before the first sampled one) on common rows."""
+    families: dict[tuple[int, ...], list[TrainingSequence]] = {}
+    for sequence in sequences:
+        families.setdefault(tuple(sequence.token_ids[: _num_prompt(sequence)]), []).append(sequence)
+    return [row for prompt, members in families.items() for row in _rows(len(prompt), members)]
+
+
+def separate(sequences: Sequence[TrainingSequence]) -> list[Row]:
+    """One row per sequence, for models whose attention cannot be given branches."""
+    return [Row(_num_prompt(sequence), [sequence]) for sequence in sequences]
+
+
+def _num_prompt(sequence: TrainingSequence) -> int:
+    return next((i for i, flag in enumerate(sequence.mask) if flag), len(sequence.token_ids))
+
+
+def _rows(num_shared: int, members: Sequence[TrainingSequence]) -> list[Row]:
+    rows: list[Row] = []
+    room = 0
+    for sequence in members:
+        num_own = len(sequence.token_ids) - num_shared
+        # a short prompt under long branches saves little and makes attention work harder
+        if rows and num_own <= room and num_own <= 4 * num_shared:
+            rows[-1].sequences.append(sequence)
+            room -= num_own
+        else:
+            rows.append(Row(num_shared, [sequence]))
+            room = _MAX_SHARED_TOKENS - len(sequence.token_ids)
+    return rows
 
 
 def plan(lengths: Sequence[int], max_tokens: int, world_size: int) -> list[list[list[int]]]:
@@ -69,29 +132,46 @@ def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int
     return batches
 
 
-def collate(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+def collate(rows: Sequence[Row]) -> MicroBatch:
     """Pad the rows and gather what belongs to their sampled tokens; no rows give a filler."""
-    if not sequences:
+    if not rows:
         return score_batch([_FILLER_IDS], is_filler=True)
-    ids_bl = _pad([sequence.token_ids for sequence in sequences])
+    width = max(row.length for row in rows)
+    ids: list[list[int]] = []
+    branches: list[list[int]] = []
+    offsets: list[list[int]] = []
     positions: list[int] = []
-    targets: list[int] = []
-    old: list[float] = []
-    advantages: list[float] = []
-    for row, sequence in enumerate(sequences):
-        offset = row * ids_bl.shape[1] - 1
-        sampled = [i for i, flag in enumerate(sequence.mask) if flag]
-        positions += [offset + i for i in sampled]
-        targets += [sequence.token_ids[i] for i in sampled]
-        old += [sequence.logprobs[i] for i in sampled]
-        advantages += [sequence.advantage] * len(sampled)
+    for number, row in enumerate(rows):
+        shared = row.num_shared
+        ids.append(row.sequences[0].token_ids[:shared])
+        branches.append([0] * shared)
+        offsets.append(list(range(shared)))
+        for branch, s in enumerate(row.sequences, start=1):
+            # where the token before i is: in the prompt for the first of a branch, else right before it
+            start = number * width + len(ids[-1]) - shared - 1
+            positions += [
+                number * width + i - 1 if i == shared else start + i for i, flag in enumerate(s.mask) if flag
+            ]
+            ids[-1] += s.token_ids[shared:]
+            branches[-1] += [branch] * (len(s.token_ids) - shared)
+            offsets[-1] += range(shared, len(s.token_ids))
+    sequences = [s for row in rows for s in row.sequences]
+    has_branches = len(sequences) > len(rows)
     return MicroBatch(
-        ids_bl,
+        _pad(ids),
         torch.tensor(positions, dtype=torch.long),
-        torch.tensor(targets, dtype=torch.long),
-        torch.tensor(old, dtype=torch.float32),
-        torch.tensor(advantages, dtype=torch.float32),
+        torch.tensor([t for s in sequences for t, flag in _pairs(s.token_ids, s) if flag], dtype=torch.long),
+        torch.tensor(
+            [p for s in sequences for p, flag in _pairs(s.logprobs, s) if flag], dtype=torch.float32
+        ),
+        torch.tensor([s.advantage for s in sequences for flag in s.mask if flag], dtype=torch.float32),
+        _pad(branches, -1) if has_branches else None,
+        _pad(offsets) if has_branches else None,
     )
+
+
+def _pairs(values: list[Any], sequence: TrainingSequence) -> Iterable[tuple[Any, int]]:
+    return zip(values, sequence.mask, strict=True)
 
 
 def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> MicroBatch:
@@ -101,9 +181,11 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
     positions = [row * width + i - 1 for row, ids in enumerate(rows) for i in range(1, len(ids))]
     targets = [token for ids in rows for token in ids[1:]]
     zeros_t = torch.zeros(len(targets))
-    return MicroBatch(ids_bl, torch.tensor(positions), torch.tensor(targets), zeros_t, zeros_t, is_filler)
+    return MicroBatch(
+        ids_bl, torch.tensor(positions), torch.tensor(targets), zeros_t, zeros_t, is_filler=is_filler
+    )
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]], value: int = 0) -> Tensor:
     width = max(len(ids) for ids in rows)
-    return torch.tensor([[*ids, *([0] * (width - len(ids)))] for ids in rows], dtype=torch.long)
+    return torch.tensor([[*ids, *([value] * (width - len(ids)))] for ids in rows], dtype=torch.long)

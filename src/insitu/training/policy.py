@@ -16,10 +16,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.hub import cached_file
 
 from insitu.errors import CannotHonour, NotFound
+from insitu.training.batching import MicroBatch
 from insitu.training.logprobs import token_logprobs
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of families that change the logits after the head; the head alone would score them wrongly."""
+
+_BRANCHING_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 
 class Policy(nn.Module):
@@ -33,11 +36,23 @@ class Policy(nn.Module):
         super().__init__()
         self.model: Any = model
 
-    def forward(self, ids_bl: Tensor, position_t: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability, entropy) of each target given the hidden state at its flat position."""
-        hidden_blh = self.model.base_model(input_ids=ids_bl, use_cache=False).last_hidden_state
-        hidden_th = hidden_blh.flatten(0, 1).index_select(0, position_t)
-        return token_logprobs(hidden_th, self.model.lm_head, target_t)
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """(log-probability, entropy) of each sampled token given the hidden state before it."""
+        visible_bll = batch.visible_bll()
+        hidden_blh = self.model.base_model(
+            input_ids=batch.ids_bl,
+            attention_mask=None if visible_bll is None else visible_bll[:, None],
+            position_ids=batch.offset_bl,
+            use_cache=False,
+        ).last_hidden_state
+        hidden_th = hidden_blh.flatten(0, 1).index_select(0, batch.position_t)
+        return token_logprobs(hidden_th, self.model.lm_head, batch.target_t)
+
+    @property
+    def can_branch(self) -> bool:
+        """True when attention is plain and full in every layer, so that a mask of ours is all there is."""
+        config = self.model.config
+        return config.model_type in _BRANCHING_FAMILIES and not getattr(config, "sliding_window", None)
 
 
 def load_policy(base_model: str, device: torch.device) -> Policy:

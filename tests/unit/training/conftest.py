@@ -49,11 +49,14 @@ def trainer(model_dir: Path) -> TrainerRank:
 @pytest.fixture
 def make_sequences() -> Callable[..., list[TrainingSequence]]:
     def make(count: int = 6, seed: int = 0) -> list[TrainingSequence]:
+        """Rollouts with prompts of their own and, every second one, the prompt of the rollout before."""
         rng = random.Random(seed)
+        prompt: list[int] = []
         made: list[TrainingSequence] = []
         for i in range(count):
-            num_prompt, num_output = rng.randint(1, 12), rng.randint(1, 6)
-            ids = [rng.randrange(97) for _ in range(num_prompt + num_output)]
+            prompt = prompt if i % 2 else [rng.randrange(97) for _ in range(rng.randint(1, 12))]
+            num_prompt, num_output = len(prompt), rng.randint(1, 6)
+            ids = prompt + [rng.randrange(97) for _ in range(num_output)]
             logprobs = [0.0] * num_prompt + [-4.0 - rng.random() for _ in range(num_output)]
             mask = [0] * num_prompt + [1] * num_output
             made.append(TrainingSequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.0, 0.5])))

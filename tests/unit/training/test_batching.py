@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.training.batching import collate, plan
+from insitu.training.batching import collate, plan, separate, share_prompts
 from insitu.types import TrainingSequence
 
 
@@ -29,10 +29,44 @@ def test_ranks_carry_nearly_the_same_tokens() -> None:
 def test_collate_points_each_sampled_token_at_the_state_before_it() -> None:
     long = TrainingSequence("a", [5, 6, 7, 8], [0, 1, 0, 1], [0.0, -0.1, 0.0, -0.2], 2.0)
     short = TrainingSequence("b", [9, 4], [0, 1], [0.0, -0.3], -1.0)
-    batch = collate([long, short])
+    batch = collate(separate([long, short]))
     assert batch.ids_bl.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
     assert batch.position_t.tolist() == [0, 2, 4]
     assert batch.target_t.tolist() == [6, 8, 4]
     assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0]
     assert [round(x, 3) for x in batch.old_t.tolist()] == [-0.1, -0.2, -0.3]
     assert collate([]).is_filler
+
+
+def rollout(prompt: list[int], rest: list[int], mask: list[int], advantage: float = 1.0) -> TrainingSequence:
+    flags = [0] * len(prompt) + mask
+    return TrainingSequence("r", prompt + rest, flags, [-0.1 * i * f for i, f in enumerate(flags)], advantage)
+
+
+def test_rollouts_of_one_prompt_share_it() -> None:
+    one, two = rollout([1, 2, 3], [4, 5], [1, 1], 2.0), rollout([1, 2, 3], [6, 7, 8], [1, 0, 1], -1.0)
+    other = rollout([1, 2], [9], [1])
+    rows = share_prompts([one, other, two])
+    assert [(row.num_shared, row.length, len(row.sequences)) for row in rows] == [(3, 8, 2), (2, 3, 1)]
+    batch = collate(rows)
+    assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 9, 0, 0, 0, 0, 0]]
+    assert batch.target_t.tolist() == [4, 5, 6, 8, 9]
+    assert batch.position_t.tolist() == [2, 3, 2, 6, 9]
+    assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0, -1.0, 1.0]
+    assert batch.offset_bl is not None
+    assert batch.offset_bl[0].tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
+    visible = batch.visible_bll()
+    assert visible is not None
+    assert visible[0, 6].nonzero().flatten().tolist() == [0, 1, 2, 5, 6]
+    assert visible[0, 4].nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
+    assert visible.diagonal(dim1=1, dim2=2).all(), "a token that sees nothing would be NaN"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=20))
+def test_sharing_keeps_every_sequence_and_bounds_the_rows(shapes: list[tuple[int, int]]) -> None:
+    sequences = [rollout([prompt] * (40 * prompt + 1), [5] * n, [1] * n) for prompt, n in shapes]
+    rows = share_prompts(sequences)
+    assert sorted(id(s) for row in rows for s in row.sequences) == sorted(map(id, sequences))
+    for row in rows:
+        assert len({tuple(s.token_ids[: row.num_shared]) for s in row.sequences}) == 1
+        assert len(row.sequences) == 1 or row.length <= 2048

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from insitu.errors import InvalidRequest, NotFound
-from insitu.training.batching import MicroBatch, collate, plan, score_batch
+from insitu.training.batching import MicroBatch, collate, plan, score_batch, separate, share_prompts
 from insitu.training.export import MergedExport
 from insitu.training.learner import Learner
 from insitu.training.lora import AdapterPool, merged_tensors
@@ -158,12 +158,11 @@ class TrainerRank:
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _accumulate(self, trained: list[TrainingSequence], settings: StepSettings, num_tokens: int) -> Tensor:
-        mine = plan([len(s.token_ids) for s in trained], self._max_micro_batch_tokens, self._world_size)[
-            self._rank
-        ]
+        rows = share_prompts(trained) if self._policy.can_branch else separate(trained)
+        batches = plan([row.length for row in rows], self._max_micro_batch_tokens, self._world_size)
         sums = torch.zeros(len(SUM_NAMES), device=self._device)
-        for indices in mine:
-            batch = collate([trained[i] for i in indices]).to(self._device)
+        for indices in batches[self._rank]:
+            batch = collate([rows[i] for i in indices]).to(self._device)
             sums += forward_backward(self._score, self._score_base, batch, settings, num_tokens)
         if self._world_size > 1:
             dist.all_reduce(sums)
@@ -177,7 +176,7 @@ class TrainerRank:
 
     def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self._policy(batch.ids_bl, batch.position_t, batch.target_t)
+            return self._policy(batch)
 
     def _score_base(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         with self._adapters.off():
