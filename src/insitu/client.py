@@ -382,6 +382,9 @@ class InsituClient:
                     raise error
                 pause = max(pause, _retry_after(answer))
             except _BROKEN as error:
+                if isinstance(error.__cause__, errors.InsituError | TypeError):
+                    # The body itself could not be made: sending it again cannot help.
+                    raise error.__cause__ from None
                 if last:
                     raise errors.Unavailable(
                         f"{method} {self._base_url}{path} failed {attempt + 1} times: {_text(error)}",

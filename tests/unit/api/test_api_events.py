@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+from fastapi import FastAPI
+
+from insitu.backend.api.events import stream_events
+from insitu.backend.ledger import Ledger
+from insitu.types import JobState
+
+from .conftest import inline_group, put, submit
+
+
+@pytest.fixture
+async def job(http) -> str:
+    await put(http, "g", inline_group())
+    return (await submit(http, "k", ["g"])).json()["id"]
+
+
+def parse(text: str) -> list[dict]:
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append(fields)
+    return found
+
+
+async def test_the_stream_tells_the_story_and_ends(http, ledger: Ledger, job: str):
+    ledger.transition_job(job, JobState.RUNNING)
+    ledger.set_progress(job, "train", 0.5, {"text": "two\nlines"})
+
+    async def finish():
+        await asyncio.sleep(0.2)
+        ledger.commit_step(job, 1, {"loss": 1.0}, "path", "sha")
+
+    answer, _ = await asyncio.gather(http.get(f"/v1/jobs/{job}/events", timeout=10), finish())
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert ": still here" in answer.text
+    events = parse(answer.text)
+    assert [event["event"] for event in events] == ["queued", "running", "progress", "succeeded", "end"]
+    assert orjson.loads(events[2]["data"])["data"] == {
+        "text": "two\nlines",
+        "phase": "train",
+        "progress": 0.5,
+    }
+    assert orjson.loads(events[3]["data"])["data"] == {"step": 1, "metrics": {"loss": 1.0}}
+
+    resumed = await http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": events[1]["id"]})
+    assert parse(resumed.text) == events[2:]
+    nothing = await http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": events[3]["id"]})
+    assert [event["event"] for event in parse(nothing.text)] == ["end"]
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", "9" * 30, "²"])
+async def test_a_wrong_last_event_id_is_refused(http, job: str, value: str):
+    headers = {"Last-Event-ID": value.encode()}
+    assert (await http.get(f"/v1/jobs/{job}/events", headers=headers)).status_code == 400
+
+
+async def test_unknown_jobs_have_no_stream(http):
+    assert (await http.get(f"/v1/jobs/job-{'0' * 16}/events")).status_code == 404
+    assert (await http.get("/v1/jobs/..%2f..%2fetc/events")).status_code in (400, 404)
+
+
+async def test_streams_are_bounded_and_given_back(app: FastAPI, http, job: str):
+    services = app.state.services
+    streams = [stream_events(services, job, 0) for _ in range(4)]
+    for stream in streams:
+        await anext(stream)
+    assert (await http.get(f"/v1/jobs/{job}/events")).status_code == 429
+    for stream in streams:
+        await stream.aclose()
+    assert services.num_streams == 0
+
+
+async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, http, job: str):
+    async def stop():
+        await asyncio.sleep(0.1)
+        app.state.services.stopping = True
+
+    answer, _ = await asyncio.gather(http.get(f"/v1/jobs/{job}/events", timeout=10), stop())
+    assert [event["event"] for event in parse(answer.text)] == ["queued"]

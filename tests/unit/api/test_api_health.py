@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from insitu.backend.ledger import Ledger
+from insitu.errors import Unavailable
+
+
+async def test_health_without_a_supervisor(stranger):
+    answer = await stranger.get("/health")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["status"], body["ledger"], body["supervisor"]) == ("ok", "ok", None)
+
+
+async def test_health_shows_the_supervisors_view(stranger, tmp_path: Path):
+    (tmp_path / "status.json").write_text('{"replicas": {"replica-0": "ready"}}')
+    body = (await stranger.get("/health")).json()
+    assert body["supervisor"] == {"replicas": {"replica-0": "ready"}}
+    assert 0 <= body["supervisor_age_seconds"] < 60
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "x" * 300_000])
+async def test_a_view_that_cannot_be_used_is_said(stranger, tmp_path: Path, content: str):
+    (tmp_path / "status.json").write_text(content)
+    answer = await stranger.get("/health")
+    assert answer.status_code == 200
+    assert "status.json" in answer.json()["supervisor"]["error"]
+
+
+async def test_health_fails_with_the_ledger(stranger, ledger: Ledger, monkeypatch):
+    def broken():
+        raise Unavailable("the ledger cannot be read: disk I/O error")
+
+    monkeypatch.setattr(ledger, "ping", broken)
+    answer = await stranger.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["ledger"] == "the ledger cannot be read: disk I/O error"
