@@ -7,6 +7,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
 
 from insitu.backend.api.settings import Limits
 from insitu.backend.api.upload import read_lines
@@ -247,6 +248,19 @@ async def test_unknown_runs_are_said_before_the_body_is_read(http):
 
     assert (await put(http, "g", never(), run="nope")).status_code == 404
     assert (await put(http, "G", inline_group())).status_code == 400
+
+
+async def test_a_full_disk_is_said_and_nothing_is_acknowledged(http, records, monkeypatch):
+    def full(_calls):
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "append", full)
+        answer = await put(http, "g", inline_group())
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert "disk is full" in answer.json()["error"]["message"]
+    assert (await http.get("/v1/runs/run/groups/g")).status_code == 404
+    assert (await put(http, "g", inline_group())).status_code == 201
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -50,6 +51,12 @@ def install(app: FastAPI) -> None:
         body = {"type": kind, "message": message, "hint": "GET /v1/openapi.json lists the routes"}
         return JSONResponse({"error": body}, error.status_code, headers=error.headers)
 
+    async def storage(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, DBAPIError)
+        log.error("the record store failed: %s", error.orig)
+        hint = "free space on the disk of the state directory, then repeat the request under the same id"
+        return _answer(Unavailable(f"the record store cannot be used: {error.orig}", hint=hint))
+
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer, and the server logs the traceback.
         message = f"{request.method} {request.url.path} failed inside the server: {type(error).__name__}"
@@ -64,6 +71,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(InsituError, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unrouted)
+    app.add_exception_handler(DBAPIError, storage)
     app.add_exception_handler(Exception, unexpected)
 
 
