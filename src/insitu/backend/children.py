@@ -30,6 +30,10 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     restarts: deque[float] = field(default_factory=deque[float])
 
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
     def start(self) -> None:
         """Start it from this thread, to whose life the kernel ties it."""
         command = [sys.executable, "-m", self.module, *self.arguments]

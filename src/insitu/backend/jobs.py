@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,17 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The fixed sequences of a run and how trainer and engines scored them at one step."""
+
+    step: int
+    fixed: list[list[int]]
+    trainer: list[list[float]]
+    engines: dict[int, list[list[float]]]
+    """By the engine's process id: a restarted engine is another one."""
+
+
 class StepRunner:
     """Runs jobs one at a time on a model host."""
 
@@ -45,8 +57,8 @@ class StepRunner:
         self._ledger = ledger
         self._records = records
         self._traffic = traffic
-        self._scores: dict[str, tuple[int, list[list[float]]]] = {}
-        """Probe scores by the trainer after each run's last step: the next step's t₀."""
+        self._probes: dict[str, Baseline] = {}
+        """Each run's probe after its last step: what the next one is compared with."""
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Job, host: ModelHost) -> None:
@@ -74,8 +86,8 @@ class StepRunner:
         step = run.step + 1
         batch = await asyncio.to_thread(self._collect, job)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
+        before = await self._baseline(run, batch, host)
         async with self._calls_held(f"run {run.name} trains step {step}", host):
-            fixed, before = await self._before(run, batch, host)
             await self._say(job, "train", 0.1)
             metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings)
             await self._say(job, "checkpoint", 0.7)
@@ -84,7 +96,7 @@ class StepRunner:
                 await self._say(job, "publish", 0.8)
                 served = await host.publisher.publish(run.name, step, path)
                 await self._say(job, "probe", 0.9)
-                probe = await self._probe(run, served, fixed, before, host)
+                probe = await self._probe(run, served, before, host)
                 times = {"time/step_seconds": time.perf_counter() - started}
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **times}
                 await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
@@ -95,17 +107,17 @@ class StepRunner:
     def _collect(self, job: Job) -> Batch:
         return make_batch(self._ledger.groups_of_job(job.id), self._records)
 
-    async def _before(
-        self, run: Run, batch: Batch, host: ModelHost
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Open the run on the trainer and score the fixed sequences with the weights of the last step."""
+    async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
+        """Open the run on the trainer; score its fixed sequences on both sides with the last step's weights."""
         await host.open_run(run)
         path = checkpoints.run_directory(self._settings.runs_dir, run.name) / "probe.json"
         fixed = await self._call(probe_sequences, path, batch.sequences)
-        step, scores = self._scores.get(run.name, (-1, []))
-        if step != run.step:
-            scores = await host.trainer.score(run.name, fixed)
-        return fixed, scores
+        known = self._probes.get(run.name)
+        if known is not None and known.step == run.step and known.engines.keys() == _pids(host):
+            return known
+        served = self._traffic.runs[run.name][run.step]
+        trainer = await host.trainer.score(run.name, fixed)
+        return Baseline(run.step, fixed, trainer, await _engine_scores(served, fixed, host))
 
     async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
         staging = await self._call(checkpoints.stage, self._settings.runs_dir, run.name, step)
@@ -114,22 +126,18 @@ class StepRunner:
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
         return checkpoints.checkpoint_path(run_dir, step), digest
 
-    async def _probe(
-        self,
-        run: Run,
-        served: Served,
-        fixed: list[list[int]],
-        before: list[list[float]],
-        host: ModelHost,
-    ) -> ProbeResult:
-        after = await host.trainer.score(run.name, fixed)
+    async def _probe(self, run: Run, served: Served, before: Baseline, host: ModelHost) -> ProbeResult:
+        """Score the fixed sequences again on both sides and judge every engine; the worst figures are kept."""
+        trainer = await host.trainer.score(run.name, before.fixed)
+        engines = await _engine_scores(served, before.fixed, host)
         results: list[ProbeResult] = []
         for replica in host.replicas.joined():
-            scored = await asyncio.gather(*[replica.engine.score(served.engine_model, ids) for ids in fixed])
-            result = compare(before, after, [score.logprobs for score in scored])
+            # An engine that was started again in mid-step has no score of the old weights: the trainer's do.
+            old = before.engines.get(replica.pid, before.trainer)
+            result = compare(before.trainer, trainer, old, engines[replica.pid])
             judge(result, self._settings.threshold, replica.id, served.version)
             results.append(result)
-        self._scores[run.name] = (run.step + 1, after)
+        self._probes[run.name] = Baseline(run.step + 1, before.fixed, trainer, engines)
         return max(results, key=lambda result: result.mean_abs)
 
     @asynccontextmanager
@@ -155,7 +163,7 @@ class StepRunner:
             try:
                 yield
             except BaseException:
-                self._scores.pop(run.name, None)
+                self._probes.pop(run.name, None)
                 await host.put_back(run)
                 raise
 
@@ -199,3 +207,18 @@ class StepRunner:
 
     async def _call(self, function: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.to_thread(function, *args)
+
+
+def _pids(host: ModelHost) -> set[int]:
+    return {replica.pid for replica in host.replicas.joined()}
+
+
+async def _engine_scores(
+    served: Served, fixed: list[list[int]], host: ModelHost
+) -> dict[int, list[list[float]]]:
+    """Every engine's log-probabilities of the fixed sequences under one version."""
+    scores: dict[int, list[list[float]]] = {}
+    for replica in host.replicas.joined():
+        rows = await asyncio.gather(*[replica.engine.score(served.engine_model, ids) for ids in fixed])
+        scores[replica.pid] = list(rows)
+    return scores

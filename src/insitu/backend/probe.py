@@ -1,12 +1,13 @@
 """The probe: do the engines now compute what the trainer computes?
 
-Fixed sequences of the run are scored by the trainer before the step (t₀), by the trainer after it (t₁) and
-by an engine after publication (s). Two figures follow:
+Fixed sequences of the run are scored by trainer and engine before the step (t₀, s₀) and, after publication,
+by both again (t₁, s₁). Two figures follow:
 
-- ``mean_abs`` = mean |s − t₁|: sampler and trainer must agree up to their precision;
-- ``applied`` = ⟨s − t₀, t₁ − t₀⟩ / ‖t₁ − t₀‖²: 1 when the new weights answer, 0 when the old ones still
-  do. Its error is known from the residual, so a first, tiny step is told apart from noise without a
-  threshold of its own.
+- ``mean_abs`` = mean |s₁ − t₁|: sampler and trainer must agree up to their precision;
+- ``applied`` = ⟨s₁ − s₀, t₁ − t₀⟩ / ‖t₁ − t₀‖²: how much of the trainer's change the engine shows. It is 1
+  when the new weights answer and 0 when the old ones still do. The engine's own rounding cancels in
+  s₁ − s₀, so even a first, tiny step is told apart from none. bfloat16 merged weights round a part of
+  small changes away, so shares well below 1 are normal there; only next to none is a failure.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from pathlib import Path
 from insitu.errors import ProbeFailed
 from insitu.types import TrainingSequence
 
+Rows = Sequence[Sequence[float]]
+"""Log-probabilities of each fixed sequence's tokens from the second on."""
+
 _NUM_SEQUENCES = 6
 _MAX_TOKENS = 96
 _SIGMAS = 3.0
-_HALF = 0.5
+_LEAST_APPLIED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,18 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
 
 
 def compare(
-    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+    trainer_before: Rows, trainer_after: Rows, engine_before: Rows, engine_after: Rows
 ) -> ProbeResult:
     """The figures of the module's docstring over all tokens."""
-    t0, t1, s = ([x for row in rows for x in row] for rows in (before, after, sampler))
-    gaps = [abs(x - y) for x, y in zip(s, t1, strict=True)]
+    scores = (trainer_before, trainer_after, engine_before, engine_after)
+    t0, t1, s0, s1 = ([x for row in rows for x in row] for rows in scores)
+    gaps = [abs(x - y) for x, y in zip(s1, t1, strict=True)]
     change = [y - x for x, y in zip(t0, t1, strict=True)]
     energy = math.fsum(d * d for d in change)
     mean_abs, max_abs = math.fsum(gaps) / max(1, len(gaps)), max(gaps, default=0.0)
     if energy == 0.0:
         return ProbeResult(mean_abs, max_abs, None, math.inf, len(gaps))
-    shown = [x - y for x, y in zip(s, t0, strict=True)]
+    shown = [y - x for x, y in zip(s0, s1, strict=True)]
     applied = math.fsum(a * d for a, d in zip(shown, change, strict=True)) / energy
     residual = math.fsum((a - applied * d) ** 2 for a, d in zip(shown, change, strict=True))
     error = math.sqrt(residual / max(1, len(gaps) - 1) / energy)
@@ -85,7 +90,7 @@ def judge(result: ProbeResult, threshold: float, engine: str, version: str) -> N
             f"{result.mean_abs:.4g} over {result.num_tokens} tokens, tolerated {threshold:.4g}",
             hint="the sampler does not run the trained weights; see the replica's log, or --probe-threshold",
         )
-    if result.applied is not None and result.applied + _SIGMAS * result.applied_error < _HALF:
+    if result.applied is not None and result.applied + _SIGMAS * result.applied_error < _LEAST_APPLIED:
         raise ProbeFailed(
             f"after publishing {version}, {engine} still answers with the old weights: it shows "
             f"{result.applied:.2f} ± {result.applied_error:.2f} of the step (1 expected)",

@@ -242,6 +242,7 @@ class Supervisor:
         status = {
             "state": self._state,
             "pid": os.getpid(),
+            "processes": {child.name: child.pid for child in (self._gateway, self._api)},
             "gateway": gateway,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}

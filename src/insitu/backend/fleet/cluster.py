@@ -21,6 +21,7 @@ def start_ray(address: str | None, scratch: Path) -> None:
     """Start or join Ray. Call from the main thread: a local cluster is tied to the thread that started it."""
     # Actors set their own threads and devices; Ray must not hide GPUs from trainer ranks that share them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # engines and trainer are not background work
     if address is not None:
         ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.WARNING)
         return

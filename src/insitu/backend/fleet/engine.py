@@ -48,7 +48,7 @@ class EngineSettings:
             *("--max-num-seqs", str(self.max_num_seqs)),
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),
             # Sampling defaults must come from the gateway, never from the model's files.
-            *("--generation-config", "vllm", "--enable-scale-out", "--no-enable-log-requests"),
+            *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
         ]
         if self.enforce_eager:
             command.append("--enforce-eager")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,6 @@ class ReplicaActor:
         end_child(self._server, _GRACE_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The engine's log-probability of every token from the second on."""
-
-    logprobs: list[float]
-
-
 class EngineClient:
     """Steers one vLLM server over its loopback HTTP API."""
 
@@ -67,6 +59,17 @@ class EngineClient:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def warm_up(self, model: str, deadline_seconds: float) -> None:
+        """Let the engine compile what the first sampled and the first scored tokens need."""
+        body = {
+            "model": model,
+            "prompt": [[1, 2, 3], [1, 2]],
+            "max_tokens": 4,
+            "logprobs": 1,
+            "prompt_logprobs": 0,
+        }
+        await self._post("/v1/completions", body, deadline_seconds)
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve a LoRA directory under a name that was never used before."""
@@ -98,8 +101,8 @@ class EngineClient:
     async def wake_up(self) -> None:
         await self._post("/wake_up", None, 120)
 
-    async def score(self, model: str, token_ids: list[int]) -> Score:
-        """The log-probabilities of given tokens under the served weights."""
+    async def score(self, model: str, token_ids: list[int]) -> list[float]:
+        """The log-probability of every token from the second on, under the served weights."""
         body = {
             "model": model,
             "prompt": token_ids,
@@ -109,7 +112,7 @@ class EngineClient:
         }
         answer = await self._post("/v1/completions", body, 120)
         rows = answer["choices"][0]["prompt_logprobs"][1:]
-        return Score([row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)])
+        return [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
 
     async def _post(self, path: str, body: dict[str, Any] | None, deadline_seconds: float) -> Any:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)

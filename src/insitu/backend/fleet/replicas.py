@@ -19,6 +19,7 @@ from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.logs import vllm_logging_config
+from insitu.paths import cache_dir
 
 _QUICK_SECONDS = 30.0
 _STOP_SECONDS = 6.0
@@ -99,6 +100,7 @@ class ReplicaSet:
         (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
         engine = EngineClient(self._http, about["url"])
         await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
+        await engine.warm_up(settings.served_name, self._start_seconds)
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
         return Replica(name, actor, group, engine, about["pid"], about["devices"])
@@ -126,5 +128,7 @@ class ReplicaSet:
         return {
             "TMPDIR": str(self._scratch),
             "VLLM_RPC_BASE_PATH": str(self._scratch),
+            # Compiled kernels outlive the process: without them the first call takes a minute.
+            "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
             "VLLM_LOGGING_CONFIG_PATH": str(config),
         }

@@ -1,0 +1,130 @@
+"""kill -9 of every part in mid-step: the run goes on, or resumes on restart, and trains each group once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from insitu.client import InsituClient
+from insitu.testing.models import tiny
+from insitu.types import JobState, StepSettings, Trajectory, TrajectoryGroup
+from tests.support.addition import Rollouts, sample_groups
+from tests.support.backend import Backend
+
+GONE_SECONDS = 15.0
+VICTIMS = ("gateway", "API", "replica", "trainer")
+
+
+@pytest.mark.timeout(900)
+async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
+    arguments = [
+        "--model",
+        str(tiny()),
+        "--model-name",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--max-seq-length",
+        "256",
+    ]
+    backend = Backend(tmp_path / "state", arguments)
+    backend.start()
+    acknowledged: list[str] = []
+    try:
+        await backend.ready()
+        async with backend.client() as client, aiohttp.ClientSession() as http:
+            await client.register_run("faults", "tiny")
+            await client.wait_run_ready("faults", 60)
+            rollouts = Rollouts(http, backend.gateway_url, "faults", max_tokens=8)
+            for victim in VICTIMS:
+                job_id = await start_step(client, rollouts, acknowledged)
+                os.kill(await pid_of(backend, http, victim), signal.SIGKILL)
+                await client.wait_job(job_id, 180)
+            job_id = await start_step(client, rollouts, acknowledged)
+            assert backend.process is not None
+            backend.process.kill()
+            backend.process.wait(5)
+            await nothing_left(backend)
+            backend.start()
+            await backend.ready()
+            await client.wait_job(job_id, 180)
+            await check_ledger(client, acknowledged)
+            # The resumed run answers and learns on.
+            await client.wait_job(await start_step(client, rollouts, acknowledged), 180)
+            await check_ledger(client, acknowledged)
+        assert backend.interrupt() == 0
+        await nothing_left(backend)
+    finally:
+        backend.end()
+
+
+async def start_step(client: InsituClient, rollouts: Rollouts, acknowledged: list[str]) -> str:
+    """Sample, upload, submit, and return as soon as the step is under way."""
+    groups = [rated(group) for group in await sample_groups(rollouts, [("Say something.", "7")] * 4, 4)]
+    for group in groups:
+        await client.put_group(group)
+        acknowledged.append(group.id)
+    ids = [group.id for group in groups]
+    settings = StepSettings(learning_rate=1e-3)
+    job = await client.submit_step("faults", ids, settings, idempotency_key=uuid.uuid4().hex)
+    while job.state is JobState.QUEUED:
+        await asyncio.sleep(0.02)
+        job = await client.get_job(job.id)
+    assert job.state is JobState.RUNNING, job.error
+    return job.id
+
+
+def rated(group: TrajectoryGroup) -> TrajectoryGroup:
+    generator = random.Random(group.id)
+    rewards = [Trajectory(t.rollout_id, t.call_ids, generator.random()) for t in group.trajectories]
+    return TrajectoryGroup(group.id, group.run, rewards)
+
+
+async def pid_of(backend: Backend, http: aiohttp.ClientSession, victim: str) -> int:
+    status: dict[str, Any] | None = await backend.status(http)
+    assert status is not None
+    if victim == "replica":
+        return status["replicas"]["replica-0"]["pid"]
+    if victim == "trainer":
+        return status["trainer"][0]["pid"]
+    return status["processes"][victim]
+
+
+async def check_ledger(client: InsituClient, acknowledged: list[str]) -> None:
+    """Every acknowledged group was trained in exactly one step, and steps have no gap."""
+    steps = [step.step for step in await client.steps("faults")]
+    assert steps == list(range(1, len(steps) + 1))
+    groups = [await client.get_group("faults", group_id) for group_id in acknowledged]
+    assert {group["state"] for group in groups} == {"consumed"}
+    trained = [group["step"] for group in groups]
+    assert trained == sorted(trained)
+    assert set(trained) == set(steps)
+
+
+async def nothing_left(backend: Backend) -> None:
+    """No process, port or temporary directory of this backend after 15 seconds."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline and (backend.descendants() or scratch_directories()):
+        await asyncio.sleep(0.2)
+    assert backend.descendants() == []
+    assert scratch_directories() == []
+    for port in (backend.port, backend.gateway_port):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+
+
+def scratch_directories() -> list[Path]:
+    found = Path(tempfile.gettempdir()).glob("insitu-*")
+    return [path for path in found if not path.name.startswith("insitu-vllm-")]

@@ -1,0 +1,112 @@
+"""Adapter mode under load: no call fails, and each was answered by exactly the version it records."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from insitu.gateway.records import RecordStore
+from insitu.testing.models import tiny
+from insitu.types import LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
+from tests.support.addition import Rollouts, train
+from tests.support.backend import running_backend
+
+NUM_WORKERS = 64
+NUM_STEPS = 3
+TOLERANCE = 1e-3
+
+
+@pytest.mark.timeout(600)
+async def test_calls_under_way_across_publications(tmp_path: Path) -> None:
+    arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
+    arguments += ["--publication", "adapter", "--placement", "dedicated", "--max-seq-length", "512"]
+    copies = tmp_path / "adapters"
+    async with running_backend(tmp_path / "state", *arguments) as backend:
+        async with backend.client() as client, aiohttp.ClientSession() as http:
+            await client.register_run("load", "tiny", lora=LoraSettings(rank=8, alpha=32))
+            await client.wait_run_ready("load", 60)
+            rollouts = Rollouts(http, backend.gateway_url, "load", max_tokens=24, attempts=1)
+            stop = asyncio.Event()
+            workers = [asyncio.create_task(keep_calling(rollouts, stop)) for _ in range(NUM_WORKERS)]
+            for step in range(1, NUM_STEPS + 1):
+                groups = [await scored_group(rollouts) for _ in range(2)]
+                job = await train(client, groups, StepSettings(learning_rate=3e-2))
+                assert job.step == step
+                checkpoint = tmp_path / "state" / "runs" / "load" / "checkpoints" / f"{step:06d}"
+                shutil.copytree(checkpoint / "adapter", copies / str(step))
+                await asyncio.sleep(1.0)
+            stop.set()
+            call_ids = [call_id for made in await asyncio.gather(*workers) for call_id in made]
+            assert await served_models(http, backend.gateway_url) >= {"tiny", "load", "load@3", "load@2"}
+    records = RecordStore(f"sqlite:///{tmp_path / 'state' / 'calls.db'}")
+    calls = records.get(call_ids)
+    records.close()
+    assert {call.policy_step for call in calls} == {0, 1, 2, 3}
+    await asyncio.to_thread(check_versions, calls, copies)
+
+
+async def keep_calling(rollouts: Rollouts, stop: asyncio.Event) -> list[str]:
+    made: list[str] = []
+    while not stop.is_set():
+        asked = [{"role": "user", "content": f"Tell me of {uuid.uuid4().hex[:6]}."}]
+        made.append((await rollouts.chat(uuid.uuid4().hex, asked))[1])
+    return made
+
+
+async def scored_group(rollouts: Rollouts) -> TrajectoryGroup:
+    """A random model says nothing sensible: random rewards move its weights well enough."""
+    asked = [{"role": "user", "content": "Say something."}]
+    ids = [uuid.uuid4().hex for _ in range(4)]
+    made = await asyncio.gather(*[rollouts.chat(rollout, asked) for rollout in ids])
+    rated = [Trajectory(r, [call_id], random.random()) for r, (_, call_id) in zip(ids, made, strict=True)]
+    return TrajectoryGroup(uuid.uuid4().hex, "load", rated)
+
+
+async def served_models(http: aiohttp.ClientSession, gateway_url: str) -> set[str]:
+    headers = {"Authorization": "Bearer default"}
+    async with http.get(f"{gateway_url}/v1/models", headers=headers) as answer:
+        return {entry["id"] for entry in (await answer.json())["data"]}
+
+
+def check_versions(calls: list[ModelCall], adapters: Path) -> None:
+    """Score a sample of calls of each version with plain Transformers and PEFT under all versions."""
+    chosen = [call for step in range(NUM_STEPS + 1) for call in of_step(calls, step)]
+    gaps = {step: scores(chosen, adapters / str(step) if step else None) for step in range(NUM_STEPS + 1)}
+    for index, call in enumerate(chosen):
+        own = gaps[call.policy_step][index]
+        others = [gaps[step][index] for step in gaps if step != call.policy_step]
+        expected = f"load@{call.policy_step}" if call.policy_step else "base"
+        assert call.policy_version == expected
+        assert own <= TOLERANCE, f"{call.id} was not answered by {call.policy_version}: {own}"
+        assert min(others) > TOLERANCE, f"{call.id} fits another version too: {others}"
+
+
+def of_step(calls: list[ModelCall], step: int, most: int = 40) -> list[ModelCall]:
+    found = [call for call in calls if call.policy_step == step]
+    return random.Random(step).sample(found, min(most, len(found)))
+
+
+def scores(calls: list[ModelCall], adapter: Path | None) -> list[float]:
+    """The largest |Δlogprob| of each call under one version's weights."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    gaps: list[float] = []
+    with torch.no_grad():
+        for call in calls:
+            ids = torch.tensor([call.prompt_ids + call.output_ids])
+            logprobs = torch.log_softmax(model(ids).logits[0, :-1].float(), -1)
+            own = logprobs.gather(1, ids[0, 1:, None])[len(call.prompt_ids) - 1 :, 0]
+            gaps.append((own - torch.tensor(call.logprobs)).abs().max().item())
+    return gaps
