@@ -13,6 +13,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
@@ -40,6 +41,7 @@ Value = TypeVar("Value")
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 _MAX_RETRY_AFTER_SECONDS = 30.0
+_UPLOAD_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,20 +405,29 @@ class InsituClient:
 async def _group_lines(
     group: TrajectoryGroup, inline: Mapping[str, Sequence[ModelCall]]
 ) -> AsyncIterator[bytes]:
-    """The upload, line by line; large groups are never one body in memory."""
-    yield _line({"group": {"num_trajectories": len(group.trajectories)}})
+    """The upload in pieces of whole lines; large groups are never one body in memory."""
+    buffer = bytearray(_line({"group": {"num_trajectories": len(group.trajectories)}}))
     for trajectory in group.trajectories:
-        calls = inline.get(trajectory.rollout_id, ())
         _check_finite([trajectory.reward, trajectory.metadata], trajectory.rollout_id)
-        fields = asdict(trajectory)
-        if calls:
-            fields |= {"call_ids": [], "num_inline_calls": len(calls)}
-        yield _line({"trajectory": fields})
-        for call in calls:
-            yield _line({"call": asdict(call)})
+        calls = inline.get(trajectory.rollout_id, ())
+        head = {
+            "rollout_id": trajectory.rollout_id,
+            "reward": trajectory.reward,
+            "ending": trajectory.ending,
+            "call_ids": [] if calls else trajectory.call_ids,
+            "num_inline_calls": len(calls),
+            "metadata": trajectory.metadata,
+        }
+        for line in chain([{"trajectory": head}], ({"call": call} for call in calls)):
+            buffer += _line(line)
+            if len(buffer) >= _UPLOAD_BYTES:
+                yield bytes(buffer)
+                buffer.clear()
+    yield bytes(buffer)
 
 
 def _line(value: Json) -> bytes:
+    # Dataclasses as they are: `asdict` would copy every token id.
     return orjson.dumps(value) + b"\n"
 
 

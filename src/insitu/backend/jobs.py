@@ -47,6 +47,23 @@ class Baseline:
     """By the engine's process id: a restarted engine is another one."""
 
 
+class Clock:
+    """Seconds by phase of one step."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """What has passed since the last lap was `phase`."""
+        now = time.perf_counter()
+        self._laps[f"time/{phase}_seconds"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "time/step_seconds": self._last - self._started}
+
+
 class StepRunner:
     """Runs jobs one at a time on a model host."""
 
@@ -81,24 +98,29 @@ class StepRunner:
             await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
 
     async def _attempt(self, job: Job, host: ModelHost) -> None:
-        started = time.perf_counter()
+        clock = Clock()
         run = await asyncio.to_thread(self._ledger.get_run, job.run)
         step = run.step + 1
         batch = await asyncio.to_thread(self._collect, job)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
         before = await self._baseline(run, batch, host)
+        clock.lap("collect")
         async with self._calls_held(f"run {run.name} trains step {step}", host):
+            clock.lap("drain")
             await self._say(job, "train", 0.1)
             metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings)
+            clock.lap("train")
             await self._say(job, "checkpoint", 0.7)
             path, digest = await self._checkpoint(run, step, host)
+            clock.lap("checkpoint")
             async with self._publication_window(run, step, host):
                 await self._say(job, "publish", 0.8)
                 served = await host.publisher.publish(run.name, step, path)
+                clock.lap("publish")
                 await self._say(job, "probe", 0.9)
                 probe = await self._probe(run, served, before, host)
-                times = {"time/step_seconds": time.perf_counter() - started}
-                figures = {**batch.metrics, **metrics, **probe.metrics(), **times}
+                clock.lap("probe")
+                figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
                 self._route(run.name, step, served)
         log.info("run %s is at step %d: %s", run.name, step, figures)
@@ -108,7 +130,7 @@ class StepRunner:
         return make_batch(self._ledger.groups_of_job(job.id), self._records)
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
-        """Open the run on the trainer; score its fixed sequences on both sides with the last step's weights."""
+        """Open the run on the trainer; score its fixed sequences on both sides at the last step."""
         await host.open_run(run)
         path = checkpoints.run_directory(self._settings.runs_dir, run.name) / "probe.json"
         fixed = await self._call(probe_sequences, path, batch.sequences)
@@ -127,7 +149,7 @@ class StepRunner:
         return checkpoints.checkpoint_path(run_dir, step), digest
 
     async def _probe(self, run: Run, served: Served, before: Baseline, host: ModelHost) -> ProbeResult:
-        """Score the fixed sequences again on both sides and judge every engine; the worst figures are kept."""
+        """Score the fixed sequences again on both sides, judge every engine, keep the worst figures."""
         trainer = await host.trainer.score(run.name, before.fixed)
         engines = await _engine_scores(served, before.fixed, host)
         results: list[ProbeResult] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -86,7 +85,7 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
 
 def pack(group: TrajectoryGroup) -> bytes:
     """The trajectories as stored; done outside the writer thread, which everybody waits for."""
-    return zlib.compress(orjson.dumps([asdict(trajectory) for trajectory in group.trajectories]), 1)
+    return zlib.compress(orjson.dumps(group.trajectories), 1)
 
 
 def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> None:

@@ -1,0 +1,39 @@
+# What a newcomer needs. Everything lives in .venv; converted models are cached in ~/.cache/insitu.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: setup check test e2e bench clean
+
+setup: $(VENV)/.ready  ## create .venv with everything, from nothing
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[backend-cpu,dev]'
+	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+check: setup  ## lint, types, import rules, unit tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit -q
+
+test: setup  ## integration and fault tests: real vLLM, tiny model
+	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m pytest tests/integration tests/faults -v
+
+e2e: setup  ## a real model learns
+	$(BIN)/python -m insitu.testing.models smollm2
+	$(BIN)/python -m pytest tests/e2e -v -s
+
+bench: setup  ## figures of the gateway and of a training step
+	$(BIN)/python benchmarks/gateway.py --json
+	$(BIN)/python benchmarks/step.py --json
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
