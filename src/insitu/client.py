@@ -423,7 +423,8 @@ async def _group_lines(
             if len(buffer) >= _UPLOAD_BYTES:
                 yield bytes(buffer)
                 buffer.clear()
-    yield bytes(buffer)
+    if buffer:
+        yield bytes(buffer)
 
 
 def _line(value: Json) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,16 @@ async def test_foreign_host_names_are_refused(http, host: str):
 @pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:7623", "[::1]:7623"])
 async def test_loopback_names_are_accepted(http, host: str):
     assert (await http.get("/v1/runs", headers={"Host": host})).status_code == 200
+
+
+def test_names_when_listening_everywhere(tmp_path: Path):
+    settings = ApiSettings.with_key(tmp_path, KEY, host="0.0.0.0")
+    settings = replace(settings, allowed_hosts=("trainer.example",))
+    for name in ("10.0.0.5", "[fd00::1]", "localhost", "trainer.example", "Trainer.Example"):
+        assert settings.accepts_host(name), name
+    for name in ("evil.example", "10.0.0.5.evil.example", ""):
+        assert not settings.accepts_host(name), name
+    assert not ApiSettings.with_key(tmp_path, KEY).accepts_host("10.0.0.5")
 
 
 async def test_foreign_pages_cannot_write(http):

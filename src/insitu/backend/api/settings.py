@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from insitu.backend.ledger import Ledger
 from insitu.errors import InvalidRequest
 from insitu.gateway.settings import DEFAULT_KEY, MIN_PUBLIC_KEY_CHARS, is_loopback
 from insitu.types import ModelCall
+
+
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
 class Records(Protocol):
@@ -82,7 +86,19 @@ class ApiSettings:
     def accepts_host(self, name: str) -> bool:
         """Whether clients may call this server by that name (without port)."""
         bare = name.strip("[]").lower()
-        return is_loopback(bare) or bare in {self.host.strip("[]").lower(), *self.allowed_hosts}
+        if is_loopback(bare) or bare in {self.host.strip("[]").lower(), *self.allowed_hosts}:
+            return True
+        # Listening everywhere, any address of the machine is its name. A page that rebinds its own name to
+        # this machine still sends that name, never an address.
+        return self.host in _EVERYWHERE and _is_address(bare)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def hash_key(key: str) -> bytes:
