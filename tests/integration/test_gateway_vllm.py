@@ -1,0 +1,338 @@
+"""The gateway in front of a real vLLM: records are exact, answers are vLLM's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from openai import AsyncOpenAI
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from insitu.gateway.records import RecordStore
+from insitu.testing.models import tiny
+from insitu.types import ModelCall
+from tests.support.vllm_server import VllmServer, free_port, vllm_server
+
+pytestmark = pytest.mark.timeout(600)
+ADMIN = {"authorization": "Bearer admin"}
+API = {"authorization": "Bearer default"}
+EXACT = 1e-3
+
+
+@dataclass
+class Running:
+    """A managed gateway process in front of one engine."""
+
+    url: str
+    records_url: str
+    engine: VllmServer
+    epoch: int = 0
+
+    def client(self, rollout_id: str | None = None) -> AsyncOpenAI:
+        prefix = f"/rollouts/{rollout_id}" if rollout_id else ""
+        return AsyncOpenAI(base_url=f"{self.url}{prefix}/v1", api_key="default", max_retries=0, timeout=60)
+
+    async def request(self, method: str, path: str, body: Any = None) -> Any:
+        headers = ADMIN if path.startswith("/control") else API
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, self.url + path, json=body, headers=headers) as got,
+        ):
+            answer = await got.json()
+            return answer | {"status": got.status, "call_id": got.headers.get("x-insitu-call-id")}
+
+    async def put_table(self, *, version: str = "default", runs: dict[str, Any] | None = None) -> None:
+        self.epoch += 1
+        base = {
+            "name": self.engine.name,
+            "engine_model": self.engine.name,
+            "version": version,
+            "refusal": None,
+        }
+        replicas = [{"id": "replica-0", "url": self.engine.url}]
+        table = {"epoch": self.epoch, "hold": None, "replicas": replicas, "base": base, "runs": runs or {}}
+        assert (await self.request("PUT", "/control/routes", table))["status"] == 200
+
+    async def records(self, ids: list[str] | None = None) -> list[ModelCall]:
+        deadline = time.monotonic() + 10
+        while (await self.request("GET", "/control/state"))["record_backlog"]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        store = RecordStore(self.records_url)
+        try:
+            with store._engine.begin() as connection:
+                every = [row[0] for row in connection.exec_driver_sql("select id from calls order by seq")]
+            return store.get(every if ids is None else ids)
+        finally:
+            store.close()
+
+
+def start_gateway(engine: VllmServer, folder: Path) -> Iterator[Running]:
+    port, records = free_port(), f"sqlite:///{folder}/calls.db"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "insitu.gateway", "--port", str(port), "--records", records, "--managed"],
+        env=os.environ | {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"},
+    )
+    try:
+        yield Running(f"http://127.0.0.1:{port}", records, engine)
+    finally:
+        child.terminate()
+        assert child.wait(30) == 0
+
+
+@pytest.fixture
+def process(vllm_tiny: VllmServer, tmp_path: Path) -> Iterator[Running]:
+    yield from start_gateway(vllm_tiny, tmp_path)
+
+
+@pytest.fixture
+async def gateway(process: Running) -> Running:
+    await wait_up(process)
+    await process.put_table()
+    return process
+
+
+async def wait_up(process: Running) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            await process.request("GET", "/health")
+        except aiohttp.ClientError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+async def direct(gateway: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, session.post(gateway.engine.url + path, json=body) as got:
+        return await got.json()
+
+
+def worst_difference(calls: list[ModelCall], model: Any) -> float:
+    """The largest |recorded − recomputed| logprob over all sampled tokens."""
+    worst = 0.0
+    for call in calls:
+        ids = torch.tensor([call.prompt_ids + call.output_ids])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1].float()
+        scored = logits.log_softmax(-1)[range(len(call.output_ids)), call.output_ids]
+        worst = max(worst, (scored - torch.tensor(call.logprobs)).abs().max().item())
+    return worst
+
+
+async def one_rollout(gateway: Running, number: int) -> None:
+    """Three turns of chat (every second rollout streams) and one plain completion."""
+    client, stream = gateway.client(f"ro-{number}"), number % 2 == 1
+    messages: list[Any] = [{"role": "user", "content": f"Tell me about the number {number}."}]
+    for turn in range(3):
+        options: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 8 + number % 5}
+        if stream:
+            chunks = [c async for c in await client.chat.completions.create(**options, stream=True)]
+            text = "".join(c.choices[0].delta.content or "" for c in chunks)
+            assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+        else:
+            answer = await client.chat.completions.create(**options)
+            text = answer.choices[0].message.content or ""
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens <= options["max_tokens"]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And turn {turn}?"}]
+    await client.completions.create(model="tiny", prompt=f"number {number} is", max_tokens=6)
+    await client.close()
+
+
+async def test_records_are_what_the_model_computes(gateway: Running) -> None:
+    await asyncio.gather(*(one_rollout(gateway, number) for number in range(52)))
+    calls = await gateway.records()
+    assert len(calls) == 208
+    model = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
+    worst = worst_difference(calls, model)
+    print(f"\nworst |recorded - recomputed| over {len(calls)} calls: {worst:.2e}")
+    assert worst <= EXACT
+    tokenizer = AutoTokenizer.from_pretrained(tiny())
+    special, num_compared = set(tokenizer.added_tokens_decoder), 0
+    for call in calls:
+        answer = call.answer or {}
+        text = answer.get("content", answer.get("text"))
+        decoded = tokenizer.decode(call.output_ids, skip_special_tokens=True)
+        # A random model also samples special tokens (derender shows those that are not the tokenizer's
+        # own end tokens, a plain decode hides them all) and halves of characters (derender waits for the rest).
+        if not special & set(call.output_ids[:-1]) and "\N{REPLACEMENT CHARACTER}" not in decoded:
+            assert text == decoded
+            num_compared += 1
+        if call.messages is not None:
+            template = tokenizer.apply_chat_template(
+                call.messages, add_generation_prompt=True, return_dict=False
+            )
+            assert call.prompt_ids == template
+        assert call.policy_version == "default"
+    assert num_compared > 100
+
+
+async def test_a_seeded_answer_is_the_engines_own(gateway: Running) -> None:
+    for seed in range(4):
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hi"}],
+            "seed": seed,
+            "max_tokens": 12,
+        }
+        ours = await gateway.request("POST", "/v1/chat/completions", body)
+        theirs = await direct(gateway, "/v1/chat/completions", body)
+        content = theirs["choices"][0]["message"]["content"]
+        assert ours["choices"][0]["message"]["content"] == content
+        words = content.split(" ")
+        stops = {"stop": [words[len(words) // 2]]}
+        theirs = await direct(gateway, "/v1/chat/completions", body | stops)
+        expected = theirs["choices"][0]["message"]["content"]
+        ours = await gateway.request("POST", "/v1/chat/completions", body | stops)
+        assert ours["choices"][0]["message"]["content"] == expected
+        chunks = await gateway.client().chat.completions.create(**body | stops, stream=True)  # type: ignore[call-overload]
+        assert "".join([c.choices[0].delta.content or "" async for c in chunks]) == expected
+
+
+async def test_logprobs_look_like_the_engines(gateway: Running) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 5}
+    body |= {"logprobs": True, "top_logprobs": 3}
+    ours = (await gateway.request("POST", "/v1/chat/completions", body))["choices"][0]["logprobs"]["content"]
+    theirs = (await direct(gateway, "/v1/chat/completions", body))["choices"][0]["logprobs"]["content"]
+    assert [e["token"] for e in ours] == [e["token"] for e in theirs]
+    assert [len(e["top_logprobs"]) for e in ours] == [len(e["top_logprobs"]) for e in theirs]
+
+
+async def test_a_client_that_leaves_frees_the_engine(gateway: Running) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 900,
+        "stream": True,
+    }
+    body |= {"ignore_eos": True}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{gateway.url}/v1/chat/completions", json=body, headers=API) as got:
+            await got.content.readany()
+        deadline = time.monotonic() + 5
+        while True:
+            async with session.get(f"{gateway.engine.url}/metrics") as got:
+                lines = [
+                    x for x in (await got.text()).splitlines() if x.startswith("vllm:num_requests_running")
+                ]
+            if lines and all(float(line.rsplit(" ", 1)[1]) == 0 for line in lines):
+                break
+            assert time.monotonic() < deadline, lines
+            await asyncio.sleep(0.05)
+    assert await gateway.records() == []
+
+
+async def test_the_weights_that_answered_are_the_weights_on_record(gateway: Running) -> None:
+    body = {"model": "run", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+    def merged(step: int) -> dict[str, Any]:
+        served = {str(step): {"engine_model": "tiny", "version": f"run@{step}"}}
+        return {"run": {"latest": step, "served": served}}
+
+    await gateway.put_table(runs=merged(1))
+    refused = await gateway.request("POST", "/v1/chat/completions", body)
+    assert (refused["status"], refused["error"]["type"]) == (502, "UpstreamError")
+    async with aiohttp.ClientSession() as session:
+        for version in ("run@1", "default"):
+            url = f"{gateway.engine.url}/update_weight_version"
+            async with session.post(url, json={"new_version": version}) as got:
+                assert got.status == 200, await got.text()
+            if version == "run@1":
+                answer = await gateway.request("POST", "/v1/chat/completions", body)
+                assert answer["status"] == 200, answer
+                (record,) = await gateway.records([answer["call_id"]])
+                assert (record.policy_version, record.policy_step) == ("run@1", 1)
+
+
+async def test_adapters_are_named_by_the_engine(gateway: Running, tmp_path: Path) -> None:
+    model = make_adapter(tmp_path / "adapter")
+    async with aiohttp.ClientSession() as session:
+        load = {"lora_name": "run@1", "lora_path": str(tmp_path / "adapter")}
+        async with session.post(f"{gateway.engine.url}/v1/load_lora_adapter", json=load) as got:
+            assert got.status == 200, await got.text()
+        served = {
+            "1": {"engine_model": "run@1", "version": "run@1"},
+            "0": {"engine_model": "tiny", "version": "default"},
+        }
+        await gateway.put_table(runs={"run": {"latest": 1, "served": served}})
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        ids: dict[str, list[str]] = {"run": [], "run@0": []}
+        for name, calls in ids.items():
+            answer = await gateway.request("POST", "/v1/chat/completions", body | {"model": name})
+            assert answer["status"] == 200, answer
+            stream = await gateway.client().chat.completions.with_raw_response.create(
+                **body | {"model": name}, stream=True
+            )  # type: ignore[call-overload]
+            assert [c async for c in stream.parse()]
+            calls += [answer["call_id"], stream.headers["x-insitu-call-id"]]
+        adapted, plain = await gateway.records(ids["run"]), await gateway.records(ids["run@0"])
+        assert {c.policy_version for c in adapted} == {"run@1"}
+        assert {c.policy_version for c in plain} == {"default"}
+        assert worst_difference(adapted, model) <= EXACT
+        with model.disable_adapter():
+            assert worst_difference(plain, model) <= EXACT
+            assert worst_difference(adapted, model) > EXACT
+        unload = f"{gateway.engine.url}/v1/unload_lora_adapter"
+        async with session.post(unload, json={"lora_name": "run@1"}) as got:
+            assert got.status == 200
+    gone = await gateway.request("POST", "/v1/chat/completions", body | {"model": "run"})
+    assert (gone["status"], gone["error"]["type"]) == (502, "UpstreamError")
+
+
+def make_adapter(folder: Path) -> Any:
+    """A random adapter that visibly changes the tiny model."""
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
+    model = get_peft_model(
+        base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def vllm_tools() -> Iterator[VllmServer]:
+    with vllm_server(tiny(), "tiny", "--enable-auto-tool-choice", "--tool-call-parser", "hermes") as server:
+        yield server
+
+
+async def test_forced_tool_calls_come_back_parsed(vllm_tools: VllmServer, tmp_path: Path) -> None:
+    for gateway in start_gateway(vllm_tools, tmp_path):
+        await wait_up(gateway)
+        await gateway.put_table()
+        function = {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"far": {"type": "boolean"}}},
+        }
+        function["parameters"] |= {"required": ["far"], "additionalProperties": False}  # type: ignore[operator]
+        choice = {"type": "function", "function": {"name": "look"}}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "look"}], "max_tokens": 100}
+        body |= {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+        answer = await gateway.request("POST", "/v1/chat/completions", body)
+        assert answer["status"] == 200, answer
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "look"
+        chunks = await gateway.client().chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
+        deltas = [d for c in [c async for c in chunks] for d in c.choices[0].delta.tool_calls or []]
+        assert deltas[0].function.name == "look"
+        records = await gateway.records()
+        assert [r.constrained for r in records] == [True, True]
+        streamed = records[1].answer["tool_calls"][0]["function"]  # type: ignore[index]
+        assert streamed["arguments"] == "".join(d.function.arguments or "" for d in deltas)
