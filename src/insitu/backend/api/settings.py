@@ -16,7 +16,6 @@ from insitu.errors import InvalidRequest
 from insitu.gateway.settings import DEFAULT_KEY, MIN_PUBLIC_KEY_CHARS, is_loopback
 from insitu.types import ModelCall
 
-
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
