@@ -23,12 +23,14 @@ _LORA = LoraSettings(rank=8, alpha=16, seed=3)
 
 
 def _sequences(step: int, count: int) -> list[TrainingSequence]:
-    """Rollouts of very different lengths, so that ranks get uneven work and fillers occur."""
+    """Rollouts of very different lengths, some on a common prompt: uneven work, branches and fillers."""
     rng = random.Random(step)
+    prompt: list[int] = []
     sequences: list[TrainingSequence] = []
     for i in range(count):
-        num_prompt, num_output = rng.randint(2, 60), rng.randint(1, 25)
-        ids = [rng.randrange(3, 2000) for _ in range(num_prompt + num_output)]
+        prompt = prompt if i % 3 else [rng.randrange(3, 2000) for _ in range(rng.randint(2, 60))]
+        num_prompt, num_output = len(prompt), rng.randint(1, 25)
+        ids = prompt + [rng.randrange(3, 2000) for _ in range(num_output)]
         mask = [0] * num_prompt + [1] * num_output
         logprobs = [0.0] * num_prompt + [-10.8 + rng.random() for _ in range(num_output)]
         sequences.append(TrainingSequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.2, 0.0, 0.7])))
@@ -89,6 +91,25 @@ def test_two_ranks_give_the_adapter_of_one(tmp_path: Path) -> None:
         assert merged <= 1e-5
     scores = [load_file(out / "scores.safetensors") for out in (one, two)]
     assert _largest_difference(*scores) <= 1e-4
+
+
+def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:
+    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "bfloat16", 1, "cpu", 160)
+    trainer.open_run("run", _LORA)
+    metrics = trainer.train_step("run", _sequences(0, 9), _SETTINGS)
+    if rank == 0:
+        save_file({n: torch.tensor(v) for n, v in metrics.items()}, f"{out}/{world_size}.safetensors")
+    trainer.shutdown()
+
+
+def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
+    for world_size in (1, 2):
+        arguments = (world_size, _free_port(), str(tmp_path))
+        mp.start_processes(_rank_bfloat16, arguments, nprocs=world_size, start_method="spawn")
+    one, two = (load_file(tmp_path / f"{n}.safetensors") for n in (1, 2))
+    for name in ("loss", "grad_norm", "mismatch/mean_abs", "entropy"):
+        assert two[name].item() == pytest.approx(one[name].item(), rel=2e-2), name
+    assert one["num_tokens"] == two["num_tokens"]
 
 
 def test_resume_is_bit_identical(tmp_path: Path) -> None:

@@ -27,11 +27,14 @@ from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
 from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Served, Traffic
-from insitu.errors import InsituError
+from insitu.errors import ChildFailed, InsituError
 from insitu.gateway.records import RecordStore
 from insitu.types import JobState
 
 _MAX_ATTEMPTS = 3
+"""How often a step is tried when the trainer dies under it."""
+_MAX_STARTS = 5
+"""How often a job is taken up again after the whole backend ended under it."""
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
@@ -80,9 +83,11 @@ class StepRunner:
 
     async def run(self, job: Job, host: ModelHost) -> None:
         """Run a queued job to its end; a failure becomes the job's error, with the run as it was before."""
-        await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.RUNNING)
+        job = await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.RUNNING)
         log.info("job %s starts (run %s, %d groups)", job.id, job.run, len(job.group_ids))
         try:
+            if job.attempt > _MAX_STARTS:
+                raise ChildFailed(f"the backend ended {_MAX_STARTS} times while this job was under way")
             for attempt in range(1, _MAX_ATTEMPTS + 1):
                 try:
                     await self._attempt(job, host)
@@ -93,7 +98,7 @@ class StepRunner:
                     log.warning("job %s: %s; starting the trainer again", job.id, error)
                     await self._say(job, "trainer restart", 0.0, cause=str(error))
                     await host.restart_trainer()
-        except InsituError as error:
+        except (InsituError, OSError) as error:  # OSError: the disk is full or broken
             log.exception("job %s failed", job.id)
             await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -107,11 +107,13 @@ def _settings(options: dict[str, Any]) -> Any:
     )
 
 
-def _device(asked: str) -> str:
+def _device(asked: str) -> Literal["cpu", "cuda"]:
     """What there is, without importing torch; an asked-for device that is missing is refused."""
     from insitu.errors import CannotHonour
 
     has_cuda = Path("/dev/nvidiactl").exists()
     if asked == "cuda" and not has_cuda:
         raise CannotHonour("--device cuda: this machine has no NVIDIA device", hint="use --device cpu")
-    return ("cuda" if has_cuda else "cpu") if asked == "auto" else asked
+    if asked == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return "cuda" if asked == "cuda" else "cpu"

@@ -73,12 +73,16 @@ class MicroBatch:
         return ((query == key) | (key == 0)).tril()
 
 
-def share_prompts(sequences: Sequence[TrainingSequence]) -> list[Row]:
-    """Put sequences with the same prompt (all tokens before the first sampled one) on common rows."""
+def share_prompts(sequences: Sequence[TrainingSequence], max_tokens: int) -> list[Row]:
+    """Put sequences with the same prompt (all tokens before the first sampled one) on common rows.
+
+    A row of several sequences has at most `max_tokens`, and at most what its mask allows.
+    """
+    limit = min(max_tokens, _MAX_SHARED_TOKENS)
     families: dict[tuple[int, ...], list[TrainingSequence]] = {}
     for sequence in sequences:
         families.setdefault(tuple(sequence.token_ids[: _num_prompt(sequence)]), []).append(sequence)
-    return [row for prompt, members in families.items() for row in _rows(len(prompt), members)]
+    return [row for prompt, members in families.items() for row in _rows(len(prompt), members, limit)]
 
 
 def separate(sequences: Sequence[TrainingSequence]) -> list[Row]:
@@ -90,7 +94,7 @@ def _num_prompt(sequence: TrainingSequence) -> int:
     return next((i for i, flag in enumerate(sequence.mask) if flag), len(sequence.token_ids))
 
 
-def _rows(num_shared: int, members: Sequence[TrainingSequence]) -> list[Row]:
+def _rows(num_shared: int, members: Sequence[TrainingSequence], limit: int) -> list[Row]:
     rows: list[Row] = []
     room = 0
     for sequence in members:
@@ -101,7 +105,7 @@ def _rows(num_shared: int, members: Sequence[TrainingSequence]) -> list[Row]:
             room -= num_own
         else:
             rows.append(Row(num_shared, [sequence]))
-            room = _MAX_SHARED_TOKENS - len(sequence.token_ids)
+            room = limit - len(sequence.token_ids)
     return rows
 
 

@@ -15,7 +15,7 @@ from insitu.types import TrainingSequence
 def scores(noise: float, step: float, seed: int = 0, tokens: int = 300):
     """Trainer before and after a step, an engine before, and the engine after with new and with old weights.
 
-    The engine has an offset of its own (other kernels) that does not change, and fresh noise when its weights do.
+    The engine has an offset of its own (other kernels), and fresh noise when its weights change.
     """
     rng = random.Random(seed)
     t0 = [[-rng.random() * 5 for _ in range(tokens)]]

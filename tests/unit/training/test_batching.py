@@ -46,7 +46,7 @@ def rollout(prompt: list[int], rest: list[int], mask: list[int], advantage: floa
 def test_rollouts_of_one_prompt_share_it() -> None:
     one, two = rollout([1, 2, 3], [4, 5], [1, 1], 2.0), rollout([1, 2, 3], [6, 7, 8], [1, 0, 1], -1.0)
     other = rollout([1, 2], [9], [1])
-    rows = share_prompts([one, other, two])
+    rows = share_prompts([one, other, two], 4096)
     assert [(row.num_shared, row.length, len(row.sequences)) for row in rows] == [(3, 8, 2), (2, 3, 1)]
     batch = collate(rows)
     assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 9, 0, 0, 0, 0, 0]]
@@ -62,11 +62,13 @@ def test_rollouts_of_one_prompt_share_it() -> None:
     assert visible.diagonal(dim1=1, dim2=2).all(), "a token that sees nothing would be NaN"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=20))
-def test_sharing_keeps_every_sequence_and_bounds_the_rows(shapes: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=20), st.sampled_from([50, 900, 9000])
+)
+def test_sharing_keeps_every_sequence_and_bounds_the_rows(shapes: list[tuple[int, int]], limit: int) -> None:
     sequences = [rollout([prompt] * (40 * prompt + 1), [5] * n, [1] * n) for prompt, n in shapes]
-    rows = share_prompts(sequences)
+    rows = share_prompts(sequences, limit)
     assert sorted(id(s) for row in rows for s in row.sequences) == sorted(map(id, sequences))
     for row in rows:
         assert len({tuple(s.token_ids[: row.num_shared]) for s in row.sequences}) == 1
-        assert len(row.sequences) == 1 or row.length <= 2048
+        assert len(row.sequences) == 1 or row.length <= min(limit, 2048)

@@ -96,7 +96,8 @@ class ReplicaSet:
             strategy = PlacementGroupSchedulingStrategy(group, 0)
             options |= {"num_gpus": settings.tensor_parallel_size, "scheduling_strategy": strategy}
         log_path = str(self._logs_dir / f"{name}.log")
-        actor = ray.remote(ReplicaActor).options(**options).remote(settings, log_path, self._environment())
+        actor_class: Any = ray.remote(ReplicaActor)
+        actor = actor_class.options(**options).remote(settings, log_path, self._environment())
         (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
         engine = EngineClient(self._http, about["url"])
         await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)

@@ -158,7 +158,10 @@ class TrainerRank:
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _accumulate(self, trained: list[TrainingSequence], settings: StepSettings, num_tokens: int) -> Tensor:
-        rows = share_prompts(trained) if self._policy.can_branch else separate(trained)
+        # rows short enough that every rank gets some
+        share = math.ceil(sum(len(s.token_ids) for s in trained) / self._world_size)
+        limit = min(self._max_micro_batch_tokens, share)
+        rows = share_prompts(trained, limit) if self._policy.can_branch else separate(trained)
         batches = plan([row.length for row in rows], self._max_micro_batch_tokens, self._world_size)
         sums = torch.zeros(len(SUM_NAMES), device=self._device)
         for indices in batches[self._rank]:
