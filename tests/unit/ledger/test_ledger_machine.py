@@ -151,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
 TestLedgerMachine = LedgerMachine.TestCase
 # More by hand: INSITU_EXAMPLES=300 makes more than 10,000 operations.
 TestLedgerMachine.settings = settings(
-    max_examples=int(os.environ.get("INSITU_EXAMPLES", "15")),
+    max_examples=int(os.environ.get("INSITU_EXAMPLES", "8")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
