@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,31 @@ def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
     for name in ("loss", "grad_norm", "mismatch/mean_abs", "entropy"):
         assert two[name].item() == pytest.approx(one[name].item(), rel=2e-2), name
     assert one["num_tokens"] == two["num_tokens"]
+
+
+def _rank_that_loses_its_peer(rank: int, port: int, out: str) -> None:
+    trainer = TrainerRank(rank, 2, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", 160)
+    trainer.open_run("run", _LORA)
+    trainer.train_step("run", _sequences(0, 4), _SETTINGS)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        trainer.train_step("run", _sequences(1, 4), _SETTINGS)
+    except RuntimeError:
+        Path(out).write_text(str(time.monotonic() - started))
+
+
+def test_a_rank_whose_peer_is_killed_raises_instead_of_waiting(tmp_path: Path) -> None:
+    port, out = _free_port(), tmp_path / "seconds"
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=_rank_that_loses_its_peer, args=(r, port, str(out))) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout=120)
+        assert process.exitcode is not None, "a rank still waits for one that is dead"
+    assert float(out.read_text()) < 30
 
 
 def test_resume_is_bit_identical(tmp_path: Path) -> None:
