@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from insitu.gateway.records import RecordStore
 from insitu.training.advantage import group_advantages
 from insitu.training.sequences import build_sequences
-from insitu.types import Ending, ModelCall, TrainingSequence, Trajectory, TrajectoryGroup
-
-_REWARDED = (Ending.COMPLETED, Ending.LENGTH)
+from insitu.types import ModelCall, TrainingSequence, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +24,17 @@ def make_batch(groups: Sequence[TrajectoryGroup], records: RecordStore) -> Batch
     """Sequences of all trajectories that teach something; the rest is counted by reason."""
     sequences: list[TrainingSequence] = []
     rewards: list[float] = []
-    counts = dict.fromkeys(("trajectories", "trained", "failed", "zero_variance", "prefix_breaks"), 0)
+    counts = dict.fromkeys(("trajectories", "trained", "zero_variance", "prefix_breaks"), 0)
     for group in groups:
-        rated = [trajectory for trajectory in group.trajectories if trajectory.ending in _REWARDED]
-        advantages = group_advantages([trajectory.reward for trajectory in rated])
-        rewards += [trajectory.reward for trajectory in rated]
-        counts["trajectories"] += len(group.trajectories)
-        counts["failed"] += len(group.trajectories) - len(rated)
+        own_rewards = [trajectory.reward for trajectory in group.trajectories]
+        advantages = group_advantages(own_rewards)
+        rewards += own_rewards
+        counts["trajectories"] += len(own_rewards)
         if not any(advantages):
-            counts["zero_variance"] += len(rated)
+            counts["zero_variance"] += len(own_rewards)
             continue
-        calls = _calls_of(rated, records)
-        for trajectory, advantage in zip(rated, advantages, strict=True):
+        calls = _calls_of(group.trajectories, records)
+        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
             own = [calls[call_id] for call_id in trajectory.call_ids]
             made, breaks = build_sequences(own, trajectory.rollout_id, advantage)
             sequences += made

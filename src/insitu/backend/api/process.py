@@ -11,30 +11,14 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import orjson
 import uvicorn
 
 from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings, Services, check_key, hash_key
 from insitu.errors import InsituError, Unavailable
+from insitu.logs import log_to
 
 DRAIN_SECONDS = 10
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: control characters in logged values cannot forge lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
-        line = {
-            "at": record.created,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
 
 
 class ApiServer(uvicorn.Server):
@@ -65,7 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
     options = parse(argv)
-    configure_logs()
+    log_to(None)  # standard error; the supervisor keeps it in logs/api.log
     try:
         return serve(options)
     except InsituError as error:
@@ -119,10 +103,3 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}", hint="free the port or pass another --port"
         ) from error
     return sock
-
-
-def configure_logs() -> None:
-    """JSON lines on stderr; the supervisor keeps them in logs/api.log."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
