@@ -56,6 +56,7 @@ class Gateway:
             middlewares=[self._middleware], client_max_size=settings.limits.max_body_bytes
         )
         self.app.cleanup_ctx.append(self._lifetime)
+        self.app.on_shutdown.append(self._stop_holding)
         self._add_routes()
 
     def _add_routes(self) -> None:
@@ -86,6 +87,9 @@ class Gateway:
             await self.pool.close()
             await asyncio.to_thread(self.recorder.close, limits.shutdown_seconds)
             store.close()
+
+    async def _stop_holding(self, _app: web.Application) -> None:
+        self.routes.close()  # calls under way may finish, held ones are told at once
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

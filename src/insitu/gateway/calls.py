@@ -199,12 +199,10 @@ class Caller:
                 await self.routes.changed(left)
 
     def _may_retry(self, replica: Replica, fault: Fault) -> bool:
-        if isinstance(fault, ReplicaLost):
-            self.pool.eject(replica, str(fault), probe_now=False)
-            return True
-        if isinstance(fault, ReplicaFailed):
-            self.pool.eject(replica, str(fault), probe_now=True)
-        return self._budget.spend()
+        if isinstance(fault, ReplicaLost | ReplicaFailed):
+            self.pool.eject(replica, str(fault))
+        # All calls of a lost replica may move: it takes no more of them. The budget is for one that answers.
+        return isinstance(fault, ReplicaLost) or self._budget.spend()
 
     async def _pause(self, fault: Fault, number: int) -> None:
         if isinstance(fault, VersionMismatch):

@@ -92,14 +92,15 @@ class ReplicaPool:
             return max(fresh, key=lambda replica: replica.affinity(rollout_id), default=None)
         return min(fresh, key=lambda replica: replica.in_flight, default=None)
 
-    def eject(self, replica: Replica, reason: str, *, probe_now: bool) -> None:
-        """Take a replica out until a probe succeeds; `probe_now` when it may well be fine."""
+    def eject(self, replica: Replica, reason: str) -> None:
+        """Take a replica out until a probe succeeds; the first one follows at once, it may well be fine."""
         if replica.healthy and self._is_current(replica):
             _log.warning("replica %s ejected: %s", replica.id, reason)
             replica.healthy = False
-            self._spawn(self._recover(replica, 0.0 if probe_now else _FIRST_BACKOFF_SECONDS))
+            self._spawn(self._recover(replica))
 
-    async def _recover(self, replica: Replica, delay: float) -> None:
+    async def _recover(self, replica: Replica) -> None:
+        delay = 0.0
         while self._is_current(replica):
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
             if await replica.engine.healthy():
@@ -121,7 +122,7 @@ class ReplicaPool:
         replica.strikes += 1
         if replica.strikes >= _STRIKES_WHEN_HANGING and self._is_current(replica) and replica.healthy:
             hung, replica.engine = replica.engine, Engine(replica.url, self._limits)
-            self.eject(replica, "it does not answer its health check", probe_now=False)
+            self.eject(replica, "it does not answer its health check")
             await hung.close()  # the calls that wait for it fail now and go elsewhere
 
     async def _retire(self, replica: Replica) -> None:

@@ -123,6 +123,7 @@ class Routes:
         self.table: Table | None = None
         self.in_flight: Counter[str] = Counter()
         self.held = 0
+        self._closing = False
         self._max_held = max_held
         self._default_hold_seconds = default_hold_seconds
         self._changed = asyncio.Event()
@@ -140,6 +141,11 @@ class Routes:
         """Let every waiting call look again: the table or the health of a replica changed."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Let no further call pass: the process ends."""
+        self._closing = True
+        self.wake()
 
     async def changed(self, seconds: float) -> bool:
         """Wait for the next change, at most `seconds`; False when none came."""
@@ -187,6 +193,8 @@ class Routes:
                 del self.in_flight[key]
 
     def _open_table(self) -> Table | None:
+        if self._closing:
+            raise Unavailable("The gateway is shutting down.", hint="retry later")
         return self.table if self.table is not None and self.table.hold is None else None
 
     def _hold_terms(self) -> tuple[str, float]:

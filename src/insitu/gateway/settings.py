@@ -32,7 +32,7 @@ class Limits:
     generate_seconds: float = 900.0
     probe_interval_seconds: float = 3.0
     probe_timeout_seconds: float = 10.0
-    shutdown_seconds: float = 20.0
+    shutdown_seconds: float = 8.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
-from transformers.utils.hub import cached_file
 
 from insitu.errors import CannotHonour, NotFound
 from insitu.training.batching import MicroBatch
@@ -21,6 +22,8 @@ from insitu.training.logprobs import token_logprobs
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of families that change the logits after the head; the head alone would score them wrongly."""
+
+_MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 _BRANCHING_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
@@ -83,13 +86,13 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
 
 
 def model_directory(base_model: str) -> Path:
-    """The local directory of a model given as a directory or as a hub id that is already downloaded."""
+    """The local directory of a model: given as one, or a hub id, which is downloaded when it is not cached."""
     if Path(base_model).is_dir():
         return Path(base_model)
-    config = cached_file(base_model, "config.json", local_files_only=True)
-    if config is None:
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=_MODEL_FILES))
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise NotFound(
-            f"the base model {base_model} is neither a directory nor in the local hub cache",
-            hint=f"download it first: hf download {base_model}",
-        )
-    return Path(config).parent
+            f"the base model {base_model} is no directory and cannot be had from the hub: {error}",
+            hint=f"check the name, or download it first: hf download {base_model}",
+        ) from error

@@ -60,6 +60,29 @@ async def test_sigterm_finishes_calls_and_writes_them(tmp_path: Path) -> None:
         assert [r.policy_version for r in RecordStore(url).get(ids)] == ["base", "lora", "base"]
 
 
+async def test_sigterm_does_not_wait_for_held_calls(tmp_path: Path) -> None:
+    port = free_port()
+    async with aiohttp.ClientSession() as session:
+        child = await start("--port", str(port), "--records", f"sqlite:///{tmp_path}/calls.db", "--managed")
+        url = f"http://127.0.0.1:{port}"
+        try:
+            await until(lambda: answers(session, url), "the gateway answers", 15)
+            body = {"model": "tiny", "messages": MESSAGES}
+            call = asyncio.ensure_future(session.post(f"{url}/v1/chat/completions", json=body, headers=API))
+            await until(lambda: holds_one(session, url), "the call is held")
+            child.send_signal(signal.SIGTERM)
+            assert (await asyncio.wait_for(call, 3)).status == 503
+            assert await asyncio.wait_for(child.wait(), 5) == 0
+        finally:
+            if child.returncode is None:
+                child.kill()
+
+
+async def holds_one(session: aiohttp.ClientSession, url: str) -> bool:
+    async with session.get(f"{url}/health") as got:
+        return (await got.json())["held"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -14,6 +14,11 @@ Device = Literal["cpu", "cuda"]
 Publication = Literal["adapter", "merged"]
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_LORA_MODULES = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("qkv_proj", "gate_up_proj"),
+)
+"""What adapters may touch; an adapter with other modules is refused by vLLM when it is loaded."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
 
 
@@ -60,6 +65,8 @@ class EngineSettings:
             # One slot would make a new version wait until the old one has drained.
             command += ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "32"]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
+            # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
+            command += ["--lora-target-modules", *_LORA_MODULES]
         return command
 
     def environment(self) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""Which runs a backend takes: the first loads its model; arguments are applied, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from insitu.client import InsituClient
+from insitu.errors import ChildFailed
+from insitu.testing.models import tiny
+from tests.support.backend import Backend
+
+HUB_ID = "insitu-tests/tiny"
+
+
+@pytest.mark.timeout(600)
+async def test_first_registration_loads_a_model_from_the_hub_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_cache_with(tiny(), tmp_path / "hf")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    backend = Backend(tmp_path / "state", ["--dtype", "float32"])
+    backend.start()
+    try:
+        await backend.ready()
+        async with backend.client() as client:
+            await refused(client, "outside", "/etc", {}, {}, "is not a model name")
+            await refused(client, "gpu", HUB_ID, {"gpu_memory_utilization": 0.9}, {}, "runs on a CPU")
+            await client.register_run("first", HUB_ID, init_args={"max_seq_length": 128})
+            await client.wait_run_ready("first", 240)
+            assert engine_length(backend) == "128"
+            await refused(client, "second", HUB_ID, {}, {}, "one run at a time, now first")
+            # Alone on the engine, a run may change it.
+            await client.close_run("first")
+            await client.register_run("third", HUB_ID, init_args={"max_seq_length": 192})
+            run = await client.wait_run_ready("third", 240)
+            assert run.init_args == {"max_seq_length": 192}
+            assert engine_length(backend) == "192"
+    finally:
+        backend.end()
+
+
+async def refused(
+    client: InsituClient, name: str, base_model: str, engine_args: dict, init_args: dict, why: str
+) -> None:
+    await client.register_run(name, base_model, engine_args=engine_args, init_args=init_args)
+    with pytest.raises(ChildFailed, match=why):
+        await client.wait_run_ready(name, 30)
+
+
+def engine_length(backend: Backend) -> str:
+    """What the one running engine was really started with."""
+    commands = [process.cmdline() for process in backend.descendants()]
+    (engine,) = [command for command in commands if "vllm.entrypoints.openai.api_server" in command]
+    return engine[engine.index("--max-model-len") + 1]
+
+
+def hub_cache_with(model: Path, home: Path) -> None:
+    """The tiny model as the hub's client would have stored it."""
+    folder = home / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    revision = "0" * 40
+    shutil.copytree(model, folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    assert json.loads((folder / "snapshots" / revision / "config.json").read_text())
