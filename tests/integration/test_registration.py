@@ -1,4 +1,4 @@
-"""Which runs a backend takes: the first loads its model; arguments are applied, or refused with the reason."""
+"""Which runs a backend takes: the first loads a model; arguments are applied, or refused with the reason."""
 
 from __future__ import annotations
 

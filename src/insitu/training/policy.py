@@ -86,7 +86,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
 
 
 def model_directory(base_model: str) -> Path:
-    """The local directory of a model: given as one, or a hub id, which is downloaded when it is not cached."""
+    """The local directory of a model: given as one, or a hub id, downloaded when it is not cached."""
     if Path(base_model).is_dir():
         return Path(base_model)
     try:
