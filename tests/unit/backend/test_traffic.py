@@ -1,0 +1,116 @@
+"""The routing table reaches the gateway, also one that was restarted; holds nest and always end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from insitu.backend.traffic import Served, Traffic
+from insitu.errors import DeadlineExceeded
+
+BASE = {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": None}
+
+
+class StandinGateway:
+    """Takes tables and says what it was told to say; counts nothing by itself."""
+
+    def __init__(self) -> None:
+        self.tables: list[dict[str, Any]] = []
+        self.in_flight: dict[str, int] = {}
+        self.refuse = 0
+        self.url = ""
+
+    async def put(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer admin"
+        if self.refuse:
+            self.refuse -= 1
+            assert request.transport is not None
+            request.transport.close()
+        self.tables.append(await request.json())
+        return web.json_response({})
+
+    async def state(self, request: web.Request) -> web.Response:
+        epoch = self.tables[-1]["epoch"] if self.tables else None
+        total = sum(self.in_flight.values())
+        return web.json_response({"epoch": epoch, "in_flight": self.in_flight, "in_flight_total": total})
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandinGateway]:
+    standin = StandinGateway()
+    app = web.Application()
+    app.router.add_put("/control/routes", standin.put)
+    app.router.add_get("/control/state", standin.state)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    standin.url = f"http://{host}:{port}"
+    yield standin
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def traffic(gateway: StandinGateway) -> AsyncIterator[Traffic]:
+    async with aiohttp.ClientSession() as http:
+        yield Traffic(http, gateway.url, "admin", push_seconds=2.0, hold_seconds=60.0, base=dict(BASE))
+
+
+async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) -> None:
+    traffic.replicas = [{"id": "replica-0", "url": "http://127.0.0.1:1"}]
+    traffic.serve_version("run", 1, Served("run@1", "run@1"))
+    traffic.serve_version("run", 2, Served("run@2", "run@2"))
+    await traffic.push()
+    (table,) = gateway.tables
+    assert table["hold"] is None
+    assert table["base"] == BASE
+    assert table["runs"]["run"]["latest"] == 2
+    assert set(table["runs"]["run"]["served"]) == {"1", "2"}
+
+
+async def test_push_survives_broken_connections(gateway: StandinGateway, traffic: Traffic) -> None:
+    gateway.refuse = 3
+    await traffic.push()
+    assert gateway.tables
+
+
+async def test_push_gives_up_at_its_deadline(traffic: Traffic) -> None:
+    traffic.gateway_url, traffic.push_seconds = "http://127.0.0.1:9", 0.3
+    with pytest.raises(DeadlineExceeded, match=r"see gateway\.log"):
+        await traffic.push()
+
+
+async def test_restarted_gateway_gets_the_table_again(gateway: StandinGateway, traffic: Traffic) -> None:
+    await traffic.push()
+    gateway.tables.clear()
+    await traffic.refresh()
+    assert gateway.tables[-1]["epoch"] == traffic.epoch
+    assert len(gateway.tables) == 1
+    await traffic.refresh()
+    assert len(gateway.tables) == 1
+
+
+async def test_a_failure_inside_a_hold_releases_it(gateway: StandinGateway, traffic: Traffic) -> None:
+    async def failing_step() -> None:
+        async with traffic.held("run trains step 1"):
+            assert gateway.tables[-1]["hold"]["reason"] == "run trains step 1"
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        await failing_step()
+    assert gateway.tables[-1]["hold"] is None
+
+
+async def test_drained_waits_for_one_version_or_all(gateway: StandinGateway, traffic: Traffic) -> None:
+    await traffic.push()
+    gateway.in_flight = {"run@1": 3}
+    await traffic.drained(0.5, "run@2")
+    with pytest.raises(DeadlineExceeded, match="calls on run@1 did not end"):
+        await traffic.drained(0.2, "run@1")
+    with pytest.raises(DeadlineExceeded, match="calls on the engines did not end"):
+        await traffic.drained(0.2)
