@@ -105,7 +105,10 @@ async def call(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
 def engine_body(number: int, tokens: int, *, trainable: bool) -> bytes:
     """One request; `trainable` asks for each token's id and logprob, which the gateway records unasked."""
     message = {"role": "user", "content": f"Tell me something about the number {number}."}
-    body = {"model": "tiny", "messages": [message], "max_tokens": tokens, "ignore_eos": True, "seed": number}
+    # Lengths differ as real answers do: equal ones would let a bare client run the engine in lockstep,
+    # with all prompts of a wave in one prefill, which no agent ever does.
+    length = tokens // 2 + number * 7919 % (tokens + 1)
+    body = {"model": "tiny", "messages": [message], "max_tokens": length, "ignore_eos": True, "seed": number}
     return orjson.dumps(body | ({"logprobs": True, "return_token_ids": True} if trainable else {}))
 
 
@@ -156,7 +159,7 @@ async def engine_part(rounds: int, calls_32: int, calls_1: int, tokens: int) -> 
             "throughput_ratio_32": round(median_ratio(rates["gateway"], rates["direct_plain"]), 3),
             "added_p50_ms_1": round(p50["gateway"] - p50["direct_plain"], 2),
         },
-        "tokens_per_call": tokens,
+        "mean_tokens_per_call": tokens,
     }
 
 
@@ -262,7 +265,7 @@ def main() -> None:
     given = parser.parse_args()
     figures: dict[str, Any] = {"load_average_before": [round(value, 1) for value in os.getloadavg()]}
     if given.part in ("engine", "all"):
-        figures |= asyncio.run(engine_part(given.rounds, calls_32=128, calls_1=20, tokens=32))
+        figures |= asyncio.run(engine_part(given.rounds, calls_32=192, calls_1=20, tokens=32))
     if given.part in ("load", "all"):
         figures |= asyncio.run(load_part(given.in_flight, given.seconds, given.load_tokens))
     figures["met"] = verdict(figures)
