@@ -112,6 +112,7 @@ class Supervisor:
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
         gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
+        api += [part for name in settings.allowed_hosts for part in ("--allowed-host", name)]
         self._admin_key = admin_key
         self._records_url = records
         self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")

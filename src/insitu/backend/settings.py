@@ -8,6 +8,7 @@ from typing import Literal
 
 from insitu.backend.fleet.engine import Device, EngineSettings, Publication
 from insitu.errors import CannotHonour
+from insitu.keys import check_key
 
 Placement = Literal["shared", "dedicated"]
 
@@ -40,6 +41,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 7623
     gateway_port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
     num_replicas: int = 1
     num_ranks: int = 1
     ray_address: str | None = None
@@ -52,11 +54,10 @@ class ServeSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:
-        """Refuse combinations that cannot be honoured."""
+        """Refuse weak keys and combinations that cannot be honoured."""
+        check_key(self.api_key, self.host)
         if self.keep_checkpoints < 2:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
-        if self.device == "cpu" and self.dtype not in ("bfloat16", "float32"):
-            raise CannotHonour(f"--dtype {self.dtype} is not one of bfloat16, float32")
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
 

@@ -15,6 +15,7 @@ import click
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of gateway and API.")
 @click.option("--port", default=7623, show_default=True, help="Port of the API.")
 @click.option("--gateway-port", default=8000, show_default=True, help="Port of the gateway.")
+@click.option("--allowed-host", multiple=True, help="A host name by which clients may call the API.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), envvar="INSITU_STATE_DIR", help="Runs, ledger, logs."
 )
@@ -73,6 +74,7 @@ def serve(**options: Any) -> None:
 
 def _settings(options: dict[str, Any]) -> Any:
     from insitu.backend.settings import Deadlines, ServeSettings
+    from insitu.keys import DEFAULT_KEY
 
     device = _device(options["device"])
     publication = options["publication"]
@@ -85,12 +87,13 @@ def _settings(options: dict[str, Any]) -> Any:
         dtype=options["dtype"],
         publication=publication,
         placement=options["placement"],
-        api_key=os.environ.get("INSITU_API_KEY") or "default",
+        api_key=os.environ.get("INSITU_API_KEY") or DEFAULT_KEY,
         model=options["model"],
         model_name=options["model_name"],
         host=options["host"],
         port=options["port"],
         gateway_port=options["gateway_port"],
+        allowed_hosts=options["allowed_host"],
         num_replicas=options["replicas"],
         num_ranks=options["trainer_ranks"],
         ray_address=options["ray_address"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -10,7 +9,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from insitu.errors import InsituError, InvalidRequest, Unauthorized
-from insitu.gateway.settings import Settings, is_loopback
+from insitu.gateway.settings import Settings
+from insitu.keys import hash_key, is_loopback
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health"})
@@ -21,8 +21,8 @@ class Guard:
     """Checks every request but health. Keys are kept as digests and compared in constant time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._api = _digest(settings.api_key)
-        self._admin = _digest(settings.admin_key) if settings.admin_key else None
+        self._api = hash_key(settings.api_key)
+        self._admin = hash_key(settings.admin_key) if settings.admin_key else None
         self._loopback_only = is_loopback(settings.host)
 
     def check(self, request: web.Request) -> None:
@@ -31,7 +31,7 @@ class Guard:
             return
         self._check_browser(request)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        given = hash_key(key.strip() if scheme.lower() == "bearer" else "")
         if request.path.startswith(CONTROL_PREFIX):
             wanted = self._admin if is_loopback(request.remote or "") else None
         else:
@@ -56,7 +56,3 @@ def error_response(error: InsituError) -> web.Response:
     """An error as JSON, with `Retry-After` where waiting helps."""
     headers = {"retry-after": "5"} if error.status in (429, 503) else None
     return web.json_response(error.to_wire(), status=error.status, headers=headers)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

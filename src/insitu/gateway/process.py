@@ -15,7 +15,8 @@ from aiohttp import web
 
 from insitu.errors import InsituError
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import DEFAULT_KEY, Settings, is_loopback
+from insitu.gateway.settings import Settings
+from insitu.keys import DEFAULT_KEY, is_loopback
 
 
 class _JsonLines(logging.Formatter):

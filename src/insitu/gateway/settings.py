@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 
-from insitu.errors import InvalidRequest
-
-DEFAULT_KEY = "default"
-MIN_PUBLIC_KEY_CHARS = 32
+from insitu.keys import check_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +46,4 @@ class Settings:
 
     def check(self) -> None:
         """Refuse addresses that the keys are not good enough for."""
-        if not self.api_key:
-            raise InvalidRequest("The gateway has no key.", hint="set INSITU_API_KEY")
-        if is_loopback(self.host):
-            return
-        if self.api_key == DEFAULT_KEY or len(self.api_key) < MIN_PUBLIC_KEY_CHARS:
-            raise InvalidRequest(
-                f"Refusing to listen on {self.host}: the key is `default` or shorter than "
-                f"{MIN_PUBLIC_KEY_CHARS} characters, which is accepted on loopback only.",
-                hint='export INSITU_API_KEY="$(openssl rand -hex 32)"',
-            )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or host name reaches this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+        check_key(self.api_key, self.host)

@@ -75,7 +75,7 @@ def _convert_smollm2(target: Path) -> None:
         fields.pop("quantization_config", None)
         model = LlamaForCausalLM(LlamaConfig(**fields))
         model.load_state_dict(loaded.state_dict())
-        model.to(torch.bfloat16).save_pretrained(target)
+        model.bfloat16().save_pretrained(target)
         tokenizer.save_pretrained(target)
 
 

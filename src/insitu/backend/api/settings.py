@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from insitu.backend.ledger import Ledger
-from insitu.errors import InvalidRequest
-from insitu.gateway.settings import DEFAULT_KEY, MIN_PUBLIC_KEY_CHARS, is_loopback
+from insitu.keys import check_key, hash_key, is_loopback
 from insitu.types import ModelCall
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
@@ -98,25 +96,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def hash_key(key: str) -> bytes:
-    """Keys have 256 random bits, so a plain hash cannot be guessed back."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def check_key(api_key: str, host: str) -> None:
-    """Refuse a missing key, and a weak one on an address that others reach."""
-    if not api_key:
-        raise InvalidRequest("the API has no key", hint="set INSITU_API_KEY")
-    if is_loopback(host):
-        return
-    if api_key == DEFAULT_KEY or len(api_key) < MIN_PUBLIC_KEY_CHARS:
-        raise InvalidRequest(
-            f"refusing to listen on {host}: the key is `default` or shorter than {MIN_PUBLIC_KEY_CHARS}"
-            " characters, which is accepted on loopback only",
-            hint='export INSITU_API_KEY="$(openssl rand -hex 32)"',
-        )
 
 
 class Services:

@@ -23,13 +23,13 @@ def start_ray(address: str | None, scratch: Path) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # engines and trainer are not background work
     if address is not None:
-        ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.ERROR)
         return
     ray.init(
         namespace="insitu",
         include_dashboard=False,
         log_to_driver=False,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         object_store_memory=_OBJECT_STORE_BYTES,
         _temp_dir=str(scratch / "ray"),
     )

@@ -1,0 +1,40 @@
+"""The rules about keys: which are good enough for an address, and how they are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+
+from insitu.errors import InvalidRequest
+
+DEFAULT_KEY = "default"
+MIN_PUBLIC_KEY_CHARS = 32
+
+
+def check_key(api_key: str, host: str) -> None:
+    """Refuse a missing key, and a weak one on an address that others reach."""
+    if not api_key:
+        raise InvalidRequest("there is no key", hint="set INSITU_API_KEY")
+    if is_loopback(host):
+        return
+    if api_key == DEFAULT_KEY or len(api_key) < MIN_PUBLIC_KEY_CHARS:
+        raise InvalidRequest(
+            f"refusing to listen on {host}: the key is `default` or shorter than {MIN_PUBLIC_KEY_CHARS} "
+            "characters, which is accepted on loopback only",
+            hint='export INSITU_API_KEY="$(openssl rand -hex 32)"',
+        )
+
+
+def hash_key(key: str) -> bytes:
+    """Keys have 256 random bits, so a plain hash cannot be guessed back."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or host name reaches this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
