@@ -30,6 +30,7 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
         async with backend.client() as client:
             await refused(client, "outside", "/etc", {}, {}, "is not a model name")
             await refused(client, "gpu", HUB_ID, {"gpu_memory_utilization": 0.9}, {}, "runs on a CPU")
+            await refused(client, "absent", "insitu-tests/absent", {}, {}, "insitu-tests/absent")
             await client.register_run("first", HUB_ID, init_args={"max_seq_length": 128})
             await client.wait_run_ready("first", 240)
             assert engine_length(backend) == "128"
@@ -49,7 +50,7 @@ async def refused(
 ) -> None:
     await client.register_run(name, base_model, engine_args=engine_args, init_args=init_args)
     with pytest.raises(ChildFailed, match=why):
-        await client.wait_run_ready(name, 30)
+        await client.wait_run_ready(name, 120)
 
 
 def engine_length(backend: Backend) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -51,9 +52,8 @@ class ModelHost:
     async def start(self) -> None:
         """Start engines and trainer together; the first failure ends both."""
         if self.engine.device == "cpu":
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.replicas.start(self.engine, self._settings.num_replicas))
-                tasks.create_task(self.trainer.start())
+            engines = self.replicas.start(self.engine, self._settings.num_replicas)
+            await _all_or_none(engines, self.trainer.start())
         else:  # the trainer may share the engines' devices, which are known once they run
             await self.replicas.start(self.engine, self._settings.num_replicas)
             async with self.asleep():
@@ -123,3 +123,15 @@ class ModelHost:
         if self.trainer.opened.get(run.name) != run.step:
             checkpoints.verify(path, kept[run.step].manifest_sha256)
         return path
+
+
+async def _all_or_none(*work: Coroutine[Any, Any, None]) -> None:
+    """Do everything at once; the first failure cancels the rest and is raised as it is."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise

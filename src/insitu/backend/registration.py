@@ -46,9 +46,8 @@ class Registrar:
     async def resume(self) -> None:
         """At start: load the model of `--model` or of the open runs, and publish their last steps."""
         open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
-        if self._settings.model is not None:
-            name = self._settings.model_name or Path(self._settings.model).name
-            engine = self._settings.engine(self._settings.model, name)
+        engine = self._settings.preloaded()
+        if engine is not None:
             for run in open_runs[:1]:  # all open runs agree on the engine
                 engine = apply_arguments(engine, run.engine_args, run.init_args, run.lora.rank)
             await self._load(engine)
@@ -109,8 +108,9 @@ class Registrar:
 
     def _base_engine(self, run: Run) -> EngineSettings:
         """The current engine when it serves the run's base model, else a new one by hub id."""
-        if self.host is not None and run.base_model in (self.host.engine.served_name, self.host.engine.model):
-            return self.host.engine
+        for known in (self.host.engine if self.host is not None else None, self._settings.preloaded()):
+            if known is not None and run.base_model in (known.served_name, known.model):
+                return known
         serves = f"; this backend serves {self.host.engine.served_name}" if self.host is not None else ""
         if not _HUB_ID.match(run.base_model):
             raise CannotHonour(

@@ -61,6 +61,13 @@ class ServeSettings:
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
 
+    def preloaded(self) -> EngineSettings | None:
+        """The engine of `--model`. A directory is called by its last part, a hub id by itself."""
+        if self.model is None:
+            return None
+        own_name = Path(self.model).name if Path(self.model).is_dir() else self.model
+        return self.engine(self.model, self.model_name or own_name)
+
     def engine(self, model: str, served_name: str) -> EngineSettings:
         """The engine settings before any registration has asked for others."""
         return EngineSettings(

@@ -98,10 +98,17 @@ class ReplicaSet:
         log_path = str(self._logs_dir / f"{name}.log")
         actor_class: Any = ray.remote(ReplicaActor)
         actor = actor_class.options(**options).remote(settings, log_path, self._environment())
+        try:
+            return await self._when_ready(name, actor, group, settings.served_name)
+        except BaseException:
+            _release(actor, group)
+            raise
+
+    async def _when_ready(self, name: str, actor: Any, group: Any, served_name: str) -> Replica:
         (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
         engine = EngineClient(self._http, about["url"])
         await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
-        await engine.warm_up(settings.served_name, self._start_seconds)
+        await engine.warm_up(served_name, self._start_seconds)
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
         return Replica(name, actor, group, engine, about["pid"], about["devices"])
@@ -111,9 +118,7 @@ class ReplicaSet:
             await gather([replica.actor.stop.remote()], _STOP_SECONDS, f"stopping {replica.id}")
         except (ChildFailed, DeadlineExceeded) as error:
             log.warning("%s did not stop by itself: %s", replica.id, error)
-        kill(replica.actor)
-        if replica.group is not None:
-            remove_placement_group(replica.group)
+        _release(replica.actor, replica.group)
 
     async def _exit_report(self, actor: Any) -> str | None:
         try:
@@ -133,3 +138,10 @@ class ReplicaSet:
             "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
             "VLLM_LOGGING_CONFIG_PATH": str(config),
         }
+
+
+def _release(actor: Any, group: Any) -> None:
+    """End an actor, and with it the server that is tied to its life, and free its devices."""
+    kill(actor)
+    if group is not None:
+        remove_placement_group(group)
