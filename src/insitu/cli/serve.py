@@ -11,7 +11,9 @@ import click
 
 @click.command()
 @click.option("--model", help="Model to preload: a directory or a hub id. Default: the first registration's.")
-@click.option("--model-name", help="Name clients use for it. Default: the last part of a directory, or the hub id.")
+@click.option(
+    "--model-name", help="Name clients use for it. Default: the last part of a directory, or the hub id."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of gateway and API.")
 @click.option("--port", default=7623, show_default=True, help="Port of the API.")
 @click.option("--gateway-port", default=8000, show_default=True, help="Port of the gateway.")

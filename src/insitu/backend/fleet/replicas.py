@@ -61,7 +61,9 @@ class ReplicaSet:
 
     async def stop(self) -> None:
         """End every engine."""
-        await asyncio.gather(*[self._stop_one(replica) for replica in self.replicas.values()])
+        await asyncio.gather(
+            *[_end(replica.id, replica.actor, replica.group) for replica in self.replicas.values()]
+        )
         self.replicas, self.settings = {}, None
 
     async def restart(self, replica_id: str) -> Replica:
@@ -69,7 +71,7 @@ class ReplicaSet:
         assert self.settings is not None, "no engine was ever started"
         old = self.replicas.pop(replica_id, None)
         if old is not None:
-            await self._stop_one(old)
+            await _end(old.id, old.actor, old.group)
         replica = await self._start_one(replica_id, self.settings)
         self.replicas[replica_id] = replica
         return replica
@@ -101,7 +103,7 @@ class ReplicaSet:
         try:
             return await self._when_ready(name, actor, group, settings.served_name)
         except BaseException:
-            _release(actor, group)
+            await _end(name, actor, group)
             raise
 
     async def _when_ready(self, name: str, actor: Any, group: Any, served_name: str) -> Replica:
@@ -112,13 +114,6 @@ class ReplicaSet:
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
         return Replica(name, actor, group, engine, about["pid"], about["devices"])
-
-    async def _stop_one(self, replica: Replica) -> None:
-        try:
-            await gather([replica.actor.stop.remote()], _STOP_SECONDS, f"stopping {replica.id}")
-        except (ChildFailed, DeadlineExceeded) as error:
-            log.warning("%s did not stop by itself: %s", replica.id, error)
-        _release(replica.actor, replica.group)
 
     async def _exit_report(self, actor: Any) -> str | None:
         try:
@@ -140,8 +135,12 @@ class ReplicaSet:
         }
 
 
-def _release(actor: Any, group: Any) -> None:
-    """End an actor, and with it the server that is tied to its life, and free its devices."""
+async def _end(name: str, actor: Any, group: Any) -> None:
+    """End the server with everything it started, then its actor, and free its devices."""
+    try:
+        await gather([actor.stop.remote()], _STOP_SECONDS, f"stopping {name}")
+    except (ChildFailed, DeadlineExceeded) as error:
+        log.warning("%s did not stop by itself: %s", name, error)
     kill(actor)
     if group is not None:
         remove_placement_group(group)
