@@ -61,12 +61,6 @@ def mean(values: list[float]) -> float:
 
 
 def show(step: int, reward: float, sample: float, train_: float, metrics: dict[str, float]) -> None:
-    names = (
-        "mismatch/mean_abs",
-        "probe/mean_abs",
-        "probe/applied",
-        "time/train_seconds",
-        "time/step_seconds",
-    )
+    names = ("mismatch/mean_abs", "probe/mean_abs", "probe/moved", "probe/applied", "time/train_seconds")
     figures = " ".join(f"{name}={metrics[name]:.3f}" for name in names if name in metrics)
     print(f"step={step} reward={reward:.3f} sample={sample:.1f}s job={train_:.1f}s {figures}", flush=True)

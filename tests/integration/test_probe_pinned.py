@@ -42,7 +42,7 @@ async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
         "--max-seq-length",
         "256",
     ]
-    # Only the agreement of a moved policy can tell: the plain threshold is set out of reach.
+    # The plain threshold is set out of reach: the engine's standing still alone must tell.
     arguments += ["--probe-threshold", "1000"]
     command = (sys.executable, str(launcher))
     async with running_backend(tmp_path / "state", *arguments, command=command) as backend:

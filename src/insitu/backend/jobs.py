@@ -123,7 +123,7 @@ class StepRunner:
                 served = await host.publisher.publish(run.name, step, path)
                 clock.lap("publish")
                 await self._say(job, "probe", 0.9)
-                probe = await self._probe(run, served, before, host)
+                probe = await self._probe(run, served, before, host, updated=bool(metrics["updated"]))
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
@@ -153,7 +153,9 @@ class StepRunner:
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
         return checkpoints.checkpoint_path(run_dir, step), digest
 
-    async def _probe(self, run: Run, served: Served, before: Baseline, host: ModelHost) -> ProbeResult:
+    async def _probe(
+        self, run: Run, served: Served, before: Baseline, host: ModelHost, *, updated: bool
+    ) -> ProbeResult:
         """Score the fixed sequences again on both sides, judge every engine, keep the worst figures."""
         trainer = await host.trainer.score(run.name, before.fixed)
         engines = await _engine_scores(served, before.fixed, host)
@@ -162,7 +164,7 @@ class StepRunner:
             # An engine that was started again in mid-step has no score of the old weights: the trainer's do.
             old = before.engines.get(replica.pid, before.trainer)
             result = compare(before.trainer, trainer, old, engines[replica.pid])
-            judge(result, self._settings.threshold, replica.id, served.version)
+            judge(result, self._settings.threshold, replica.id, served.version, must_move=updated)
             results.append(result)
         self._probes[run.name] = Baseline(run.step + 1, before.fixed, trainer, engines)
         return max(results, key=lambda result: result.mean_abs)
@@ -244,8 +246,7 @@ async def _engine_scores(
     served: Served, fixed: list[list[int]], host: ModelHost
 ) -> dict[int, list[list[float]]]:
     """Every engine's log-probabilities of the fixed sequences under one version."""
-    scores: dict[int, list[list[float]]] = {}
-    for replica in host.replicas.joined():
-        rows = await asyncio.gather(*[replica.engine.score(served.engine_model, ids) for ids in fixed])
-        scores[replica.pid] = list(rows)
-    return scores
+    return {
+        replica.pid: await replica.engine.score(served.engine_model, fixed)
+        for replica in host.replicas.joined()
+    }

@@ -35,6 +35,11 @@ def test_new_weights_pass_and_old_ones_fail(noise: float, step: float) -> None:
             judge(compare(t0, t1, s0, s0), 10.0, "replica-0", "run@1")
 
 
+def test_without_an_update_the_engine_need_not_move() -> None:
+    t0, t1, s0, _ = scores(1e-6, 1e-3)
+    judge(compare(t0, t1, s0, s0), 10.0, "replica-0", "run@1", must_move=False)
+
+
 def test_disagreement_beyond_the_threshold_fails_with_the_figure() -> None:
     with pytest.raises(ProbeFailed, match=r"mean \|Δlogprob\| 0.5 over 2 tokens, tolerated 0.25"):
         judge(compare([[0.0, 0.0]], [[-1.0, -1.0]], [[0.0, 0.0]], [[-1.5, -1.5]]), 0.25, "replica-0", "run@1")
@@ -47,9 +52,9 @@ def test_an_engine_that_answers_nan_fails() -> None:
 
 def test_a_step_without_change_cannot_be_told() -> None:
     result = compare([[1.0, 2.0]], [[1.0, 2.0]], [[1.0, 2.0]], [[1.0, 2.0]])
-    assert result.applied is None
+    assert result.moved is None
     judge(result, 0.1, "replica-0", "run@1")
-    assert "probe/applied" not in result.metrics()
+    assert "probe/moved" not in result.metrics()
 
 
 def test_sequences_stay_fixed(tmp_path: Path) -> None:

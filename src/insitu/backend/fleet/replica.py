@@ -101,18 +101,26 @@ class EngineClient:
     async def wake_up(self) -> None:
         await self._post("/wake_up", None, 120)
 
-    async def score(self, model: str, token_ids: list[int]) -> list[float]:
-        """The log-probability of every token from the second on, under the served weights."""
+    async def score(self, model: str, sequences: list[list[int]]) -> list[list[float]]:
+        """The log-probability of every token from the second on, under the served weights.
+
+        All sequences go in one request, so that the same ones are always computed in the same batch.
+        """
         body = {
             "model": model,
-            "prompt": token_ids,
+            "prompt": sequences,
             "max_tokens": 1,
             "temperature": 1.0,
             "prompt_logprobs": 0,
         }
-        answer = await self._post("/v1/completions", body, 120)
-        rows = answer["choices"][0]["prompt_logprobs"][1:]
-        return [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+        choices = sorted((await self._post("/v1/completions", body, 120))["choices"], key=_index)
+        return [
+            [
+                row[str(token)]["logprob"]
+                for row, token in zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
+            ]
+            for choice, ids in zip(choices, sequences, strict=True)
+        ]
 
     async def _post(self, path: str, body: dict[str, Any] | None, deadline_seconds: float) -> Any:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)
@@ -130,6 +138,10 @@ class EngineClient:
             raise DeadlineExceeded(message) from error
         except aiohttp.ClientError as error:
             raise UpstreamError(f"the engine at {self.url} broke off during {path}: {error!r}") from error
+
+
+def _index(choice: dict[str, Any]) -> int:
+    return choice["index"]
 
 
 async def wait_healthy(engine: EngineClient, exit_report: Any, deadline_seconds: float) -> None:
