@@ -84,7 +84,7 @@ def compare(
 def judge(
     result: ProbeResult, threshold: float, engine: str, version: str, *, must_move: bool = True
 ) -> None:
-    """Raise ProbeFailed when the engine computes something else, or (after an update) still the old weights."""
+    """Raise ProbeFailed when the engine computes something else, or, after an update, the same as before."""
     if not math.isfinite(result.mean_abs) or result.mean_abs > threshold:
         raise ProbeFailed(
             f"after publishing {version}, {engine} and the trainer disagree: mean |Δlogprob| "
