@@ -203,6 +203,17 @@ async def test_a_seeded_answer_is_the_engines_own(gateway: Running) -> None:
         assert "".join([c.choices[0].delta.content or "" async for c in chunks]) == expected
 
 
+async def test_a_limit_that_is_the_engines_default_is_a_limit(gateway: Running) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 16,
+        "ignore_eos": True,
+    }
+    answer = await gateway.request("POST", "/v1/chat/completions", body)
+    assert answer["usage"]["completion_tokens"] == 16
+
+
 async def test_logprobs_look_like_the_engines(gateway: Running) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 5}
     body |= {"logprobs": True, "top_logprobs": 3}

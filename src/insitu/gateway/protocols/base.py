@@ -59,6 +59,10 @@ class StreamText(Protocol):
         ...
 
 
+_ENGINE_MAX_TOKENS = 16
+"""vLLM's default of `SamplingParams.max_tokens`."""
+
+
 class CallProtocol(Protocol):
     """One of OpenAI's completion protocols."""
 
@@ -82,6 +86,8 @@ def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) ->
         sampling.setdefault(key, request.body[key])
     for key in ("repetition_penalty", "min_tokens", "ignore_eos"):
         sampling.setdefault(key, request.body[key])
+    # A limit that equals the engine's default is left out too, and would then count as none at all.
+    sampling.setdefault("max_tokens", _ENGINE_MAX_TOKENS)
     body = {
         **rendered,
         "request_id": lane.call_id,
