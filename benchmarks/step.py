@@ -84,7 +84,11 @@ def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:
     """The second step of the bare loop."""
     command = [sys.executable, str(script), "--model", str(smollm2()), "--publish-dir", str(scratch / "bare")]
     command += ["--base-url", url, "--steps", "2", "--seed", str(seed)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    for attempt in range(3):  # its HTTP client now and then meets a connection that the engine is closing
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+        if done.returncode == 0:
+            break
+        print(f"bare loop failed, attempt {attempt + 1}: {done.stderr.strip()[-200:]}", file=sys.stderr)
     line = next(line for line in done.stdout.splitlines() if line.startswith("step=1 "))
     row = {name: float(value) for name, value in re.findall(r"(\w+)=([-\d.]+)", line)}
     return {
