@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
 import sys
-import time
 
 from aiohttp import web
 
-from insitu.errors import InsituError
+from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
 from insitu.gateway.settings import Settings
 from insitu.keys import DEFAULT_KEY, is_loopback
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object per line; control characters arrive escaped."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+from insitu.logs import log_to
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -69,18 +53,26 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(signal_number, stop.set)
     await runner.setup()
     try:
-        await web.TCPSite(runner, settings.host, settings.port, backlog=2048).start()
+        await _listen(runner, settings)
         logging.getLogger(__name__).info("listening on http://%s:%d", settings.host, settings.port)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
+async def _listen(runner: web.AppRunner, settings: Settings) -> None:
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, backlog=2048).start()
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+            hint="free the port or pass another one",
+        ) from error
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; errors on purpose end it with their message and status 1."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_to(None)  # standard error; under a supervisor that is logs/gateway.log
     try:
         asyncio.run(serve(settings_from(sys.argv[1:] if arguments is None else arguments)))
     except InsituError as error:
