@@ -57,7 +57,7 @@ def bare_engine(scratch: Path) -> Iterator[str]:
     )
     port, log = free_port(), scratch / "engine.log"
     env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
-    server = spawn(settings.command(port), log, env)
+    server = spawn(settings.command(port), log, env, niceness=10)  # as a replica of insitu runs
     try:
         wait_healthy(f"http://127.0.0.1:{port}", server, log)
         yield f"http://127.0.0.1:{port}"

@@ -14,6 +14,7 @@ from insitu.backend.processes import end_child, free_port, spawn, tail
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
 
 _GRACE_SECONDS = 3.0
+_CPU_NICENESS = 10
 
 
 class ReplicaActor:
@@ -27,7 +28,9 @@ class ReplicaActor:
         self._port = free_port()
         self._log = Path(log_path)
         environment = {**settings.environment(), **env}
-        self._server = spawn(settings.command(self._port), self._log, environment)
+        # vLLM's processes wait for each other by spinning, which on few cores starves gateway and API.
+        niceness = _CPU_NICENESS if settings.device == "cpu" else 0
+        self._server = spawn(settings.command(self._port), self._log, environment, niceness)
 
     def describe(self) -> dict[str, Any]:
         """Where the server listens, its process id, and the devices it may use."""
