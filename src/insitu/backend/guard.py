@@ -1,4 +1,4 @@
-"""`python -m insitu.backend.guard PARENT_PID NICENESS COMMAND…`: become COMMAND, tied to the parent's life."""
+"""`python -m insitu.backend.guard PARENT_PID NICENESS COMMAND…`: become it, tied to the parent's life."""
 
 from __future__ import annotations
 
