@@ -12,16 +12,29 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from dataclasses import fields as dataclass_fields
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 import aiohttp
 import orjson
 
 from insitu import errors
+from insitu.answers import (
+    CheckpointInfo,
+    EventInfo,
+    GroupReceipt,
+    JobInfo,
+    Json,
+    RunInfo,
+    StepInfo,
+    Value,
+    build,
+    to_error,
+    to_job,
+    to_run,
+)
 from insitu.types import (
     GroupState,
     JobState,
@@ -35,98 +48,9 @@ from insitu.types import (
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 """How a connection fails."""
 
-Json = dict[str, Any]
-Value = TypeVar("Value")
-
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
-_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 _MAX_RETRY_AFTER_SECONDS = 30.0
 _UPLOAD_BYTES = 64 * 2**10
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as the backend sees it."""
-
-    name: str
-    project: str
-    base_model: str
-    lora: LoraSettings
-    engine_args: Json
-    init_args: Json
-    state: RunState
-    step: int
-    error: str | None
-    created_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReceipt:
-    """The group is durable on the backend; `created` is False when it was there before."""
-
-    id: str
-    run: str
-    state: GroupState
-    created: bool
-    num_trajectories: int
-
-
-@dataclass(frozen=True, slots=True)
-class JobInfo:
-    """A training step asked for: its state, progress and, once it succeeded, its metrics."""
-
-    id: str
-    run: str
-    state: JobState
-    group_ids: list[str]
-    settings: StepSettings
-    attempt: int
-    phase: str
-    progress: float
-    step: int | None
-    metrics: Json
-    error: str | None
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
-        return self.state in _ENDED
-
-
-@dataclass(frozen=True, slots=True)
-class EventInfo:
-    """Something that happened to a job."""
-
-    seq: int
-    kind: str
-    at: float
-    data: Json
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """A committed step."""
-
-    run: str
-    step: int
-    job_id: str
-    metrics: Json
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """A kept checkpoint; `path` is on the backend's machine."""
-
-    run: str
-    step: int
-    path: str
-    manifest_sha256: str
-    created_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +122,19 @@ class InsituClient:
             "engine_args": dict(engine_args or {}),
             "init_args": dict(init_args or {}),
         }
-        return _run(await self._call("POST", "/v1/runs", body=body))
+        return to_run(await self._call("POST", "/v1/runs", body=body))
 
     async def get_run(self, name: str) -> RunInfo:
         """One run."""
-        return _run(await self._call("GET", f"/v1/runs/{quote(name, safe='')}"))
+        return to_run(await self._call("GET", f"/v1/runs/{quote(name, safe='')}"))
 
     async def list_runs(self) -> list[RunInfo]:
         """All runs, oldest first."""
-        return [_run(fields) for fields in (await self._call("GET", "/v1/runs"))["runs"]]
+        return [to_run(fields) for fields in (await self._call("GET", "/v1/runs"))["runs"]]
 
     async def close_run(self, name: str) -> RunInfo:
         """Close a run that has no open jobs."""
-        return _run(await self._call("POST", f"/v1/runs/{quote(name, safe='')}/close"))
+        return to_run(await self._call("POST", f"/v1/runs/{quote(name, safe='')}/close"))
 
     async def wait_run_ready(
         self, name: str, deadline_seconds: float, *, poll_seconds: float = 0.5
@@ -233,7 +157,7 @@ class InsituClient:
         """Upload a group, streamed. Rollouts in `inline` send these calls instead of naming recorded ones."""
         path = f"/v1/runs/{quote(group.run, safe='')}/groups/{quote(group.id, safe='')}"
         fields = await self._call("PUT", path, upload=lambda: _group_lines(group, inline or {}))
-        return _build(GroupReceipt, fields, state=GroupState(fields["state"]))
+        return build(GroupReceipt, fields, state=GroupState(fields["state"]))
 
     async def get_group(self, run: str, group_id: str) -> Json:
         """A group and what became of it, as the API answers it."""
@@ -250,15 +174,15 @@ class InsituClient:
         """Queue a training step. The same key and arguments always give the same job."""
         body = {"groups": list(group_ids), "settings": asdict(settings or StepSettings())}
         path = f"/v1/runs/{quote(run, safe='')}/steps"
-        return _job(await self._call("POST", path, body=body, headers={"Idempotency-Key": idempotency_key}))
+        return to_job(await self._call("POST", path, body=body, headers={"Idempotency-Key": idempotency_key}))
 
     async def get_job(self, job_id: str) -> JobInfo:
         """One job."""
-        return _job(await self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
+        return to_job(await self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
 
     async def cancel_job(self, job_id: str) -> JobInfo:
         """Cancel a queued job."""
-        return _job(await self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
+        return to_job(await self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
 
     async def wait_job(self, job_id: str, deadline_seconds: float, *, poll_seconds: float = 0.25) -> JobInfo:
         """The job once it has succeeded; ChildFailed with its error if it failed or was cancelled."""
@@ -277,12 +201,12 @@ class InsituClient:
     async def steps(self, run: str, after: int = 0) -> list[StepInfo]:
         """Committed steps after `after`, at most a thousand."""
         answer = await self._call("GET", f"/v1/runs/{quote(run, safe='')}/steps?after={after}")
-        return [_build(StepInfo, fields) for fields in answer["steps"]]
+        return [build(StepInfo, fields) for fields in answer["steps"]]
 
     async def checkpoints(self, run: str) -> list[CheckpointInfo]:
         """Kept checkpoints, oldest first."""
         answer = await self._call("GET", f"/v1/runs/{quote(run, safe='')}/checkpoints")
-        return [_build(CheckpointInfo, fields) for fields in answer["checkpoints"]]
+        return [build(CheckpointInfo, fields) for fields in answer["checkpoints"]]
 
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0
@@ -314,7 +238,7 @@ class InsituClient:
         headers = {**self._headers, "Last-Event-ID": str(after)}
         async with self._open().get(url, headers=headers, timeout=timeout) as response:
             if response.status != 200:
-                raise _to_error(response.status, await response.read())
+                raise to_error(response.status, await response.read())
             kind, data = "", b""
             async for raw in response.content:
                 line = raw.rstrip(b"\r\n")
@@ -323,7 +247,7 @@ class InsituClient:
                 elif line.startswith(b"data: "):
                     data = line[6:]
                 elif not line and kind:
-                    yield None if kind == "end" else _build(EventInfo, orjson.loads(data))
+                    yield None if kind == "end" else build(EventInfo, orjson.loads(data))
                     kind, data = "", b""
 
     async def _wait(
@@ -379,7 +303,7 @@ class InsituClient:
                     content = await answer.read()
                 if answer.status < 400:
                     return cast(Json, orjson.loads(content))
-                error = _to_error(answer.status, content)
+                error = to_error(answer.status, content)
                 if answer.status not in _RETRIED_STATUS or last:
                     raise error
                 pause = max(pause, _retry_after(answer))
@@ -443,36 +367,6 @@ def _check_finite(value: object, rollout_id: str) -> None:
     if isinstance(value, list):
         for item in cast(list[object], value):
             _check_finite(item, rollout_id)
-
-
-def _build(kind: type[Value], fields: Json, **converted: Any) -> Value:
-    """A result from an answer; fields that a newer server adds are left out."""
-    known = {field.name for field in dataclass_fields(cast(Any, kind))}
-    return kind(**{name: value for name, value in (fields | converted).items() if name in known})
-
-
-def _run(fields: Json) -> RunInfo:
-    return _build(RunInfo, fields, lora=LoraSettings(**fields["lora"]), state=RunState(fields["state"]))
-
-
-def _job(fields: Json) -> JobInfo:
-    settings = _build(StepSettings, fields["settings"])
-    return _build(JobInfo, fields, settings=settings, state=JobState(fields["state"]))
-
-
-def _to_error(status: int, content: bytes) -> errors.InsituError:
-    """The error that the server named, or a plain one when the answer is not from an insitu backend."""
-    try:
-        named = cast(dict[str, str], orjson.loads(content)["error"])
-        kind, message, hint = named["type"], named["message"], named["hint"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        error = errors.InsituError(f"HTTP {status}: {content[:200].decode('utf-8', 'replace')}")
-    else:
-        cls = getattr(errors, kind, errors.InsituError)
-        known = isinstance(cls, type) and issubclass(cls, errors.InsituError)
-        error = (cls if known else errors.InsituError)(message, hint=hint)
-    error.status = status
-    return error
 
 
 def _retry_after(answer: aiohttp.ClientResponse) -> float:
