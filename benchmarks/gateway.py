@@ -105,8 +105,7 @@ async def call(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
 def engine_body(number: int, tokens: int, *, trainable: bool) -> bytes:
     """One request; `trainable` asks for each token's id and logprob, which the gateway records unasked."""
     message = {"role": "user", "content": f"Tell me something about the number {number}."}
-    # Lengths differ as real answers do: equal ones would let a bare client run the engine in lockstep,
-    # with all prompts of a wave in one prefill, which no agent ever does.
+    # Lengths differ, as those of real answers do.
     length = tokens // 2 + number * 7919 % (tokens + 1)
     body = {"model": "tiny", "messages": [message], "max_tokens": length, "ignore_eos": True}
     return orjson.dumps(body | ({"logprobs": True, "return_token_ids": True} if trainable else {}))

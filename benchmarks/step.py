@@ -31,13 +31,14 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from insitu.backend.fleet.engine import EngineSettings
-from insitu.backend.processes import end_child, free_port, spawn, tail
+from insitu.backend.processes import end_child, free_port, spawn
 from insitu.client import InsituClient
 from insitu.paths import cache_dir
 from insitu.testing.models import smollm2
 from insitu.types import StepSettings
 from tests.support.addition import Rollouts, question, sample_groups, train
 from tests.support.backend import Backend
+from tests.support.vllm_server import wait_ready
 
 NUM_GROUPS, GROUP_SIZE, MAX_LENGTH, MAX_NUM_SEQS = 16, 8, 256, 128
 Row = dict[str, float]
@@ -59,25 +60,10 @@ def bare_engine(scratch: Path) -> Iterator[str]:
     env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
     server = spawn(settings.command(port), log, env, niceness=10)  # as a replica of insitu runs
     try:
-        wait_healthy(f"http://127.0.0.1:{port}", server, log)
+        wait_ready(f"http://127.0.0.1:{port}", server, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         end_child(server, 10)
-
-
-def wait_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    import urllib.request
-
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"the engine ended:\n{tail(log)}")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise SystemExit(f"the engine was not healthy in 300 s:\n{tail(log)}")
 
 
 def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:

@@ -71,6 +71,12 @@ class ModelHost:
         await self.trainer.stop()
         await self.trainer.start(self._shared_devices())
 
+    async def revive_dead(self) -> None:
+        """Replace engines that have died, with the published weights."""
+        for name in await self.replicas.dead():
+            if (replica := self.replicas.replicas.get(name)) is not None:
+                await self.publisher.revive(replica)
+
     async def open_run(self, run: Run) -> Path | None:
         """Make the trainer hold the run at its last committed step; returns that checkpoint."""
         path = await asyncio.to_thread(self._committed_checkpoint, run)

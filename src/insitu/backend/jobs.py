@@ -27,12 +27,12 @@ from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
 from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Served, Traffic
-from insitu.errors import ChildFailed, InsituError
+from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.gateway.records import RecordStore
 from insitu.types import JobState
 
 _MAX_ATTEMPTS = 3
-"""How often a step is tried when the trainer dies under it."""
+"""How often a step is tried when the trainer or an engine dies under it."""
 _MAX_STARTS = 5
 """How often a job is taken up again after the whole backend ended under it."""
 Result = TypeVar("Result")
@@ -89,18 +89,26 @@ class StepRunner:
             if job.attempt > _MAX_STARTS:
                 raise ChildFailed(f"the backend ended {_MAX_STARTS} times while this job was under way")
             for attempt in range(1, _MAX_ATTEMPTS + 1):
+                engines = _pids(host)
                 try:
                     await self._attempt(job, host)
                     return
-                except ActorDied as error:
-                    if attempt == _MAX_ATTEMPTS:
+                except (ActorDied, UpstreamError) as error:
+                    if attempt == _MAX_ATTEMPTS or not await self._repaired(error, engines, host):
                         raise
-                    log.warning("job %s: %s; starting the trainer again", job.id, error)
-                    await self._say(job, "trainer restart", 0.0, cause=str(error))
-                    await host.restart_trainer()
+                    log.warning("job %s is tried again after: %s", job.id, error)
+                    await self._say(job, "retry", 0.0, cause=str(error))
         except (InsituError, OSError) as error:  # OSError: the disk is full or broken
             log.exception("job %s failed", job.id)
             await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
+
+    async def _repaired(self, error: InsituError, engines: set[int], host: ModelHost) -> bool:
+        """Whether a part that had died was replaced, so that trying again makes sense."""
+        if isinstance(error, ActorDied):
+            await host.restart_trainer()
+            return True
+        await host.revive_dead()
+        return _pids(host) != engines
 
     async def _attempt(self, job: Job, host: ModelHost) -> None:
         clock = Clock()

@@ -40,6 +40,7 @@ class Registrar:
         self._settings = settings
         self._ledger = ledger
         self._traffic = traffic
+        traffic.replicas = self._joined
         self._http = http
         self._scratch = scratch
 
@@ -63,11 +64,9 @@ class Registrar:
             elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
                 await self._drop(run)
 
-    async def announce_replicas(self) -> None:
-        """Tell the gateway which engines calls may go to."""
+    def _joined(self) -> dict[str, str]:
         joined = self.host.replicas.joined() if self.host is not None else []
-        self._traffic.replicas = [{"id": replica.id, "url": replica.engine.url} for replica in joined]
-        await self._traffic.push()
+        return {replica.id: replica.engine.url for replica in joined}
 
     async def _admit(self, run: Run) -> None:
         """Bring a run to ready, or to failed with the reason."""
@@ -131,11 +130,10 @@ class Registrar:
 
     async def _load(self, engine: EngineSettings) -> None:
         """Start engines and trainer for these settings in place of the current ones."""
-        self._traffic.replicas = []
         if self.host is not None:
             log.info("replacing the engine: %s", difference(self.host.engine, engine))
-            await self._traffic.push()
             old, self.host = self.host, None
+            await self._traffic.push()
             await old.stop()
         host = ModelHost(self._settings, engine, self._ledger, self._http, self._scratch)
         try:
@@ -150,7 +148,7 @@ class Registrar:
             "version": BASE_VERSION,
             "refusal": None,
         }
-        await self.announce_replicas()
+        await self._traffic.push()
 
     async def _drop(self, run: Run) -> None:
         """Stop routing to a closed run and free what it holds."""

@@ -177,23 +177,23 @@ class Supervisor:
                     self._say(f"the {child.name} process had ended and was started again")
             state = await traffic.refresh()
             if registrar.host is not None:
-                await self._tend_replicas(registrar.host, registrar, tasks)
+                await self._tend_replicas(registrar.host, traffic, tasks)
             self._write_status(registrar, state)
             await asyncio.sleep(_TEND_SECONDS)
 
-    async def _tend_replicas(self, host: ModelHost, registrar: Registrar, tasks: asyncio.TaskGroup) -> None:
+    async def _tend_replicas(self, host: ModelHost, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
         for name in await host.replicas.dead():
             replica = host.replicas.replicas.get(name)
             if replica is not None and replica.pid not in self._reviving:
                 self._reviving.add(replica.pid)
-                tasks.create_task(self._revive(host, replica, registrar))
+                tasks.create_task(self._revive(host, replica, traffic))
 
-    async def _revive(self, host: ModelHost, replica: Replica, registrar: Registrar) -> None:
+    async def _revive(self, host: ModelHost, replica: Replica, traffic: Traffic) -> None:
         self._say(f"{replica.id} has died; starting it again with the published weights")
         replica.joined = False
-        await registrar.announce_replicas()
+        await traffic.push()
         await host.publisher.revive(replica)
-        await registrar.announce_replicas()
+        await traffic.push()
         self._say(f"{replica.id} is back")
 
     async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +41,8 @@ class Traffic:
     push_seconds: float
     hold_seconds: float
     base: dict[str, Any] | None = None
-    replicas: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    replicas: Callable[[], dict[str, str]] = dict
+    """The engines that calls may go to, by id; asked for every table, as one may have been replaced."""
     runs: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     latest: dict[str, int] = field(default_factory=dict[str, int])
     holds: list[str] = field(default_factory=list[str])
@@ -116,7 +117,7 @@ class Traffic:
         return {
             "epoch": self.epoch,
             "hold": hold,
-            "replicas": self.replicas,
+            "replicas": [{"id": name, "url": url} for name, url in self.replicas().items()],
             "base": self.base,
             "runs": {
                 run: {

@@ -62,11 +62,13 @@ async def traffic(gateway: StandinGateway) -> AsyncIterator[Traffic]:
 
 
 async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) -> None:
-    traffic.replicas = [{"id": "replica-0", "url": "http://127.0.0.1:1"}]
+    engines = {"replica-0": "http://127.0.0.1:1"}
+    traffic.replicas = lambda: engines
     traffic.serve_version("run", 1, Served("run@1", "run@1"))
     traffic.serve_version("run", 2, Served("run@2", "run@2"))
     await traffic.push()
     (table,) = gateway.tables
+    assert table["replicas"] == [{"id": "replica-0", "url": "http://127.0.0.1:1"}]
     assert table["hold"] is None
     assert table["base"] == BASE
     assert table["runs"]["run"]["latest"] == 2
