@@ -39,6 +39,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
         "256",
     ]
     backend = Backend(tmp_path / "state", arguments)
+    others = scratch_directories()
     backend.start()
     acknowledged: list[str] = []
     try:
@@ -55,7 +56,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             assert backend.process is not None
             backend.process.kill()
             backend.process.wait(5)
-            await nothing_left(backend)
+            await nothing_left(backend, others)
             backend.start()
             await backend.ready()
             await client.wait_job(job_id, 180)
@@ -64,7 +65,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             await client.wait_job(await start_step(client, rollouts, acknowledged), 180)
             await check_ledger(client, acknowledged)
         assert backend.interrupt() == 0
-        await nothing_left(backend)
+        await nothing_left(backend, others)
     finally:
         backend.end()
 
@@ -112,19 +113,18 @@ async def check_ledger(client: InsituClient, acknowledged: list[str]) -> None:
     assert set(trained) == set(steps)
 
 
-async def nothing_left(backend: Backend) -> None:
+async def nothing_left(backend: Backend, others: set[Path]) -> None:
     """No process, port or temporary directory of this backend after 15 seconds."""
     deadline = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < deadline and (backend.descendants() or scratch_directories()):
+    while time.monotonic() < deadline and (backend.descendants() or scratch_directories() - others):
         await asyncio.sleep(0.2)
     assert backend.descendants() == []
-    assert scratch_directories() == []
+    assert scratch_directories() - others == set()
     for port in (backend.port, backend.gateway_port):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
 
 
-def scratch_directories() -> list[Path]:
-    found = Path(tempfile.gettempdir()).glob("insitu-*")
-    return [path for path in found if not path.name.startswith("insitu-vllm-")]
+def scratch_directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("insitu-*"))
