@@ -135,7 +135,7 @@ class StepRunner:
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
-                self._route(run.name, step, served)
+                self._traffic.serve_version(run.name, step, served)
         log.info("run %s is at step %d: %s", run.name, step, figures)
         await self._retire_old(run.name, step, host)
 
@@ -203,13 +203,6 @@ class StepRunner:
                 self._probes.pop(run.name, None)
                 await host.put_back(run)
                 raise
-
-    def _route(self, run: str, step: int, served: Served) -> None:
-        if self._settings.publication == "merged":
-            self._traffic.runs[run] = {}
-            refusal = f"merged publication serves one version at a time, now {served.version}"
-            self._traffic.base = {**(self._traffic.base or {}), "refusal": refusal}
-        self._traffic.serve_version(run, step, served)
 
     async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
         """Tell the gateway, then let versions before the last two drain before they are taken away."""

@@ -78,7 +78,6 @@ class Registrar:
             assert self.host is not None
             served = await self.host.publish_committed(run)
             self._traffic.serve_version(run.name, run.step, served)
-            self._refuse_base_when_merged(run)
             await self._traffic.push()
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except InsituError as error:
@@ -164,8 +163,3 @@ class Registrar:
         for served in versions.values():
             await self._traffic.drained(self._settings.deadlines.drain, served.version)
             await self.host.publisher.retire(served)
-
-    def _refuse_base_when_merged(self, run: Run) -> None:
-        if self._settings.publication == "merged" and run.step and self._traffic.base is not None:
-            refusal = f"merged publication serves one version at a time, now {run.name}@{run.step}"
-            self._traffic.base = {**self._traffic.base, "refusal": refusal}

@@ -50,7 +50,16 @@ class Traffic:
     """Grows with every table, also over restarts of the supervisor."""
 
     def serve_version(self, run: str, step: int, served: Served) -> None:
-        """Route `<run>@<step>` and move the alias `<run>` to it."""
+        """Route `<run>@<step>` and move the alias `<run>` to it.
+
+        Weights under the base model's own name have replaced whatever was there: earlier versions, and the
+        base model itself unless these are its weights.
+        """
+        if self.base is not None and served.engine_model == self.base["engine_model"]:
+            self.runs[run] = {}
+            replaced = served.version != self.base["version"]
+            refusal = f"merged publication serves one version at a time, now {served.version}"
+            self.base = {**self.base, "refusal": refusal if replaced else None}
         self.runs.setdefault(run, {})[step] = served
         self.latest[run] = step
 

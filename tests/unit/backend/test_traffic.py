@@ -75,6 +75,16 @@ async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) 
     assert set(table["runs"]["run"]["served"]) == {"1", "2"}
 
 
+async def test_merged_weights_replace_the_base_and_earlier_versions(traffic: Traffic) -> None:
+    traffic.serve_version("run", 0, Served("tiny", "base"))
+    assert traffic.base == BASE
+    traffic.serve_version("run", 1, Served("tiny", "run@1"))
+    traffic.serve_version("run", 2, Served("tiny", "run@2"))
+    assert traffic.runs == {"run": {2: Served("tiny", "run@2")}}
+    assert traffic.base is not None
+    assert traffic.base["refusal"] == "merged publication serves one version at a time, now run@2"
+
+
 async def test_push_survives_broken_connections(gateway: StandinGateway, traffic: Traffic) -> None:
     gateway.refuse = 3
     await traffic.push()
