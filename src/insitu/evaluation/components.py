@@ -1,0 +1,1 @@
+"""The components of this room: importing this module registers them."""

@@ -1,0 +1,15 @@
+"""Dataset: the examples that the workflow runs on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from insitu.evaluation.items import Example
+
+
+class Dataset(ABC):
+    """A source of examples. Their order is stable, their ids are unique."""
+
+    @abstractmethod
+    def load(self) -> list[Example]:
+        """All examples after filters and de-duplication; InvalidRequest names the file and the row."""

@@ -1,0 +1,99 @@
+"""Episodes and trajectories: what a rollout did, and what it was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from insitu.types import Ending
+
+Call = Mapping[str, Any]
+"""One recorded model call, as the backend describes it (`GET /v1/rollouts/{id}/calls`)."""
+
+
+class EpisodeItemRole(StrEnum):
+    """Who speaks in an episode."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    SYSTEM = "system"
+    FUNCTION = "function"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeItem:
+    """One message. An assistant's carries the sampler's logprobs, one per sampled token."""
+
+    role: EpisodeItemRole
+    content: Any
+    logprobs: Sequence[float] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Tool calls, tool call ids, names, the call's id and finish reason."""
+
+    def __post_init__(self) -> None:
+        if self.metadata.get("sampled") and self.logprobs is None:
+            raise ValueError("an assistant message that was sampled here needs its logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished rollout. Light by design: its calls are read from disk when somebody asks for them."""
+
+    rollout_id: str
+    example_id: str
+    generation: int
+    ending: Ending
+    reward: float | None
+    """None unless the ending is completed or length."""
+    reason: str = ""
+    """Why there is no reward."""
+    call_ids: Sequence[str] = ()
+    """The calls to train on, in order."""
+    shaped_rewards: Sequence[float] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    read_calls: Callable[[], Sequence[Call]] = field(default=tuple, repr=False, compare=False)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it has a reward and calls to train on."""
+        return self.reward is not None and len(self.call_ids) > 0
+
+    @property
+    def episode(self) -> list[EpisodeItem]:
+        """The messages of the calls, in order, each once; a call that continues no earlier one starts anew."""
+        return list(_episode(self.read_calls()))
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryCollection:
+    """The trajectories of one epoch: one list per example, first seen first."""
+
+    trajectories: list[list[Trajectory]]
+    run_id: str
+    epoch: int = 0
+
+
+def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:
+    seen: list[list[Mapping[str, Any]]] = []
+    for call in calls:
+        messages = list(call.get("messages") or [])
+        known = max((talk for talk in seen if messages[: len(talk)] == talk), key=len, default=[])
+        for message in messages[len(known) :]:
+            yield _item(message)
+        answer = dict(call.get("answer") or {})
+        details = {"sampled": True, "call_id": call["id"], "finish_reason": call["finish_reason"]}
+        yield _item(answer | {"role": "assistant"}, logprobs=call.get("logprobs") or [], **details)
+        seen.append([*messages, answer])
+
+
+def _item(message: Mapping[str, Any], logprobs: Sequence[float] | None = None, **details: Any) -> EpisodeItem:
+    role = message.get("role", "other")
+    known = EpisodeItemRole(role) if role in set(EpisodeItemRole) else EpisodeItemRole.OTHER
+    content = message.get("content", message.get("text"))
+    rest = {key: value for key, value in message.items() if key not in ("role", "content", "text")}
+    return EpisodeItem(known, content, logprobs, {**rest, **details})

@@ -1,0 +1,59 @@
+"""Trainer: the loop over epochs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insitu.harness.episode import TrajectoryCollection
+from insitu.harness.trainer_adapter import TrainerAdapter
+from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.trajectory_builder import TrajectoryBuilder
+
+if TYPE_CHECKING:
+    from insitu.harness.run import FinetuneRun
+
+
+class Trainer(ABC):
+    """Binds a builder and an adapter, and runs epochs with them."""
+
+    @abstractmethod
+    async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
+        """The two parts to work with; they stay open until `cleanup` is over."""
+
+    @abstractmethod
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Initialize builder and adapter, and read where an interrupted run stopped."""
+
+    @abstractmethod
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
+        """Collect, select, submit. None when no group of the epoch can teach anything."""
+
+    @abstractmethod
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """All epochs that are not done yet; one status per epoch that was trained. Stops at a failed job."""
+
+    @abstractmethod
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        """Figures of the run so far, finished jobs included."""
+
+    @abstractmethod
+    async def cleanup(self) -> None:
+        """Cancel what is under way and close the parts. Safe at any time, and twice."""
+
+    @abstractmethod
+    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
+        """Run the validation dataset on the present weights."""
+
+    @abstractmethod
+    def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
+        """The groups that this epoch trains on."""
+
+    @abstractmethod
+    def get_curriculum_state(self) -> dict[str, Any]:
+        """Where the curriculum stands, as in curriculum_state.json."""
+
+    def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
+        """Write the metrics of an epoch."""

@@ -1,0 +1,68 @@
+"""TrainerAdapter: speaks to a training backend."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insitu.errors import DeadlineExceeded
+from insitu.harness.episode import Trajectory, TrajectoryCollection
+from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+
+if TYPE_CHECKING:
+    from insitu.harness.run import FinetuneRun
+
+
+class TrainerAdapter(ABC):
+    """One instance serves a whole run."""
+
+    deadline_seconds: float = 3600.0
+    """How long `wait_until_complete` waits for one job."""
+
+    @abstractmethod
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Register the run; raise when the backend cannot honour a setting."""
+
+    @abstractmethod
+    async def is_healthy(self) -> bool:
+        """Whether the backend that this adapter trains with answers, and is one."""
+
+    async def accept(self, run_id: str, epoch: int, index: int, group: Sequence[Trajectory]) -> None:
+        """A group has finished, others still run: send it now or leave it to `submit`."""
+
+    @abstractmethod
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Ask for one training step over these groups. Repeating it gives the same job."""
+
+    @abstractmethod
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """What became of a job; a finished job stays known."""
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """The final status. DeadlineExceeded names the job and its phase."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.deadline_seconds
+        while True:
+            status = await self.status(ref)
+            if status.status.ended:
+                return status
+            if loop.time() > deadline:
+                raise DeadlineExceeded(
+                    f"waited {self.deadline_seconds:.0f} s for job {ref.metadata} of {ref.run_id}; "
+                    f"it is {status.status}: {status.message}",
+                    hint="look at the backend's log; the same command continues",
+                )
+            await asyncio.sleep(poll_interval)
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: Mapping[str, Any], output_dir: Path | None = None
+    ) -> None:
+        """Note figures of a job. Nothing by default: the trainer writes the metrics files."""
+
+    async def aclose(self) -> None:
+        """Close connections."""

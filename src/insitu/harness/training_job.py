@@ -1,0 +1,46 @@
+"""A training job as the harness sees it, whatever the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class TrainingStatusEnum(StrEnum):
+    """The states of a job; the last three are final."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (self.COMPLETED, self.FAILED, self.CANCELED)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJobRef:
+    """A submitted job."""
+
+    run_id: str
+    backend: str
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever the adapter needs to find it again; JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJobStatus:
+    """What became of a job."""
+
+    run_id: str
+    backend: str
+    status: TrainingStatusEnum
+    progress: float | None = None
+    """0–100."""
+    message: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`step`, `metrics` and `phase` where the backend knows them."""

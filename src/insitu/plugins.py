@@ -1,0 +1,167 @@
+"""Components: what a `_type` in the YAML stands for, registered by decorator and found by entry point.
+
+A component is a configuration class and something that builds the instance from it: a class that takes
+``(config, parts)``, or an async generator function ``(config, parts)`` that sets up, yields the instance
+once and cleans up afterwards. A package makes its components known by an entry point of the group
+``insitu.components`` that names the module whose import registers them; insitu's own use the same way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from insitu.errors import Conflict, InsituError, InvalidRequest
+
+ENTRY_POINT_GROUP = "insitu.components"
+
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+class Kind(StrEnum):
+    """What a component can be. `functions` of the YAML are workflows too."""
+
+    WORKFLOW = "workflow"
+    EVALUATOR = "evaluator"
+    DATASET = "dataset"
+    TRAJECTORY_BUILDER = "trajectory_builder"
+    TRAINER_ADAPTER = "trainer_adapter"
+    TRAINER = "trainer"
+
+
+class ComponentConfig(BaseModel):
+    """Base of every component's configuration: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    type_name: str = Field(alias="_type")
+
+
+class Parts(Protocol):
+    """What a component may ask for while it is built."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the configuration file lies; relative paths in it start here."""
+        ...
+
+    def llm(self, name: str) -> Any:
+        """The `insitu.workflow.llm.LLMSettings` of `llms.<name>`, not bound to a rollout."""
+        ...
+
+    async def evaluator(self, name: str) -> Any:
+        """The evaluator `eval.evaluators.<name>`, built once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One registered `_type`."""
+
+    kind: Kind
+    type_name: str
+    config: type[ComponentConfig]
+    make: Callable[..., Any]
+    origin: str
+    """The module that registered it."""
+
+
+_components: dict[tuple[Kind, str], Component] = {}
+_loaded: set[str] = set()
+
+
+def register(
+    kind: Kind, type_name: str, config: type[ComponentConfig] = ComponentConfig
+) -> Callable[[Maker], Maker]:
+    """Decorate a class or an async generator function that makes the component from ``(config, parts)``."""
+
+    def decorate(make: Maker) -> Maker:
+        add(Component(kind, type_name, config, make, getattr(make, "__module__", "?")))
+        return make
+
+    return decorate
+
+
+def add(component: Component) -> None:
+    """Register; the same name from another module is a conflict, never a silent replacement."""
+    key = (component.kind, component.type_name)
+    known = _components.get(key)
+    if known is not None and known.origin != component.origin:
+        raise Conflict(
+            f"{component.kind} `{component.type_name}` is registered by {known.origin} and by "
+            f"{component.origin}",
+            hint="give one of them another _type",
+        )
+    _components[key] = component
+
+
+def find(kind: Kind, type_name: str) -> Component:
+    """The component of a `_type`; an unknown one is refused with the nearest that exists."""
+    load_entry_points()
+    component = _components.get((kind, type_name))
+    if component is None:
+        raise InvalidRequest(
+            f"no {kind} has the _type `{type_name}`{nearest(type_name, names(kind))}",
+            hint=f"known: {', '.join(names(kind)) or 'none'}; others come with packages that have an entry "
+            f"point in the group `{ENTRY_POINT_GROUP}`",
+        )
+    return component
+
+
+def names(kind: Kind) -> list[str]:
+    """Every `_type` of a kind."""
+    load_entry_points()
+    return sorted(name for known, name in _components if known is kind)
+
+
+def load_entry_points() -> None:
+    """Import every module that a package names; each once."""
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.value not in _loaded:
+            _loaded.add(point.value)
+            _load(point)
+
+
+def _load(point: EntryPoint) -> None:
+    try:
+        point.load()
+    except InsituError:
+        raise
+    except Exception as error:
+        owner = point.dist.name if point.dist else "?"
+        raise InvalidRequest(
+            f"the components of package {owner} cannot be imported: {point.value}: "
+            f"{type(error).__name__}: {error}",
+            hint="repair or uninstall that package",
+        ) from error
+
+
+@asynccontextmanager
+async def build(component: Component, config: ComponentConfig, parts: Parts) -> AsyncIterator[Any]:
+    """The instance, for as long as the context is open. Its own `aclose`, when it has one, is awaited."""
+    if inspect.isasyncgenfunction(component.make):
+        async with asynccontextmanager(component.make)(config, parts) as instance:
+            yield instance
+        return
+    instance = component.make(config, parts)
+    try:
+        yield instance
+    finally:
+        close = getattr(instance, "aclose", None)
+        if close is not None:
+            await cast(Any, close())
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean `x`?`` for an error message, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""

@@ -1,0 +1,33 @@
+"""The settings of a model, as an agent needs them to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LLMSettings:
+    """One entry of `llms`; inside a rollout the trained one carries an address of the rollout's own."""
+
+    name: str
+    """Its key in `llms`."""
+    model: str
+    base_url: str
+    api_key: str = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What goes with every call: temperature, top_p, seed, and whatever else the YAML says."""
+    max_retries: int = 10
+    request_timeout: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Needed only by clients that cannot use `base_url` as it is."""
+
+    def client_args(self) -> dict[str, Any]:
+        """Arguments of ``openai.OpenAI`` and ``openai.AsyncOpenAI``."""
+        args = {"base_url": self.base_url, "api_key": self.api_key, "max_retries": self.max_retries}
+        return args | ({} if self.request_timeout is None else {"timeout": self.request_timeout})
+
+    def call_args(self) -> dict[str, Any]:
+        """Arguments of a call: the model and its sampling options."""
+        return {"model": self.model, **self.options}
