@@ -1,0 +1,99 @@
+"""Threads for functions of the user's that are not async: one per call, and none that keeps the process alive.
+
+The threads of ``asyncio.to_thread`` are few and joined at exit, so a function that hangs would hold up the
+others and then the end of the program. A thread cannot be stopped from outside: when nobody waits for one any
+longer (time limit, cancellation) it is counted as abandoned until its function ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class DaemonThreads:
+    """Runs functions in threads called `name`. Use it from any number of tasks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._running: set[object] = set()
+        self._abandoned: set[object] = set()
+
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """The function's result or exception; the context variables of the caller hold inside it."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Result] = loop.create_future()
+        context = contextvars.copy_context()
+        token = object()
+
+        def work() -> None:
+            result, error = _outcome(context, function, args)
+            with self._lock:
+                self._running.discard(token)
+                self._abandoned.discard(token)
+            # The loop may be closed by now: then nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, answer, result, error)
+
+        self._running.add(token)
+        try:
+            threading.Thread(target=work, name=self._name, daemon=True).start()
+        except BaseException:
+            self._running.discard(token)
+            raise
+        try:
+            return await answer
+        finally:
+            with self._lock:
+                if token in self._running:
+                    self._abandoned.add(token)
+
+    @property
+    def alive_abandoned(self) -> int:
+        """How many threads still run although nobody waits for them any longer."""
+        with self._lock:
+            return len(self._abandoned)
+
+
+_shared = DaemonThreads("insitu-function")
+
+
+async def run_in_daemon_thread(function: Callable[..., Result], *args: Any) -> Result:
+    """`DaemonThreads.run` for callers that do not count what they leave behind."""
+    return await _shared.run(function, *args)
+
+
+def _outcome(
+    context: contextvars.Context, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, Exception | None]:
+    try:
+        return context.run(function, *args), None
+    except StopIteration as error:
+        # A future cannot carry it.
+        return None, _as_runtime_error(error)
+    except Exception as error:  # noqa: BLE001 - handed to the task that waits
+        return None, error
+    except BaseException as error:  # noqa: BLE001 - sys.exit() of a function is its failure, not our end
+        return None, _as_runtime_error(error)
+
+
+def _as_runtime_error(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
