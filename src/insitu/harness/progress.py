@@ -1,0 +1,232 @@
+"""Progress: what the loop tells whoever watches, and the figures that follow from it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+from insitu.types import Ending
+
+_WINDOW_SECONDS = 10.0
+_MAX_WINDOW_SECONDS = 600
+
+
+class Progress:
+    """A listener. Nothing happens by default, so that the loop runs the same with nobody watching."""
+
+    def info(self, message: str) -> None:
+        """A log line."""
+
+    def warn(self, message: str) -> None:
+        """A log line about something that went wrong but does not end the run."""
+
+    def phase_started(self, name: str, total_rollouts: int, done: int = 0) -> None:
+        """Rollouts begin, of "epoch 3/20" for example; `done` of them are kept from an interrupted run."""
+
+    def rollout_started(self) -> None:
+        """A rollout of the phase runs now."""
+
+    def rollout_ended(
+        self, ending: Ending, reward: float | None, num_output_tokens: int, seconds: float
+    ) -> None:
+        """A started rollout is over."""
+
+    def phase_ended(self) -> None:
+        """No more rollouts in this phase."""
+
+    def training(self, phase: str, fraction: float) -> None:
+        """A step trains: what it does now, and how much of it is done (0 to 1)."""
+
+    def training_ended(self) -> None:
+        """The step is over, whatever became of it."""
+
+    def epoch_ended(
+        self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
+    ) -> None:
+        """An epoch is over; `epoch` counts from 1. `account_line` says what became of its trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """Where a phase of rollouts stands."""
+
+    name: str
+    total: int
+    kept: int
+    """Done already in an interrupted run; part of `done`, not of the other figures."""
+    done: int
+    running: int
+    failures: Mapping[Ending, int]
+    reward: float | None
+    """Mean of the rollouts that have one."""
+    seconds: float
+    num_output_tokens: int
+    tokens_per_second: float | None
+    """Of late: over ten seconds, or as long as a rollout takes if that is longer."""
+    seconds_left: float | None
+
+    @property
+    def num_failed(self) -> int:
+        """Rollouts that ended without a result to score."""
+        return sum(self.failures.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFigures:
+    """Where a training step stands."""
+
+    phase: str
+    fraction: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Where the run stands, once an epoch has ended."""
+
+    epochs_done: int
+    num_epochs: int
+    avg_reward: float | None
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment; None for what is not going on or not known yet."""
+
+    phase: PhaseFigures | None
+    training: TrainingFigures | None
+    run: RunFigures | None
+
+
+class Figures(Progress):
+    """Counts what it is told. Told by one thread, read by another."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._phase: _Phase | None = None
+        self._training: tuple[str, float, float] | None = None
+        self._epochs: tuple[int, int, float | None] | None = None
+        self._epoch_seconds: list[float] = []
+        self._epoch_ended_at = 0.0
+
+    def phase_started(self, name: str, total_rollouts: int, done: int = 0) -> None:
+        with self._lock:
+            self._phase = _Phase(name, total_rollouts, done, self._clock())
+
+    def rollout_started(self) -> None:
+        with self._lock:
+            if self._phase is not None:
+                self._phase.running += 1
+
+    def rollout_ended(
+        self, ending: Ending, reward: float | None, num_output_tokens: int, seconds: float
+    ) -> None:
+        with self._lock:
+            if self._phase is not None:
+                self._phase.add(ending, reward, num_output_tokens, seconds, self._clock())
+
+    def phase_ended(self) -> None:
+        with self._lock:
+            self._phase = None
+
+    def training(self, phase: str, fraction: float) -> None:
+        with self._lock:
+            started_at = self._training[2] if self._training else self._clock()
+            self._training = (phase, min(max(fraction, 0.0), 1.0), started_at)
+
+    def training_ended(self) -> None:
+        with self._lock:
+            self._training = None
+
+    def epoch_ended(
+        self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
+    ) -> None:
+        with self._lock:
+            self._epochs = (epoch, num_epochs, avg_reward)
+            self._epoch_seconds.append(seconds)
+            self._epoch_ended_at = self._clock()
+
+    def snapshot(self) -> Snapshot:
+        """The figures now."""
+        with self._lock:
+            now = self._clock()
+            phase = self._phase.figures(now) if self._phase else None
+            training = None
+            if self._training:
+                name, fraction, started_at = self._training
+                training = TrainingFigures(name, fraction, now - started_at)
+            return Snapshot(phase, training, self._run_figures(now))
+
+    def _run_figures(self, now: float) -> RunFigures | None:
+        if self._epochs is None:
+            return None
+        epoch, num_epochs, avg_reward = self._epochs
+        mean = sum(self._epoch_seconds) / len(self._epoch_seconds)
+        left = max(0.0, (num_epochs - epoch) * mean - (now - self._epoch_ended_at))
+        return RunFigures(epoch, num_epochs, avg_reward, left)
+
+
+class _Phase:
+    """The counters of a phase under way."""
+
+    def __init__(self, name: str, total: int, kept: int, now: float) -> None:
+        self.name = name
+        self.total = total
+        self.kept = kept
+        self.running = 0
+        self._started_at = now
+        self._ended = 0
+        self._failures: Counter[Ending] = Counter()
+        self._reward_sum = 0.0
+        self._num_rewards = 0
+        self._tokens = 0
+        self._rollout_seconds = 0.0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_MAX_WINDOW_SECONDS)
+        """Output tokens by whole second, so that a thousand rollouts a second cost no memory."""
+
+    def add(self, ending: Ending, reward: float | None, tokens: int, seconds: float, now: float) -> None:
+        self.running = max(0, self.running - 1)
+        self._ended += 1
+        if ending not in (Ending.COMPLETED, Ending.LENGTH):
+            self._failures[ending] += 1
+        if reward is not None and math.isfinite(reward):
+            self._reward_sum += reward
+            self._num_rewards += 1
+        self._tokens += tokens
+        self._rollout_seconds += seconds
+        second = int(now)
+        if self._recent and self._recent[-1][0] == second:
+            self._recent[-1] = (second, self._recent[-1][1] + tokens)
+        else:
+            self._recent.append((second, tokens))
+
+    def figures(self, now: float) -> PhaseFigures:
+        seconds = now - self._started_at
+        done = self.kept + self._ended
+        left = seconds / self._ended * max(0, self.total - done) if self._ended else None
+        return PhaseFigures(
+            name=self.name,
+            total=self.total,
+            kept=self.kept,
+            done=done,
+            running=self.running,
+            failures=dict(self._failures),
+            reward=self._reward_sum / self._num_rewards if self._num_rewards else None,
+            seconds=seconds,
+            num_output_tokens=self._tokens,
+            tokens_per_second=self._tokens_per_second(now),
+            seconds_left=left,
+        )
+
+    def _tokens_per_second(self, now: float) -> float | None:
+        if not self._ended:
+            return None
+        window = max(_WINDOW_SECONDS, min(self._rollout_seconds / self._ended, _MAX_WINDOW_SECONDS))
+        window = max(1.0, min(window, now - self._started_at))
+        return sum(tokens for second, tokens in self._recent if second >= now - window - 1) / window
