@@ -79,6 +79,8 @@ class ModelCall:
     """Seconds by phase: held, render, generate, derender, total."""
     started_at: float = 0.0
     """Unix time."""
+    function: str | None = None
+    """The part of the agent that made the call, None when it did not say."""
     source: str = "gateway"
     """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 
 import orjson
 from aiohttp import web
 
-from insitu.errors import InsituError, InvalidRequest, NotFound, TooLarge, UpstreamError
+from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls import CallContext, Caller, new_call_id
+from insitu.gateway.labels import labels_of
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
@@ -26,8 +26,6 @@ from insitu.gateway.standalone import table_of_upstreams
 from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
 
 _log = logging.getLogger(__name__)
-_ROLLOUT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$")
-_ROLLOUT_HEADER = "x-insitu-rollout"
 _JSON = "application/json"
 
 
@@ -62,7 +60,8 @@ class Gateway:
     def _add_routes(self) -> None:
         router = self.app.router
         router.add_get("/health", self._health)
-        for prefix in ("", "/rollouts/{rollout_id}"):
+        rollout = "/rollouts/{rollout_id}"
+        for prefix in ("", rollout, rollout + "/functions/{function}"):
             router.add_post(prefix + "/v1/chat/completions", self._handler("chat/completions"))
             router.add_post(prefix + "/v1/completions", self._handler("completions"))
             router.add_get(prefix + "/v1/models", self._models)
@@ -113,7 +112,7 @@ class Gateway:
             self.caller.refuse_when_full()
             body = load_body(await request.read(), self._settings.limits)
             parsed = protocol.parse(body, self._settings.limits)
-            context = CallContext(protocol, parsed, _rollout_of(request), new_call_id())
+            context = CallContext(protocol, parsed, labels_of(request), new_call_id())
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
             answer = await self.caller.complete(context)
@@ -173,18 +172,6 @@ class Gateway:
         if self.routes.table is None:
             raise UpstreamError("No routing table has arrived yet.", hint="retry when the backend is ready")
         return self.routes.table
-
-
-def _rollout_of(request: web.Request) -> str | None:
-    """The rollout that a call belongs to, by URL prefix or by header."""
-    named = request.match_info.get("rollout_id")
-    header = request.headers.get(_ROLLOUT_HEADER)
-    if named is not None and header is not None and named != header:
-        raise InvalidRequest(f"The path names rollout `{named}`, the header `{header}`.")
-    rollout_id = named if named is not None else header
-    if rollout_id is not None and not _ROLLOUT_ID.match(rollout_id):
-        raise InvalidRequest(f"Rollout id {rollout_id[:40]!r} is not allowed.", hint=_ROLLOUT_ID.pattern)
-    return rollout_id
 
 
 def _model_card(name: str) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
 from insitu.gateway.faults import Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.labels import Labels
 from insitu.gateway.protocols.base import Answer, CallProtocol, Lane, Rendered
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.replicas import Replica, ReplicaPool
@@ -47,7 +48,7 @@ class CallContext:
 
     protocol: CallProtocol
     request: CallRequest
-    rollout_id: str | None
+    labels: Labels
     call_id: str
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
@@ -148,7 +149,7 @@ class Caller:
         self.recorder.submit(
             ModelCall(
                 id=context.call_id,
-                rollout_id=context.rollout_id,
+                rollout_id=context.labels.rollout_id,
                 model=context.request.model,
                 run=attempt.target.run,
                 policy_step=attempt.target.step,
@@ -164,6 +165,7 @@ class Caller:
                 sampling={k: v for k, v in sampling.items() if not k.startswith("_")},
                 timings=attempt.timings,
                 started_at=context.started_at,
+                function=context.labels.function,
             )
         )
 
@@ -188,7 +190,7 @@ class Caller:
         while True:
             table = await self.routes.admit()
             target = table.resolve(context.request.model)
-            replica = self.pool.choose(context.rollout_id, tried)
+            replica = self.pool.choose(context.labels.rollout_id, tried)
             waited = time.monotonic() - started
             if replica is not None:
                 return target, replica, waited

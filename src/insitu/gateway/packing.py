@@ -101,6 +101,7 @@ def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
         "answer": call.answer,
         "sampling": call.sampling,
         "timings": call.timings,
+        "function": call.function,
     }
     return {
         "id": call.id,
@@ -152,6 +153,7 @@ def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
         answer=body["answer"],
         sampling=body["sampling"],
         timings=body["timings"],
+        function=body.get("function"),  # rows of earlier releases have none
         started_at=row["started_at"],
         source=row["source"],
     )

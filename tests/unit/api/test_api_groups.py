@@ -287,3 +287,17 @@ async def test_a_line_in_many_chunks_has_a_cap():
 
     with pytest.raises(TooLarge, match="over 5000 bytes"):
         [line async for line in read_lines(chunks(), Limits(max_line_bytes=5000))]
+
+
+async def test_an_unlabelled_call_hashes_as_before_there_were_functions(http, records):
+    body = ndjson(
+        {"group": {"num_trajectories": 1}},
+        {"trajectory": {"rollout_id": "r", "reward": 1.0, "num_inline_calls": 2}},
+        inline_call(),
+        inline_call(function="planner"),
+    )
+    assert (await put(http, "g", body)).status_code == 201
+    (trajectory,) = (await http.get("/v1/runs/run/groups/g")).json()["trajectories"]
+    first, second = trajectory["call_ids"]
+    assert first == "inline:run:g:0:e19c74c6bf0a4e346d32ba9b"
+    assert [call.function for call in records.get([first, second])] == [None, "planner"]

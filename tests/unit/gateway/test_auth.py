@@ -16,8 +16,9 @@ KEY = "k" * 32
 
 
 def all_routes() -> list[tuple[str, str]]:
+    named = {"rollout_id": "r", "function": "f", "model": "tiny"}
     return [
-        (method, route.resource.canonical.replace("{rollout_id}", "r").replace("{model}", "tiny"))
+        (method, route.resource.canonical.format(**named))
         for route in build_app(SETTINGS).router.routes()
         if route.resource is not None
         for method in {route.method, "GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"}

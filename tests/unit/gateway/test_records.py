@@ -37,6 +37,7 @@ def make_call(call_id: str, rollout_id: str | None = "ro", **changes: object) ->
         sampling={"temperature": 1.0},
         timings={"total": 0.5},
         started_at=12.5,
+        function="planner",
     )
     return replace(call, **changes)
 

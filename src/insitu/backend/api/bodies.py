@@ -152,6 +152,7 @@ class InlineCall(Body):
     sampling: FreeObject = Field(default_factory=dict)
     timings: dict[str, float] = Field(default_factory=dict)
     started_at: float = 0.0
+    function: Label | None = None
     source: str | None = None
 
     @model_validator(mode="after")

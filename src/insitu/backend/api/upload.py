@@ -135,7 +135,10 @@ class GroupReader:
         self._check_belongs(head.rollout_id, body.rollout_id, body.run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
         fields = body.model_dump(exclude={"id", "source", "rollout_id", "run"})
-        digest = hashlib.sha256(_canonical(fields)).hexdigest()
+        # A call without a function hashes as before there were functions: old uploads may be repeated.
+        unlabelled = {"function"} if body.function is None else set[str]()
+        hashed = {name: value for name, value in fields.items() if name not in unlabelled}
+        digest = hashlib.sha256(_canonical(hashed)).hexdigest()
         self._hash.update(digest.encode())
         call_id = f"inline:{self._run.name}:{self._group_id}:{self._num_inline}:{digest[:24]}"
         self._num_inline += 1

@@ -1,0 +1,41 @@
+"""What a call says about where it comes from: its rollout and the part of the agent, by path or header."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from insitu.errors import InvalidRequest
+
+ROLLOUT_HEADER = "x-insitu-rollout"
+FUNCTION_HEADER = "x-insitu-function"
+_ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
+_FUNCTION = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9_.<>-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Both None for a call outside any rollout."""
+
+    rollout_id: str | None
+    function: str | None
+
+
+def labels_of(request: web.Request) -> Labels:
+    """The labels of a request; InvalidRequest when path and header disagree or a name is not allowed."""
+    return Labels(
+        rollout_id=_label(request, "rollout_id", ROLLOUT_HEADER, "Rollout id", _ROLLOUT_ID),
+        function=_label(request, "function", FUNCTION_HEADER, "Function name", _FUNCTION),
+    )
+
+
+def _label(request: web.Request, key: str, header: str, what: str, pattern: re.Pattern[str]) -> str | None:
+    named, sent = request.match_info.get(key), request.headers.get(header)
+    if named is not None and sent is not None and named != sent:
+        raise InvalidRequest(f"{what}: the path names `{named[:80]}`, the header {header} `{sent[:80]}`.")
+    value = named if named is not None else sent
+    if value is not None and not pattern.fullmatch(value):
+        raise InvalidRequest(f"{what} {value[:80]!r} is not allowed.", hint=f"it matches {pattern.pattern}")
+    return value
