@@ -13,6 +13,7 @@ from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls import CallContext, Caller, new_call_id
 from insitu.gateway.labels import labels_of
+from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
@@ -42,6 +43,7 @@ class Gateway:
     pool: ReplicaPool
     recorder: Recorder
     caller: Caller
+    listings: Listings
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,6 +68,7 @@ class Gateway:
             router.add_post(prefix + "/v1/completions", self._handler("completions"))
             router.add_get(prefix + "/v1/models", self._models)
             router.add_get(prefix + "/v1/models/{model:.+}", self._model)
+        router.add_get(rollout + "/calls", self._list_calls)
         if not self._settings.upstreams:
             router.add_put("/control/routes", self._put_routes)
         router.add_get("/control/state", self._state)
@@ -77,6 +80,7 @@ class Gateway:
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         self.caller = Caller(self.routes, self.pool, self.recorder, limits)
+        self.listings = Listings(store, self.recorder, limits)
         try:
             self.pool.start()
             if self._settings.upstreams:
@@ -84,6 +88,7 @@ class Gateway:
             yield
         finally:
             await self.pool.close()
+            await asyncio.to_thread(self.listings.close)
             await asyncio.to_thread(self.recorder.close, limits.shutdown_seconds)
             store.close()
 
@@ -142,6 +147,12 @@ class Gateway:
         name = request.match_info["model"]
         self._table().resolve(name)
         return web.json_response(_model_card(name))
+
+    async def _list_calls(self, request: web.Request) -> web.Response:
+        rollout_id = labels_of(request).rollout_id
+        assert rollout_id is not None, "the path names it"
+        listed = await self.listings.of_rollout(rollout_id, tokens=flag(request.query, "tokens"))
+        return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> web.Response:
         self._install(parse_table(load_body(await request.read(), self._settings.limits)))

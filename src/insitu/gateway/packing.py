@@ -24,6 +24,9 @@ _COMPRESSION_LEVEL = (
     1  # the writer shares two cores with the hot path; higher levels gain little on chat text
 )
 
+BYTES_PER_VALUE = 4
+"""Token ids and logprobs alike."""
+
 
 def pack_ids(values: Sequence[int]) -> bytes:
     """int32, little-endian."""

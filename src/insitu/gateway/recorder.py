@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,6 +35,9 @@ class Recorder:
         self._max_backlog = max_backlog
         self._queue: list[ModelCall] = []
         self._writing = 0
+        self._num_submitted = 0
+        self._waiting: deque[tuple[int, Future[None]]] = deque()
+        """Who waits until so many calls are written; in growing order, as they came."""
         self._error: str | None = None
         self._closing = False
         self._wake = threading.Condition()
@@ -60,16 +65,33 @@ class Recorder:
                     f"Call {call.id} finished after the recorder was closed; it is not recorded."
                 )
             self._queue.append(call)
+            self._num_submitted += 1
             self._wake.notify_all()
+
+    def written(self) -> Future[None]:
+        """Done when everything submitted before this moment is durable, whatever comes meanwhile."""
+        future: Future[None] = Future()
+        with self._wake:
+            if self.backlog == 0:
+                future.set_result(None)
+            else:
+                self._waiting.append((self._num_submitted, future))
+        return future
 
     def flush(self, deadline_seconds: float) -> None:
         """Return when everything submitted before is durable."""
-        with self._wake:
-            if not self._wake.wait_for(lambda: self.backlog == 0, deadline_seconds):
-                raise DeadlineExceeded(
-                    f"{self.backlog} calls were not written within {deadline_seconds:.0f} s: "
-                    f"{self._error or 'the store is slow'}"
-                )
+        try:
+            self.written().result(deadline_seconds)
+        except TimeoutError:
+            raise self.too_slow(deadline_seconds) from None
+
+    def too_slow(self, deadline_seconds: float) -> DeadlineExceeded:
+        """The error for whoever waited this long for the writer."""
+        return DeadlineExceeded(
+            f"{self.backlog} calls were not written within {deadline_seconds:.0f} s: "
+            f"{self._error or 'the store is slow'}",
+            hint="retry later; see the gateway's log",
+        )
 
     def close(self, deadline_seconds: float) -> None:
         """Flush, then stop the writer."""
@@ -113,4 +135,11 @@ class Recorder:
                 self.num_recorded += len(batch)
                 self._writing = 0
                 self._wake.notify_all()
+                self._tell_waiting()
             return
+
+    def _tell_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.num_recorded:
+            _, future = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():  # else nobody waits any more
+                future.set_result(None)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from insitu.errors import NotFound
-from insitu.gateway.packing import Shared, Tail, pack_call, shared_with, tail_of, unpack_call
+from insitu.gateway.packing import BYTES_PER_VALUE, Shared, Tail, pack_call, shared_with, tail_of, unpack_call
 from insitu.types import ModelCall
 
 BUSY_TIMEOUT_SECONDS = 30
@@ -48,6 +49,18 @@ _calls = sa.Table(
     sa.Column("logprobs", sa.LargeBinary, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+
+_TOKEN_COLUMNS = frozenset({_calls.c.prompt_ids, _calls.c.output_ids, _calls.c.logprobs})
+_NO_TOKENS: dict[str, Any] = {column.name: b"" for column in _TOKEN_COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCall:
+    """A call of a rollout and its sizes, which are known also when its tokens were not read."""
+
+    call: ModelCall
+    num_prompt_tokens: int
+    num_output_tokens: int
 
 
 class RecordStore:
@@ -101,6 +114,19 @@ class RecordStore:
         query = sa.select(_calls).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
         with self._engine.begin() as connection:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
+
+    def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
+        """The calls of a rollout in recorded order with their sizes; without `tokens` none is even read."""
+        columns = list(_calls.c) if tokens else [c for c in _calls.c if c not in _TOKEN_COLUMNS]
+        sizes = [_num_values(_calls.c.prompt_ids, "own_prompt"), _num_values(_calls.c.output_ids, "output")]
+        query = sa.select(*columns, *sizes).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
+        with self._engine.begin() as connection:
+            rows = [_NO_TOKENS | dict(row) for row in connection.execute(query).mappings()]
+        calls = _unpack_all(rows, None)
+        return [
+            ListedCall(calls[row["id"]], row["shared_tokens"] + row["own_prompt"], row["output"])
+            for row in rows
+        ]
 
     def exists(self, ids: Sequence[str]) -> set[str]:
         """Those of `ids` that are stored."""
@@ -168,7 +194,11 @@ def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
     return sa.select(_calls).where(_calls.c.id.in_(sa.select(chain.c.id))).order_by(_calls.c.seq)
 
 
-def _unpack_all(rows: Any, wanted: set[str] | None) -> dict[str, ModelCall]:
+def _num_values(column: sa.Column[bytes], name: str) -> sa.Label[int]:
+    return (sa.func.length(column) // BYTES_PER_VALUE).label(name)
+
+
+def _unpack_all(rows: Iterable[Mapping[Any, Any]], wanted: set[str] | None) -> dict[str, ModelCall]:
     """Calls by id from rows in `seq` order; parents come before their children by construction."""
     calls: dict[str, ModelCall] = {}
     for row in rows:

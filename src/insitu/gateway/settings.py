@@ -29,6 +29,10 @@ class Limits:
     probe_interval_seconds: float = 3.0
     probe_timeout_seconds: float = 10.0
     shutdown_seconds: float = 8.0
+    max_listings: int = 4
+    """Lists of calls read at once; others wait, so that they never crowd out the calls themselves."""
+    listing_seconds: float = 30.0
+    """How long a list may wait for its turn and for the writer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,30 @@ def test_calls_that_arrive_during_a_commit_share_the_next_one() -> None:
     recorder.close(1)
 
 
+def test_a_wait_ends_with_what_was_there_before_it_however_much_follows() -> None:
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=100)  # type: ignore[arg-type]
+    assert recorder.written().done()
+    store.gate.clear()
+    recorder.submit(a_call(0))
+    first = recorder.written()
+    abandoned = recorder.written()
+    assert abandoned.cancel()
+    written_then: list[int] = []
+    first.add_done_callback(lambda _: written_then.append(recorder.num_recorded))
+    time.sleep(0.02)  # the first batch is on its way
+    for i in range(1, 5):
+        recorder.submit(a_call(i))
+    last = recorder.written()
+    assert not first.done()
+    store.gate.set()
+    first.result(5)
+    last.result(5)
+    assert written_then == [1]  # it did not wait for the four behind it
+    assert recorder.num_recorded == 5
+    recorder.close(1)
+
+
 def test_a_full_disk_refuses_new_calls_and_loses_none() -> None:
     store = FakeStore()
     recorder = Recorder(store, max_backlog=100)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import NotFound
@@ -83,6 +84,32 @@ def test_round_trip_and_order(store: RecordStore) -> None:
     assert store.get(["c", "a", "b"]) == [calls[2], calls[0], calls[1]]
     assert store.by_rollout("ro") == calls[1:]
     assert store.exists(["a", "zz"]) == {"a"}
+
+
+def test_a_rollout_is_listed_with_its_sizes_with_or_without_tokens(store: RecordStore) -> None:
+    calls = conversation(5)
+    store.append(calls)
+    sizes = [(len(c.prompt_ids), len(c.output_ids)) for c in calls]
+    for tokens in (True, False):
+        listed = store.list_rollout("ro", tokens=tokens)
+        assert [(one.num_prompt_tokens, one.num_output_tokens) for one in listed] == sizes
+        nothing = {} if tokens else {"prompt_ids": [], "output_ids": [], "logprobs": []}
+        assert [one.call for one in listed] == [replace(c, **nothing) for c in calls]
+    assert store.list_rollout("another", tokens=True) == []
+
+
+def test_listing_a_rollout_is_one_indexed_query(store: RecordStore) -> None:
+    store.append(conversation(3))
+    queries: list[str] = []
+    event.listen(
+        store._engine, "before_cursor_execute", lambda *a: queries.append(a[2]) if "SELECT" in a[2] else None
+    )
+    store.list_rollout("ro", tokens=False)
+    (query,) = queries
+    with store._engine.begin() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", ("ro",) * query.count("?")).all()
+    assert "USING INDEX ix_calls_rollout_id" in str(plan)
+    assert "TEMP B-TREE" not in str(plan)
 
 
 def test_missing_calls_are_listed(store: RecordStore) -> None:

@@ -1,0 +1,56 @@
+"""The typed client of the gateway's own routes. Model calls go there with any OpenAI client instead."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from insitu.answers import Json
+from insitu.transport import RetryPolicy, Transport
+
+
+class GatewayClient:
+    """Talks to one gateway. Use it as `async with GatewayClient(url, key) as gateway`."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        api_key: str,
+        *,
+        retry: RetryPolicy | None = None,
+        request_seconds: float = 60.0,
+    ) -> None:
+        # No limit on connections: one that finished must not wait behind thousands that have.
+        self._transport = Transport(
+            gateway_url, api_key, retry=retry, request_seconds=request_seconds, max_connections=0
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    async def health(self) -> Json:
+        """Whether calls would be served now, and by which replicas."""
+        return await self._transport.call("GET", "/health")
+
+    async def models(self) -> list[str]:
+        """The names that calls may use now: the base model, runs and their served steps."""
+        return [card["id"] for card in (await self._transport.call("GET", "/v1/models"))["data"]]
+
+    async def rollout_calls(self, rollout_id: str, *, tokens: bool = True) -> list[Json]:
+        """The calls of a rollout in the order in which they ended, every answered one among them.
+
+        Each has the fields of `ModelCall`, `num_prompt_tokens` and `num_output_tokens`; without `tokens`
+        its `prompt_ids`, `output_ids` and `logprobs` are left out.
+        """
+        path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
+        return (await self._transport.call("GET", path))["calls"]

@@ -1,0 +1,139 @@
+"""Requests to a backend that are sent until they are answered for good.
+
+Connection errors, 429 and 5xx answers are retried with jitter and within a bound; everything else is raised
+as the error that the server named. Only for requests that may be sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import aiohttp
+import orjson
+
+from insitu import errors
+from insitu.answers import Json, to_error
+
+BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+"""How a connection fails."""
+
+_RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
+_MAX_RETRY_AFTER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a request is sent again and how long is waited between, at most."""
+
+    max_attempts: int = 8
+    first_seconds: float = 0.1
+    most_seconds: float = 5.0
+
+    def pause(self, attempt: int) -> float:
+        """A random share of an exponentially growing time: clients that failed together spread out."""
+        return random.uniform(0.5, 1.0) * min(self.most_seconds, self.first_seconds * 2**attempt)  # noqa: S311
+
+
+class Transport:
+    """The connections of one client to one server, its key and its retries."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        retry: RetryPolicy | None = None,
+        request_seconds: float = 60.0,
+        max_connections: int = 100,
+    ) -> None:
+        """`max_connections` 0 is without a limit: requests then never wait for one another."""
+        self.base_url = base_url.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {api_key}"}
+        self.retry = retry or RetryPolicy()
+        self._request_seconds = request_seconds
+        self._max_connections = max_connections
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> aiohttp.ClientSession:
+        """The session, made on first use: it belongs to the running loop. Proxies of the environment are not
+        used."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._max_connections)
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=2**20)
+        return self._session
+
+    async def close(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json | None = None,
+        upload: Callable[[], AsyncIterator[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> Json:
+        """Send until it is answered for good; `seconds` bounds each attempt."""
+        kind = "application/x-ndjson" if upload is not None else "application/json"
+        sent = {**self.headers, "Content-Type": kind, **(headers or {})}
+        packed = None if body is None else orjson.dumps(body)
+        # Waiting for a free connection is part of `total`, not of connecting.
+        timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds, sock_connect=10)
+        url = self.base_url + path
+        for attempt in range(self.retry.max_attempts):
+            last = attempt + 1 == self.retry.max_attempts
+            pause = self.retry.pause(attempt)
+            try:
+                data = packed if upload is None else upload()
+                async with self.open().request(
+                    method, url, data=data, headers=sent, timeout=timeout
+                ) as answer:
+                    content = await answer.read()
+                if answer.status < 400:
+                    return _parsed(content, url)
+                if answer.status not in _RETRIED_STATUS or last:
+                    raise to_error(answer.status, content)
+                pause = max(pause, _retry_after(answer))
+            except BROKEN as error:
+                if isinstance(error.__cause__, errors.InsituError | TypeError):
+                    # The body itself could not be made: sending it again cannot help.
+                    raise error.__cause__ from None
+                if last:
+                    raise errors.Unavailable(
+                        f"{method} {url} failed {attempt + 1} times: {text_of(error)}",
+                        hint="check that the backend runs: insitu serve",
+                    ) from error
+            await asyncio.sleep(pause)
+        raise AssertionError("max_attempts must be at least 1")
+
+
+def text_of(error: Exception) -> str:
+    """An exception in one line, also when it has no message."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _parsed(content: bytes, url: str) -> Json:
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise errors.UpstreamError(
+            f"{url} does not answer with a JSON object but {content[:80]!r}",
+            hint="check that this is the address of an insitu backend",
+        )
+    return cast(Json, value)
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float:
+    value = answer.headers.get("Retry-After", "")
+    return min(float(value), _MAX_RETRY_AFTER_SECONDS) if value.isdigit() else 0.0
