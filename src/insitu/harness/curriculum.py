@@ -1,0 +1,178 @@
+"""Curriculum: which groups of an epoch are trained on, easy ones first, more of them as epochs pass.
+
+    collected groups ─► usable trajectories ─► groups with spread ─► sorted ─► percentile ─► subsample
+                           failed, no_calls   too_small, zero_variance         curriculum    subsample
+
+Every trajectory that goes in is in a selected group or counted under exactly one reason.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from typing import Protocol
+
+from insitu.harness.episode import Trajectory
+from insitu.types import Ending
+
+FAILED = "failed"
+NO_CALLS = "no_calls"
+TOO_SMALL = "too_small"
+ZERO_VARIANCE = "zero_variance"
+CURRICULUM = "curriculum"
+SUBSAMPLE = "subsample"
+REASONS = (FAILED, NO_CALLS, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
+"""Why a trajectory is not trained on, in the order in which they are tried."""
+
+_REWARDED = (Ending.COMPLETED, Ending.LENGTH)
+
+
+class CurriculumSettings(Protocol):
+    """The fields of `finetuning.curriculum_learning`."""
+
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def initial_percentile(self) -> float: ...
+    @property
+    def increment_percentile(self) -> float: ...
+    @property
+    def expansion_interval(self) -> int: ...
+    @property
+    def min_reward_diff(self) -> float: ...
+    @property
+    def sort_ascending(self) -> bool: ...
+    @property
+    def random_subsample(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumState:
+    """Where the curriculum stands after an epoch."""
+
+    current_percentile: float
+    last_expansion_epoch: int = -1
+    total_groups: int = 0
+    """Groups of the epoch that could teach something."""
+    included_groups: int = 0
+    """Those of them within the percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups to train on, in curriculum order, and what became of every other trajectory."""
+
+    groups: list[list[Trajectory]]
+    state: CurriculumState
+    dropped: dict[str, int]
+    """Trajectories by reason; only reasons that occurred."""
+
+
+def usable_reward(trajectory: Trajectory) -> float | None:
+    """The reward if there is one: finite, and of a rollout that ended in a way that earns one."""
+    reward = trajectory.reward
+    if reward is None or not math.isfinite(reward) or trajectory.ending not in _REWARDED:
+        return None
+    return float(reward)
+
+
+def initial_state(config: CurriculumSettings) -> CurriculumState:
+    """The state before the first epoch. Without a curriculum everything is included."""
+    return CurriculumState(config.initial_percentile if config.enabled else 1.0)
+
+
+def select(
+    groups: Sequence[Sequence[Trajectory]],
+    epoch: int,
+    config: CurriculumSettings,
+    state: CurriculumState,
+    seed: int,
+) -> Selection:
+    """The groups that `epoch` trains on. The same arguments give the same answer."""
+    dropped: Counter[str] = Counter()
+    min_diff = config.min_reward_diff if config.enabled else 0.0
+    kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
+    if not config.enabled:
+        return Selection(
+            kept, replace(state, total_groups=len(kept), included_groups=len(kept)), dict(dropped)
+        )
+    if not kept:
+        # An epoch that teaches nothing does not widen the curriculum either.
+        return Selection([], replace(state, total_groups=0, included_groups=0), dict(dropped))
+
+    # `reverse` keeps ties in the order in which they came.
+    kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
+    state = _expand(state, epoch, config)
+    included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
+    dropped[CURRICULUM] += sum(map(len, kept[len(included) :]))
+    chosen = _subsample(included, len(kept), config.random_subsample, random.Random(f"{seed}:{epoch}"))  # noqa: S311 - not a secret
+    dropped[SUBSAMPLE] += sum(map(len, included)) - sum(map(len, chosen))
+    state = replace(state, total_groups=len(kept), included_groups=len(included))
+    return Selection(chosen, state, {reason: count for reason, count in dropped.items() if count})
+
+
+def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: Counter[str]) -> list[Trajectory]:
+    """The trajectories to train on, nothing when the group has no signal. Counts what it leaves out."""
+    usable: list[Trajectory] = []
+    for trajectory in group:
+        if usable_reward(trajectory) is None:
+            dropped[FAILED] += 1
+        elif not trajectory.trainable:
+            dropped[NO_CALLS] += 1
+        else:
+            usable.append(trajectory)
+    if len(usable) < 2:
+        reason = TOO_SMALL
+    elif not _has_spread(usable, min_diff):
+        reason = ZERO_VARIANCE
+    else:
+        return usable
+    if usable:
+        dropped[reason] += len(usable)
+    return []
+
+
+def _has_spread(group: Sequence[Trajectory], min_diff: float) -> bool:
+    rewards = [reward for t in group if (reward := usable_reward(t)) is not None]
+    # Written as people wrote them: 0.9 − 0.8 is a difference of 0.1 and not of 0.09999999999999998.
+    spread = _decimal(max(rewards)) - _decimal(min(rewards))
+    return spread > 0 and spread >= _decimal(min_diff)
+
+
+def _mean_reward(group: Sequence[Trajectory]) -> float:
+    # Exact whatever the order of summation, so that equal groups tie.
+    return statistics.mean(reward for t in group if (reward := usable_reward(t)) is not None)
+
+
+def _expand(state: CurriculumState, epoch: int, config: CurriculumSettings) -> CurriculumState:
+    due = epoch - state.last_expansion_epoch >= config.expansion_interval
+    if not due or state.current_percentile >= 1:
+        return state
+    wider = _decimal(state.current_percentile) + _decimal(config.increment_percentile)
+    return replace(state, current_percentile=float(min(wider, Decimal(1))), last_expansion_epoch=epoch)
+
+
+def _subsample(
+    included: list[list[Trajectory]], num_groups: int, fraction: float | None, draw: random.Random
+) -> list[list[Trajectory]]:
+    """At most the given fraction of all groups that could teach something, still in curriculum order."""
+    if fraction is None:
+        return included
+    most = max(1, _ceil_share(num_groups, fraction))
+    if len(included) <= most:
+        return included
+    return [included[position] for position in sorted(draw.sample(range(len(included)), most))]
+
+
+def _ceil_share(count: int, share: float) -> int:
+    return int((count * _decimal(share)).to_integral_value(ROUND_CEILING))
+
+
+def _decimal(value: float) -> Decimal:
+    """The number as it is written: in floats 10 · 0.7 and 0.1 + 0.2 end up a little too high."""
+    return Decimal(repr(float(value)))
