@@ -145,7 +145,12 @@ class Figures(Progress):
             self._training = None
 
     def epoch_ended(
-        self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
+        self,
+        epoch: int,
+        num_epochs: int,
+        avg_reward: float | None,
+        account_line: str,  # noqa: ARG002 - shown, not counted
+        seconds: float,
     ) -> None:
         with self._lock:
             self._epochs = (epoch, num_epochs, avg_reward)
@@ -228,5 +233,8 @@ class _Phase:
         if not self._ended:
             return None
         window = max(_WINDOW_SECONDS, min(self._rollout_seconds / self._ended, _MAX_WINDOW_SECONDS))
-        window = max(1.0, min(window, now - self._started_at))
-        return sum(tokens for second, tokens in self._recent if second >= now - window - 1) / window
+        elapsed = now - self._started_at
+        if elapsed <= window:
+            return self._tokens / max(elapsed, 1.0)
+        # A second belongs to the window when its middle does: too many and too few even out.
+        return sum(tokens for second, tokens in self._recent if second + 0.5 > now - window) / window

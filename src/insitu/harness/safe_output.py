@@ -1,0 +1,79 @@
+"""SafeOutput: text from elsewhere, and readers that go away, cannot harm the terminal or the run."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
+
+_MAX_MESSAGE_CHARS = 4000
+# Control characters, the ones that reorder or break lines, and halves of surrogate pairs.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Write lines as they are; a reader that is gone is no error."""
+    output = SafeOutput(stream)
+    output.write("".join(f"{line}\n" for line in lines))
+    output.flush()
+
+
+def printable(text: str) -> str:
+    """Text safe to show: control characters escaped, further lines indented, cut when long."""
+    text = text.strip().replace("\r\n", "\n")
+    if len(text) > _MAX_MESSAGE_CHARS:
+        text = f"{text[:_MAX_MESSAGE_CHARS]}... ({len(text) - _MAX_MESSAGE_CHARS} characters more)"
+    text = _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    # Indented, no text can pass for a log line of its own.
+    return "\n".join(line if i == 0 else f"    {line.strip()}" for i, line in enumerate(text.split("\n")))
+
+
+class SafeOutput:
+    """A stream that never raises: when its reader is gone, a run that may have hours behind it goes on."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        # Standard output is None in a process that was started without one.
+        chosen: TextIO | None = sys.stdout if stream is None else stream
+        self._gone = chosen is None
+        self._stream = io.StringIO() if chosen is None else chosen
+        self._stderr = sys.stderr
+        self.encoding: str = getattr(chosen, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        if not self._gone:
+            try:
+                self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+            except (OSError, ValueError) as error:
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._gone:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError) as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._gone = True
+        with suppress(OSError, ValueError):
+            # Python flushes standard output once more at exit; into a broken pipe that would turn the exit
+            # code of a good run into 120.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        with suppress(AttributeError, OSError, ValueError):
+            self._stderr.write(f"WARNING - nothing more is shown ({error}); the run goes on\n")
+            self._stderr.flush()

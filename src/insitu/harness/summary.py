@@ -1,0 +1,144 @@
+"""Summary: what a run came to, and the commands that follow from it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from insitu.harness.safe_output import printable
+from insitu.types import policy_name
+
+_EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
+_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` may be; 16 unless told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a run."""
+
+    outcome: Literal["succeeded", "failed", "interrupted"]
+    reason: str
+    """Why it failed or stopped early; may be empty."""
+    run_id: str
+    epochs_done: int
+    num_epochs: int
+    updates: int
+    """Training steps that succeeded."""
+    reward_before: float | None
+    """On the validation data, before the first update; None without validation data."""
+    reward_after: float | None
+    best_step: int | None
+    """0 when the untrained model was best; None when nothing was compared."""
+    best_reward: float | None
+    checkpoint_path: str | None
+    """Directory of the best checkpoint, on the backend's machine."""
+    base_model: str
+    model_name: str
+    gateway_url: str
+    output_dir: str
+    resume_command: str
+    lora_rank: int = 16
+
+
+def exit_code(summary: Summary) -> int:
+    """0 only for a run that did what it was asked."""
+    return _EXIT_CODES[summary.outcome]
+
+
+def lines(summary: Summary) -> list[str]:
+    """What to print at the end."""
+    return [*_headline(summary), *_results(summary), *_commands(summary)]
+
+
+def _headline(summary: Summary) -> list[str]:
+    reason = printable(summary.reason)
+    done = (
+        f"{summary.epochs_done} of {_count(summary.num_epochs, 'epoch')}, {_count(summary.updates, 'update')}"
+    )
+    resume = f"  {summary.resume_command}"
+    if summary.outcome == "failed":
+        what_next = "Remove the cause, then go on where it stopped (what is done is kept) with:"
+        return [
+            f"FAILED - {reason or 'no reason given'}",
+            f"Run {summary.run_id}: {done}.",
+            what_next,
+            resume,
+        ]
+    why = f" ({reason})" if reason else ""
+    if summary.outcome == "interrupted":
+        headline = f"Interrupted{why}. Run {summary.run_id}: {done}. What is done is kept; go on with:"
+        return [headline, resume]
+    return [f"Finished{why}. Run {summary.run_id}: {done}."]
+
+
+def _results(summary: Summary) -> list[str]:
+    rows = [("validation reward", _change(summary))]
+    if best := _best(summary):
+        rows.append(("best checkpoint", best))
+    rows.append(("results", printable(summary.output_dir)))
+    return [f"  {name:<19}{text}" for name, text in rows]
+
+
+def _change(summary: Summary) -> str:
+    before, after = summary.reward_before, summary.reward_after
+    if before is None and after is None:
+        return "no validation data"
+    if before is None or after is None:
+        known = f"{before:.4f} before" if before is not None else f"{after:.4f} after"
+        return f"{known}, not measured {'after' if after is None else 'before'}"
+    change = f"{after - before:+.4f}"
+    if before > 0 and after > 0:
+        change += f", {after / before:.2f} times"
+    return f"{before:.4f} before, {after:.4f} after ({change})"
+
+
+def _best(summary: Summary) -> str | None:
+    if summary.updates == 0 and not summary.best_step:
+        return "none: no update was made"
+    if summary.best_step is None:
+        return None
+    reward = "" if summary.best_reward is None else f", reward {summary.best_reward:.4f}"
+    if summary.best_step == 0:
+        return f"none: the model was best before training{reward}"
+    where = f", {printable(summary.checkpoint_path)}" if summary.checkpoint_path else ""
+    return f"step {summary.best_step}{reward}{where}"
+
+
+def _commands(summary: Summary) -> list[str]:
+    if not summary.updates and not summary.best_step:
+        return []
+    commands = [
+        f"Ask it at the gateway ({summary.model_name} is always its newest step):",
+        f"  {_curl(summary)}",
+    ]
+    if summary.checkpoint_path and summary.best_step:
+        commands += ["Serve it elsewhere, with the checkpoint copied there:", f"  {_vllm(summary)}"]
+    return commands
+
+
+def _curl(summary: Summary) -> str:
+    model = policy_name(summary.model_name, summary.best_step) if summary.best_step else summary.model_name
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    url = f"{summary.gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+    # The key is read by the shell, so that it is never on the screen.
+    headers = "-H \"Authorization: Bearer ${INSITU_API_KEY:-default}\" -H 'Content-Type: application/json'"
+    return f"curl {shlex.quote(url)} {headers} -d {shlex.quote(body)}"
+
+
+def _vllm(summary: Summary) -> str:
+    name, path = summary.model_name, f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
+    module = f"{name}={path}"
+    if "," in module:  # vLLM takes what has a comma for JSON
+        module = json.dumps({"name": name, "path": path})
+    rank = next((rank for rank in _VLLM_RANKS if rank >= summary.lora_rank), summary.lora_rank)
+    limit = [] if rank == _VLLM_RANKS[0] else ["--max-lora-rank", str(rank)]
+    return shlex.join(
+        ["vllm", "serve", summary.base_model, "--enable-lora", *limit, "--lora-modules", module]
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
