@@ -17,8 +17,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 check: setup  ## lint, types, import rules, unit tests
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/unit -q

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.client import InsituClient
     from insitu.errors import InsituError
+    from insitu.evaluation.items import EvalItem, EvalResult
+    from insitu.evaluation.registered import evaluator
     from insitu.types import Ending, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
+    from insitu.workflow.context import WorkflowContext, current_rollout
+    from insitu.workflow.registered import workflow
 
 __all__ = [
     "Ending",
+    "EvalItem",
+    "EvalResult",
     "InsituClient",
     "InsituError",
     "LoraSettings",
@@ -19,9 +25,22 @@ __all__ = [
     "StepSettings",
     "Trajectory",
     "TrajectoryGroup",
+    "WorkflowContext",
+    "current_rollout",
+    "evaluator",
+    "workflow",
 ]
 
-_HOMES = {"InsituClient": "insitu.client", "InsituError": "insitu.errors"}
+_HOMES = {
+    "EvalItem": "insitu.evaluation.items",
+    "EvalResult": "insitu.evaluation.items",
+    "InsituClient": "insitu.client",
+    "InsituError": "insitu.errors",
+    "WorkflowContext": "insitu.workflow.context",
+    "current_rollout": "insitu.workflow.context",
+    "evaluator": "insitu.evaluation.registered",
+    "workflow": "insitu.workflow.registered",
+}
 
 
 def __getattr__(name: str) -> Any:

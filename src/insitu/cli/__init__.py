@@ -8,6 +8,7 @@ import sys
 import click
 
 _COMMANDS = {
+    "finetune": ("insitu.cli.finetune", "Train the model of your agent, from one YAML file."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, train it."),
     "gateway": ("insitu.cli.gateway", "Record calls in front of any vLLM server."),
 }

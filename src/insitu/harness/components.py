@@ -1,1 +1,19 @@
-"""The components of this room: importing this module registers them."""
+"""The components of this room: importing this module registers them.
+
+The `openpipe_art_…` names are those of the original harness: its configurations select these parts.
+"""
+
+from __future__ import annotations
+
+from insitu.harness.backend_adapter import BackendAdapter
+from insitu.harness.group_builder import GroupBuilder
+from insitu.harness.loop import EpochTrainer
+from insitu.harness.settings import AdapterConfig, BuilderConfig, TrainerConfig
+from insitu.plugins import Kind, register
+
+for _name in ("insitu", "openpipe_art_traj_builder"):
+    register(Kind.TRAJECTORY_BUILDER, _name, BuilderConfig)(GroupBuilder)
+for _name in ("insitu", "openpipe_art_trainer_adapter"):
+    register(Kind.TRAINER_ADAPTER, _name, AdapterConfig)(BackendAdapter)
+for _name in ("insitu", "openpipe_art_trainer"):
+    register(Kind.TRAINER, _name, TrainerConfig)(EpochTrainer)

@@ -65,7 +65,7 @@ class Trajectory:
 
     @property
     def episode(self) -> list[EpisodeItem]:
-        """The messages of the calls, in order, each once; a call that continues no earlier one starts anew."""
+        """The messages of the calls in order, each once; a call that continues none starts anew."""
         return list(_episode(self.read_calls()))
 
 
@@ -76,6 +76,8 @@ class TrajectoryCollection:
     trajectories: list[list[Trajectory]]
     run_id: str
     epoch: int = 0
+    attempt: int = 0
+    """How many jobs over this epoch have failed before."""
 
 
 def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:

@@ -37,7 +37,7 @@ class Trainer(ABC):
 
     @abstractmethod
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Figures of the run so far, finished jobs included."""
+        """Figures so far: `epochs` and `validations` as in the files, `best` {step, reward, path}."""
 
     @abstractmethod
     async def cleanup(self) -> None:

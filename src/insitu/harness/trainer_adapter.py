@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.errors import DeadlineExceeded
 from insitu.harness.episode import Trajectory, TrajectoryCollection
+from insitu.harness.trained_model import TrainedModel
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ class TrainerAdapter(ABC):
     deadline_seconds: float = 3600.0
     """How long `wait_until_complete` waits for one job."""
 
+    @property
+    @abstractmethod
+    def trained_model(self) -> TrainedModel:
+        """What is trained; known before `initialize`, so that `llms` can be checked against it."""
+
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run; raise when the backend cannot honour a setting."""
@@ -29,6 +35,9 @@ class TrainerAdapter(ABC):
     @abstractmethod
     async def is_healthy(self) -> bool:
         """Whether the backend that this adapter trains with answers, and is one."""
+
+    async def keep(self, step: int) -> str | None:
+        """Keep the checkpoint of this step, the best so far; returns where it is, if anywhere."""
 
     async def accept(self, run_id: str, epoch: int, index: int, group: Sequence[Trajectory]) -> None:
         """A group has finished, others still run: send it now or leave it to `submit`."""
@@ -51,6 +60,7 @@ class TrainerAdapter(ABC):
             status = await self.status(ref)
             if status.status.ended:
                 return status
+            self.watch(status)
             if loop.time() > deadline:
                 raise DeadlineExceeded(
                     f"waited {self.deadline_seconds:.0f} s for job {ref.metadata} of {ref.run_id}; "
@@ -58,6 +68,9 @@ class TrainerAdapter(ABC):
                     hint="look at the backend's log; the same command continues",
                 )
             await asyncio.sleep(poll_interval)
+
+    def watch(self, status: TrainingJobStatus) -> None:
+        """Told of every status while a job is waited for."""
 
     def log_progress(
         self, ref: TrainingJobRef, metrics: Mapping[str, Any], output_dir: Path | None = None

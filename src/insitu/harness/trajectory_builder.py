@@ -25,8 +25,11 @@ class TrajectoryBuilder(ABC):
         """Get ready: load the dataset, check what can be checked."""
 
     @abstractmethod
-    async def run_eval(self) -> list[Trajectory]:
-        """Run and score the workflow once per example, outside training: the base of validation."""
+    async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
+        """Run and score the validation examples once each (the training examples when there are none).
+
+        `meta["name"]` names the evaluation: what was already run under that name is not run again.
+        """
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:

@@ -1,0 +1,93 @@
+"""`insitu finetune`: train the model of an agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option(
+    "--config_file", "--config-file", required=True, type=click.Path(path_type=Path), help="The YAML file."
+)
+@click.option("--dataset", help="Train on this file instead of eval.general.dataset.")
+@click.option(
+    "--result_json_path",
+    "--result-json-path",
+    help="Where the answer is in what --endpoint returns. Default: $, all of it.",
+)
+@click.option("--endpoint", help="Run the agent behind this URL instead of `workflow`.")
+@click.option(
+    "--endpoint_timeout", "--endpoint-timeout", type=float, help="Seconds for one answer of --endpoint."
+)
+@click.option(
+    "-o",
+    "--override",
+    nargs=2,
+    multiple=True,
+    metavar="PATH VALUE",
+    help="Set a value of the file, for example -o finetuning.num_epochs 50.",
+)
+@click.option("--validation_dataset", "--validation-dataset", help="Validate on this file.")
+@click.option(
+    "--validation_interval", "--validation-interval", type=int, help="Epochs between validations. Default: 5."
+)
+@click.option(
+    "--validation_config_file",
+    "--validation-config-file",
+    help="Validate with the workflow, reward and dataset of this file.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would run, run nothing.")
+def finetune(config_file: Path, override: tuple[tuple[str, str], ...], dry_run: bool, **given: Any) -> None:
+    """Run your agent over a dataset, score it, train its model, and repeat.
+
+    The same command continues a run that was interrupted. Exit codes: 0 trained, 1 failed, 130 interrupted.
+    """
+    import asyncio
+    import sys
+
+    from insitu.config.load import load_config
+    from insitu.harness.options import with_options
+
+    loaded = with_options(load_config(config_file, override), {"config_file": str(config_file), **given})
+    if dry_run:
+        from insitu.harness.dry_run import dry_run as check
+
+        sys.exit(0 if asyncio.run(check(loaded, click.echo)) else 1)
+    sys.exit(_run(loaded))
+
+
+def _run(loaded: Any) -> int:
+    import asyncio
+    import shlex
+    import sys
+
+    from insitu.harness.console import open_progress
+    from insitu.harness.finetune import finetune as run
+    from insitu.harness.summary import exit_code, lines
+
+    command = shlex.join(["insitu", *sys.argv[1:]])
+    with open_progress() as progress:
+        summary = asyncio.run(_until_signal(run(loaded, progress, command)))
+    for line in lines(summary):
+        click.echo(line)
+    return exit_code(summary)
+
+
+async def _until_signal(running: Any) -> Any:
+    """Ctrl-C and SIGTERM cancel the run, which then cleans up; the second one ends the process at once."""
+    import asyncio
+    import signal
+
+    task, loop = asyncio.ensure_future(running), asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return await task

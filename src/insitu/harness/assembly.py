@@ -1,0 +1,162 @@
+"""Assembly: builds the components of a configuration, each once, and closes them in reverse order."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from insitu.config.config import Config
+from insitu.config.load import LoadedConfig
+from insitu.errors import InvalidRequest
+from insitu.evaluation.dataset import Dataset
+from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
+from insitu.evaluation.files import dataset_config
+from insitu.evaluation.items import Example
+from insitu.harness.run import Agent, Task
+from insitu.harness.trained_model import TrainedModel
+from insitu.plugins import ComponentConfig, Kind, build, find, nearest
+from insitu.workflow.binding import LLMBinding, gateway_root
+from insitu.workflow.llm import LLMSettings
+from insitu.workflow.workflow import Workflow
+
+
+class Assembly:
+    """The `Parts` that components are built from. Use it as `async with Assembly(...) as parts`."""
+
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self.config: Config = loaded.config
+        self.directory: Path = loaded.directory
+        self._stack = AsyncExitStack()
+        self._evaluators: dict[str, Evaluator | GroupEvaluator] = {}
+        self._being_built: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    def llm(self, name: str) -> LLMSettings:
+        """An entry of `llms` as it stands."""
+        return LLMBinding(self.config.llms, frozenset(), "", "", "").settings(name, None, None)
+
+    async def component(self, kind: Kind, config: ComponentConfig) -> Any:
+        """Build a component; it is closed with the assembly."""
+        component = find(kind, config.type_name)
+        return await self._stack.enter_async_context(build(component, config, self))
+
+    async def evaluator(self, name: str) -> Evaluator | GroupEvaluator:
+        """An entry of `eval.evaluators`, built once; one that needs itself is refused."""
+        if name in self._evaluators:
+            return self._evaluators[name]
+        known = self.config.eval.evaluators
+        if name not in known:
+            raise InvalidRequest(f"eval.evaluators has no `{name}`{nearest(name, known)}")
+        if name in self._being_built:
+            raise InvalidRequest(f"evaluators need each other: {' → '.join([*self._being_built, name])}")
+        self._being_built.append(name)
+        try:
+            self._evaluators[name] = await self.component(Kind.EVALUATOR, known[name])
+        finally:
+            self._being_built.pop()
+        return self._evaluators[name]
+
+    async def agent(self, model: TrainedModel) -> Agent:
+        """The workflow, its functions, and the models that both may call."""
+        config = self._workflow_config()
+        workflow = cast(Workflow, await self.component(Kind.WORKFLOW, config))
+        functions = {
+            name: (cast(Workflow, await self.component(Kind.WORKFLOW, function)), function)
+            for name, function in self.config.functions.items()
+        }
+        return Agent(workflow, config, functions, bind_llms(self.config, model))
+
+    async def examples(self, config: ComponentConfig | None, where: str) -> list[Example]:
+        """The examples of a dataset."""
+        if config is None:
+            raise InvalidRequest(f"{where} is missing", hint="name a dataset there, or use --dataset")
+        dataset = cast(Dataset, await self.component(Kind.DATASET, config))
+        return dataset.load()
+
+    async def training_task(self, model: TrainedModel) -> Task:
+        """What is trained on."""
+        config, given = self.config.eval.general.dataset, self.config.finetuning.run_configuration.dataset
+        if given is not None:
+            config = dataset_config(given, config)
+        examples = await self.examples(config, "eval.general.dataset")
+        return Task(await self.agent(model), examples, await self._reward())
+
+    async def validation_task(self, training: Task, model: TrainedModel) -> Task | None:
+        """What is validated on; None without a validation dataset."""
+        options = self.config.finetuning.run_configuration
+        if options.validation_config_file is not None:
+            from insitu.config.load import load_config
+
+            other = await self._stack.enter_async_context(
+                Assembly(load_config(Path(options.validation_config_file)))
+            )
+            return await other.as_validation_of(self, model)
+        if options.validation_dataset is None:
+            return None
+        config = dataset_config(options.validation_dataset, self.config.eval.general.dataset)
+        examples = await self.examples(config, "--validation_dataset")
+        return Task(training.agent, examples, training.evaluator)
+
+    async def as_validation_of(self, training: Assembly, model: TrainedModel) -> Task:
+        """This configuration's own workflow, reward and dataset; the model is the one being trained."""
+        given = training.config.finetuning.run_configuration.validation_dataset
+        config = self.config.eval.general.dataset
+        if given is not None:
+            config = dataset_config(given, config)
+        examples = await self.examples(config, "eval.general.dataset of --validation_config_file")
+        reward = training.config.finetuning.reward_function
+        assert reward is not None
+        return Task(await self.agent(model), examples, await self.evaluator(reward.name))
+
+    async def _reward(self) -> Evaluator | GroupEvaluator:
+        reward = self.config.finetuning.reward_function
+        if reward is None:
+            raise InvalidRequest("finetuning.reward_function is missing", hint="name one of eval.evaluators")
+        return await self.evaluator(reward.name)
+
+    def _workflow_config(self) -> ComponentConfig:
+        options = self.config.finetuning.run_configuration
+        if options.endpoint is not None:
+            fields = {
+                "_type": "http",
+                "url": options.endpoint,
+                "timeout_seconds": options.endpoint_timeout,
+                "result_json_path": options.result_json_path,
+            }
+            return find(Kind.WORKFLOW, "http").config.model_validate(fields)
+        if self.config.workflow is None:
+            raise InvalidRequest("`workflow` is missing", hint="name your agent there, or use --endpoint")
+        return self.config.workflow
+
+
+def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
+    """Which entries of `llms` are the model being trained, and where it is served."""
+    target = config.finetuning.target_model
+    names = [target] if target is not None else list(config.llms)
+    trained = [name for name in names if config.llms[name].model_name in (model.name, model.base_model)]
+    if not trained:
+        listed = ", ".join(f"llms.{name}: {config.llms[name].model_name}" for name in names) or "none"
+        raise InvalidRequest(
+            f"no model in `llms` is the one being trained: the run {model.name!r} trains "
+            f"{model.base_model!r}, the configuration has {listed}",
+            hint=f"set model_name of the agent's entry in `llms` to {model.base_model!r}",
+        )
+    roots = {gateway_root(url) for name in trained if (url := config.llms[name].base_url) is not None}
+    if len(roots) > 1:
+        raise InvalidRequest(
+            f"the trained entries of `llms` have several addresses: {', '.join(sorted(roots))}",
+            hint="they all must be the backend's gateway; use finetuning.target_model to pick one",
+        )
+    gateway_url = roots.pop() if roots else model.gateway_url
+    key = config.llms[trained[0]].api_key.get_secret_value() or model.api_key
+    return LLMBinding(config.llms, frozenset(trained), model.name, gateway_url, key)

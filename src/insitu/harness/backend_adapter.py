@@ -1,0 +1,176 @@
+"""BackendAdapter: trains with `insitu serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from insitu.answers import JobInfo, RunInfo
+from insitu.client import InsituClient
+from insitu.errors import Conflict, InsituError, InvalidRequest, Unavailable
+from insitu.harness.episode import Trajectory, TrajectoryCollection
+from insitu.harness.run import FinetuneRun
+from insitu.harness.settings import AdapterConfig
+from insitu.harness.trained_model import TrainedModel
+from insitu.harness.trainer_adapter import TrainerAdapter
+from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.plugins import Parts
+from insitu.types import JobState, StepSettings, TrajectoryGroup
+from insitu.types import Trajectory as UploadedTrajectory
+
+BACKEND = "insitu"
+GATEWAY_PORT = 8000
+READY_SECONDS = 1800.0
+"""A model may have to be downloaded and compiled before the run is ready."""
+_MAX_UPLOADS = 8
+_STATUS = {
+    JobState.QUEUED: TrainingStatusEnum.PENDING,
+    JobState.RUNNING: TrainingStatusEnum.RUNNING,
+    JobState.SUCCEEDED: TrainingStatusEnum.COMPLETED,
+    JobState.FAILED: TrainingStatusEnum.FAILED,
+    JobState.CANCELLED: TrainingStatusEnum.CANCELED,
+}
+
+
+class BackendAdapter(TrainerAdapter):
+    """Uploads groups as they finish and asks for one step per epoch; every write can be repeated."""
+
+    def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
+        self._backend = config.backend
+        self._training = config.training
+        self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
+        self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        self._uploaded: set[str] = set()
+        self._run: FinetuneRun | None = None
+
+    @property
+    def trained_model(self) -> TrainedModel:
+        """The run on the backend."""
+        host = self._backend.url.rpartition(":")[0]
+        key = self._backend.api_key.get_secret_value()
+        return TrainedModel(self._backend.name, self._backend.base_model, f"{host}:{GATEWAY_PORT}", key)
+
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Register the run and wait until its model is served."""
+        if not await self.is_healthy():
+            raise Unavailable(
+                f"no insitu backend answers at {self._backend.url}",
+                hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
+            )
+        backend = self._backend
+        registered = await self._client.register_run(
+            backend.name,
+            backend.base_model,
+            project=backend.project,
+            engine_args=backend.engine_args,
+            init_args=backend.init_args,
+        )
+        if registered.step and not run.directory.resumed:
+            raise _already_trained(registered, run)
+        await self._client.wait_run_ready(backend.name, READY_SECONDS)
+        if backend.delete_old_checkpoints and not run.directory.resumed:
+            await self._delete_old_checkpoints()
+        self._run = run
+
+    async def is_healthy(self) -> bool:
+        """Whether an insitu backend answers at the configured address and takes the configured key."""
+        try:
+            health = await self._client.health()
+        except InsituError:
+            return False
+        return health.get("service") == "insitu" and health.get("status") == "ok"
+
+    async def accept(self, run_id: str, epoch: int, index: int, group: Sequence[Trajectory]) -> None:
+        """Upload a group that can teach something; the backend has it durably on return."""
+        group_id = _group_id(run_id, epoch, group)
+        trajectories = [_uploaded(t) for t in group if t.trainable]
+        if len({t.reward for t in trajectories}) < 2 or group_id in self._uploaded:
+            return
+        async with self._uploads:
+            await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, trajectories))
+        self._uploaded.add(group_id)
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """One step over the groups, uploaded before or now."""
+        groups, run_id, epoch = trajectories.trajectories, trajectories.run_id, trajectories.epoch
+        for group in groups:
+            await self.accept(run_id, epoch, 0, group)
+        ids = [_group_id(run_id, epoch, group) for group in groups]
+        missing = [group_id for group_id in ids if group_id not in self._uploaded]
+        if missing or not ids:
+            raise InvalidRequest(
+                f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
+                hint="submit groups with at least two different rewards",
+            )
+        settings = StepSettings(self._training.learning_rate, self._training.beta)
+        key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
+        job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
+        self._uploaded.clear()
+        count = sum(trajectory.trainable for group in groups for trajectory in group)
+        if self._run is not None:
+            self._run.progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
+        return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """The job as the backend sees it."""
+        return _to_status(ref, await self._client.get_job(str(ref.metadata["job_id"])))
+
+    def watch(self, status: TrainingJobStatus) -> None:
+        """Show how far the step is."""
+        if self._run is not None:
+            self._run.progress.training(status.message or "waiting", (status.progress or 0.0) / 100)
+
+    async def keep(self, step: int) -> str | None:
+        """Pin the checkpoint of `step` and let go of the one pinned before."""
+        found = [c for c in await self._client.checkpoints(self._backend.name) if c.step == step]
+        if not found:
+            return None
+        await self._client.pin_checkpoint(self._backend.name, step)
+        for other in await self._client.checkpoints(self._backend.name):
+            if other.pinned and other.step != step:
+                await self._client.unpin_checkpoint(self._backend.name, other.step)
+        return found[0].path
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _delete_old_checkpoints(self) -> None:
+        kept = await self._client.checkpoints(self._backend.name)
+        for checkpoint in kept[:-2]:
+            if not checkpoint.pinned:
+                await self._client.delete_checkpoint(self._backend.name, checkpoint.step)
+
+
+def _group_id(run_id: str, epoch: int, group: Sequence[Trajectory]) -> str:
+    """Stable over resumptions: made of the rollouts that are uploaded."""
+    rollouts = "\n".join(sorted(trajectory.rollout_id for trajectory in group if trajectory.trainable))
+    return f"{run_id}-e{epoch}-{hashlib.sha256(rollouts.encode()).hexdigest()[:16]}"
+
+
+def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
+    assert trajectory.reward is not None
+    metadata = {"example_id": trajectory.example_id, "generation": trajectory.generation}
+    return UploadedTrajectory(
+        trajectory.rollout_id, list(trajectory.call_ids), trajectory.reward, trajectory.ending, metadata
+    )
+
+
+def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:
+    return TrainingJobStatus(
+        run_id=ref.run_id,
+        backend=BACKEND,
+        status=_STATUS[job.state],
+        progress=100.0 * job.progress,
+        message=job.error or job.phase or None,
+        metadata={"job_id": job.id, "step": job.step, "metrics": dict(job.metrics)},
+    )
+
+
+def _already_trained(registered: RunInfo, run: FinetuneRun) -> Conflict:
+    return Conflict(
+        f"run {registered.name!r} has {registered.step} steps on this backend already, which did not come from "
+        f"{run.directory.path}",
+        hint="choose another trainer_adapters.<name>.backend.name, or continue with that run's output_dir",
+    )

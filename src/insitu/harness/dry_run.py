@@ -1,0 +1,103 @@
+"""`insitu finetune --dry-run`: checks everything that can be checked without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from insitu.config.dump import dump_config, to_yaml
+from insitu.config.load import LoadedConfig
+from insitu.errors import InsituError, Unavailable
+from insitu.gateway_client import GatewayClient
+from insitu.harness.assembly import Assembly
+from insitu.harness.finetune import Components, build_components
+from insitu.harness.run import Task
+from insitu.plugins import ComponentConfig
+
+Say = Callable[[str], None]
+Value = TypeVar("Value")
+
+
+class _Checks:
+    """Runs checks one by one, says what each found, remembers whether any failed."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self.num_failed = 0
+
+    async def check(self, name: str, made: Awaitable[Value], found: Callable[[Value], str]) -> Value | None:
+        try:
+            value = await made
+        except InsituError as error:
+            self.num_failed += 1
+            self._say(f"FAILED  {name}: {error}")
+            return None
+        self._say(f"ok      {name}: {found(value)}")
+        return value
+
+
+async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
+    """Print the resolved configuration, check, say what would run. Whether everything is fine."""
+    say(to_yaml(dump_config(loaded.config)).rstrip())
+    say("")
+    checks = _Checks(say)
+    async with Assembly(loaded) as parts:
+        made = await checks.check("components", build_components(parts), lambda _: "built")
+        if made is None:
+            return False
+        model = made.adapter.trained_model
+        task = await checks.check("workflow, model, reward and dataset", parts.training_task(model), _found)
+        validation = None
+        if task is not None:
+            validation = await checks.check(
+                "validation",
+                parts.validation_task(task, model),
+                lambda v: _found(v) if v else "none asked for",
+            )
+        await checks.check("backend", _backend(made), str)
+        if task is not None:
+            await checks.check("gateway", _gateway(task), lambda served: f"serves {', '.join(served)}")
+            if not checks.num_failed:
+                say("")
+                say(_plan(loaded, task, validation))
+    return checks.num_failed == 0
+
+
+def _found(task: Task) -> str:
+    binding = task.agent.binding
+    trained = ", ".join(f"llms.{name}" for name in sorted(binding.trained))
+    return (
+        f"{len(task.examples)} examples; {trained} is trained as {binding.model!r} at {binding.gateway_url}"
+    )
+
+
+async def _backend(made: Components) -> str:
+    if not await made.adapter.is_healthy():
+        raise Unavailable("no healthy backend at the configured address", hint="start one: insitu serve")
+    model = made.adapter.trained_model
+    return f"healthy; run {model.name!r} of {model.base_model!r}"
+
+
+async def _gateway(task: Task) -> list[str]:
+    binding = task.agent.binding
+    async with GatewayClient(binding.gateway_url, binding.api_key) as gateway:
+        return await gateway.models()
+
+
+def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
+    config = loaded.config
+    finetuning, options = config.finetuning, config.finetuning.run_configuration
+    builder: ComponentConfig = config.trajectory_builders[str(finetuning.trajectory_builder)]
+    generations = int(getattr(builder, "num_generations", 1))
+    count = len(task.examples) * generations
+    lines = [
+        f"would run: {finetuning.num_epochs} epochs of {len(task.examples)} examples × {generations} rollouts "
+        f"= {count} rollouts an epoch, {config.eval.general.max_concurrency} at once, one update each"
+    ]
+    if validation is not None:
+        lines.append(
+            f"validation: {len(validation.examples)} examples before epoch 1, every "
+            f"{options.validation_interval} epochs and after the last"
+        )
+    lines.append(f"files: {finetuning.output_dir}")
+    return "\n".join(lines)

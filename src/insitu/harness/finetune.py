@@ -1,0 +1,134 @@
+"""`insitu finetune`: from a configuration to a trained model, from the first check to the last clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+from insitu.config.dump import dump_config
+from insitu.config.load import LoadedConfig
+from insitu.errors import InsituError, InvalidRequest
+from insitu.gateway_client import GatewayClient
+from insitu.harness.assembly import Assembly
+from insitu.harness.progress import Progress
+from insitu.harness.run import FinetuneRun
+from insitu.harness.run_directory import RunDirectory
+from insitu.harness.summary import Summary
+from insitu.harness.trainer import Trainer
+from insitu.harness.trainer_adapter import TrainerAdapter
+from insitu.harness.training_job import TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.plugins import Kind
+
+_CLEANUP_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The three parts that the configuration names."""
+
+    builder: TrajectoryBuilder
+    adapter: TrainerAdapter
+    trainer: Trainer
+
+
+async def build_components(parts: Assembly) -> Components:
+    """The builder, adapter and trainer of `finetuning`."""
+    config, chosen = parts.config, parts.config.finetuning
+    if not chosen.enabled:
+        raise InvalidRequest("finetuning.enabled is false", hint="set it: -o finetuning.enabled true")
+    assert chosen.trajectory_builder and chosen.trainer_adapter and chosen.trainer  # checked with `enabled`
+    builder = await parts.component(
+        Kind.TRAJECTORY_BUILDER, config.trajectory_builders[chosen.trajectory_builder]
+    )
+    adapter = await parts.component(Kind.TRAINER_ADAPTER, config.trainer_adapters[chosen.trainer_adapter])
+    trainer = await parts.component(Kind.TRAINER, config.trainers[chosen.trainer])
+    return Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
+
+
+async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str) -> Summary:
+    """Run to the end. Errors of the run and interruptions are in the summary; nothing is left open."""
+    async with AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(Assembly(loaded))
+        made = await build_components(parts)
+        model = made.adapter.trained_model
+        training = await parts.training_task(model)
+        validation = await parts.validation_task(training, model)
+        directory = stack.enter_context(
+            RunDirectory.open(loaded.config.finetuning.output_dir, dump_config(loaded.config))
+        )
+        binding = training.agent.binding
+        gateway = await stack.enter_async_context(GatewayClient(binding.gateway_url, binding.api_key))
+        run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
+        return await _run(run, made, resume_command)
+
+
+async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summary:
+    outcome, reason = "succeeded", ""
+    trainer = made.trainer
+    num_epochs = run.config.finetuning.num_epochs
+    if run.directory.resumed:
+        run.progress.info(f"Continuing run {run.run_id} in {run.directory.path}")
+    try:
+        await trainer.bind_components(made.builder, made.adapter)
+        await trainer.initialize(run)
+        await check_served(run)
+        reason = _failure(await trainer.run(num_epochs))
+        outcome = "failed" if reason else "succeeded"
+        metrics = await trainer.get_metrics(run.run_id)
+        if not reason and not any(line.get("step") for line in metrics["epochs"]):
+            outcome, reason = "failed", "no epoch trained anything: no group had two different rewards"
+    except asyncio.CancelledError:
+        outcome, reason = "interrupted", "stopped by a signal"
+    except InsituError as error:
+        outcome, reason = "failed", str(error)
+    finally:
+        # Shielded: a second signal ends the process, the first one must not cut the clean-up short.
+        await asyncio.shield(asyncio.wait_for(trainer.cleanup(), _CLEANUP_SECONDS))
+    return _summary(run, made, outcome, reason, resume_command)
+
+
+async def check_served(run: FinetuneRun) -> None:
+    """Refuse to roll out anything while the gateway does not serve the model being trained."""
+    binding = run.training.agent.binding
+    served = await run.gateway.models()
+    if binding.model not in served:
+        raise InvalidRequest(
+            f"the gateway at {binding.gateway_url} does not serve {binding.model!r}; it serves "
+            f"{', '.join(served) or 'nothing'}: training would not reach the agent",
+            hint="set base_url of the trained entry in `llms` to the gateway of the same backend",
+        )
+
+
+def _failure(statuses: Sequence[TrainingJobStatus]) -> str:
+    bad = [status for status in statuses if status.status is not TrainingStatusEnum.COMPLETED]
+    return f"training {bad[0].status}: {bad[0].message}" if bad else ""
+
+
+def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resume_command: str) -> Summary:
+    from insitu.harness.state import fold
+
+    state = fold(run.directory.journal.events(), run.config.finetuning.curriculum_learning)
+    rewards = [e["avg_reward"] for e in state.validations if e["avg_reward"] is not None]
+    model, best = made.adapter.trained_model, state.best
+    return Summary(
+        outcome=outcome,
+        reason=reason,
+        run_id=run.run_id,
+        epochs_done=state.next_epoch,
+        num_epochs=run.config.finetuning.num_epochs,
+        updates=sum(bool(line.get("step")) for line in state.epochs),
+        reward_before=rewards[0] if rewards else None,
+        reward_after=rewards[-1] if len(rewards) > 1 else None,
+        best_step=best.step if best else None,
+        best_reward=best.reward if best else None,
+        checkpoint_path=best.path if best else None,
+        base_model=model.base_model,
+        model_name=model.name,
+        gateway_url=run.training.agent.binding.gateway_url,
+        output_dir=str(run.directory.path),
+        resume_command=resume_command,
+    )

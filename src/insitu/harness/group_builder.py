@@ -1,0 +1,137 @@
+"""GroupBuilder: the trajectory builder of this project, one group of rollouts per example."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.evaluation.evaluator import GroupEvaluator
+from insitu.evaluation.items import EvalItem, EvalResult
+from insitu.evaluation.score import score_group, score_item
+from insitu.harness.episode import Trajectory, TrajectoryCollection
+from insitu.harness.rollouts import Collector, Limits
+from insitu.harness.run import FinetuneRun, Task
+from insitu.harness.settings import BuilderConfig
+from insitu.harness.targets import Targets
+from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.plugins import Parts
+
+Groups = list[list[Trajectory]]
+
+
+class GroupBuilder(TrajectoryBuilder):
+    """Runs `num_generations` rollouts of every example and keeps all of them in the run directory."""
+
+    def __init__(self, config: BuilderConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
+        self._num_generations = config.num_generations
+        self._run: FinetuneRun | None = None
+        self._collecting: dict[int, asyncio.Task[Groups]] = {}
+        self._num_evaluations = 0
+
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Refuse what cannot teach anything."""
+        if self._num_generations < 2:
+            raise InvalidRequest(
+                f"num_generations is {self._num_generations}: a rollout is judged against others of the same "
+                "example, and there would be none",
+                hint="set trajectory_builders.<name>.num_generations to 2 or more (8 is a good start)",
+            )
+        self._run = run
+
+    async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
+        """One rollout per validation example on the present weights."""
+        run = self._opened()
+        task = run.validation or run.training
+        self._num_evaluations += 1
+        name = str((meta or {}).get("name", f"evaluation-{self._num_evaluations:04d}"))
+        with run.directory.store(name) as store:
+            run.progress.phase_started(name, len(task.examples), done=len(store.entries()))
+            try:
+                groups = await self._collector(task).collect(store, f"{run.run_id}.{name}", 1)
+            finally:
+                run.progress.phase_ended()
+        return [trajectory for group in groups for trajectory in group]
+
+    async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
+        """Begin the rollouts of one epoch."""
+        run, meta = self._opened(), meta or {}
+        epoch = int(meta.get("epoch", 0))
+        if epoch in self._collecting:
+            raise InvalidRequest(f"epoch {epoch} of {run_id} is being collected already")
+        run.progress.info(f"Starting {self._num_generations} evaluation runs for run_id: {run_id}")
+        self._collecting[epoch] = asyncio.create_task(self._collect(run, epoch, meta.get("on_group")))
+
+    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
+        """All groups of the epoch, failed rollouts included; an epoch without any reward is an error."""
+        run, epoch = self._opened(), int((meta or {}).get("epoch", 0))
+        if epoch not in self._collecting:
+            raise InvalidRequest(f"epoch {epoch} of {run_id} was never started", hint="call start_run first")
+        try:
+            groups = await self._collecting[epoch]
+        finally:
+            self._collecting.pop(epoch, None)
+        trajectories = [trajectory for group in groups for trajectory in group]
+        if not any(trajectory.trainable for trajectory in trajectories):
+            raise _nothing_collected(epoch, trajectories)
+        run.progress.info(
+            f"Built {len(trajectories)} trajectories across {len(groups)} examples for run_id: {run_id}"
+        )
+        return TrajectoryCollection(groups, run_id, epoch)
+
+    async def compute_reward(
+        self, output_item: EvalItem, meta: Mapping[str, Any] | None = None
+    ) -> EvalResult:
+        """The reward of one rollout by `finetuning.reward_function`."""
+        run = self._opened()
+        evaluator, seconds = run.training.evaluator, run.config.eval.general.evaluator_timeout_seconds
+        if isinstance(evaluator, GroupEvaluator):
+            return (await score_group(evaluator, [output_item], seconds))[0]
+        return await score_item(evaluator, output_item, seconds)
+
+    async def aclose(self) -> None:
+        """Cancel what is under way and wait for its clean-up."""
+        pending = list(self._collecting.values())
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        self._collecting.clear()
+
+    async def _collect(self, run: FinetuneRun, epoch: int, on_group: Any) -> Groups:
+        name = f"epoch-{epoch:04d}"
+        with run.directory.store(name) as store:
+            total = len(run.training.examples) * self._num_generations
+            phase = f"epoch {epoch + 1}/{run.config.finetuning.num_epochs}"
+            run.progress.phase_started(phase, total, done=len(store.entries()))
+            try:
+                collector = self._collector(run.training)
+                prefix = f"{run.run_id}.e{epoch}"
+                return await collector.collect(store, prefix, self._num_generations, on_group)
+            finally:
+                run.progress.phase_ended()
+
+    def _collector(self, task: Task) -> Collector:
+        run = self._opened()
+        finetuning, general = run.config.finetuning, run.config.eval.general
+        limits = Limits(
+            general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
+        )
+        targets = Targets(task.agent.binding.model, frozenset(finetuning.target_functions))
+        return Collector(task, targets, run.gateway, limits, run.progress)
+
+    def _opened(self) -> FinetuneRun:
+        if self._run is None:
+            raise InvalidRequest("the trajectory builder is not initialized", hint="call initialize first")
+        return self._run
+
+
+def _nothing_collected(epoch: int, trajectories: list[Trajectory]) -> InvalidRequest:
+    reasons = Counter(f"{t.ending}: {t.reason}" for t in trajectories).most_common(3)
+    listed = "; ".join(f"{count} × {reason}" for reason, count in reasons)
+    return InvalidRequest(
+        f"no trajectories collected for epoch {epoch + 1}: all {len(trajectories)} rollouts failed: {listed}",
+        hint="mend the workflow, the evaluator or target_functions and run the same command with a new "
+        "output_dir; the rollouts are kept in trajectories/",
+    )

@@ -1,0 +1,255 @@
+"""Rollouts: runs the agent on every example, as often as asked, many at once, and keeps what came of it.
+
+    plans ──► workers (max_concurrency) ──► execute → calls → score → store ──► group complete ──► on_group
+                                                                                (scored together, synced)
+
+A worker takes the next plan when its rollout has ended, so no more than `max_concurrency` run and no more
+than that many contexts exist. What the store already holds is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from insitu.errors import InsituError
+from insitu.evaluation.evaluator import GroupEvaluator
+from insitu.evaluation.items import EvalItem, EvalResult, Example
+from insitu.evaluation.score import score_group, score_item
+from insitu.gateway_client import GatewayClient
+from insitu.harness.episode import Trajectory
+from insitu.harness.progress import Progress
+from insitu.harness.run import Task
+from insitu.harness.targets import Targets
+from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.types import Ending
+from insitu.workflow.execute import execute
+from insitu.workflow.outcome import Outcome
+
+OnGroup = Callable[[int, Sequence[Trajectory]], Awaitable[None]]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a collection."""
+
+    max_concurrency: int
+    rollout_seconds: float
+    evaluator_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    index: int
+    example: Example
+    generation: int
+
+
+class Collector:
+    """Collects the rollouts of one epoch, or of one validation, into one store."""
+
+    def __init__(
+        self, task: Task, targets: Targets, gateway: GatewayClient, limits: Limits, progress: Progress
+    ) -> None:
+        self._task = task
+        self._targets = targets
+        self._gateway = gateway
+        self._limits = limits
+        self._progress = progress
+
+    async def collect(
+        self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
+    ) -> list[list[Trajectory]]:
+        """All groups in the order of their examples; a group is handed to `on_group` once it is on disk."""
+        open_groups = _OpenGroups(store, len(self._task.examples), num_generations)
+        try:
+            await self._run_all(open_groups, store, prefix, num_generations, on_group)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        return open_groups.trajectories()
+
+    async def _run_all(
+        self,
+        open_groups: _OpenGroups,
+        store: TrajectoryStore,
+        prefix: str,
+        num_generations: int,
+        on_group: OnGroup | None,
+    ) -> None:
+        plans = self._plans(open_groups, num_generations)
+        async with asyncio.TaskGroup() as tasks:
+
+            async def finish(index: int) -> None:
+                await self._finish_group(index, store, open_groups, on_group)
+
+            async def work() -> None:
+                for plan in plans:
+                    await self._rollout(plan, f"{prefix}.{plan.index}.{plan.generation}", store)
+                    if open_groups.done(plan.index):
+                        tasks.create_task(finish(plan.index))
+
+            for index in open_groups.complete():
+                tasks.create_task(finish(index))
+            for _ in range(min(self._limits.max_concurrency, open_groups.num_missing)):
+                tasks.create_task(work())
+
+    def _plans(self, open_groups: _OpenGroups, num_generations: int) -> Iterator[_Plan]:
+        for index, example in enumerate(self._task.examples):
+            for generation in range(num_generations):
+                if (index, generation) not in open_groups.found:
+                    yield _Plan(index, example, generation)
+
+    async def _rollout(self, plan: _Plan, prefix: str, store: TrajectoryStore) -> None:
+        rollout_id = f"{prefix}.{secrets.token_hex(4)}"
+        started_at = time.time()
+        self._progress.rollout_started()
+        agent = self._task.agent
+        context = agent.context(rollout_id, plan.example)
+        outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
+        calls, outcome = await self._recorded(rollout_id, outcome)
+        chosen = self._targets.chosen(calls)
+        outcome = _judged_by_calls(outcome, chosen, self._targets.why_none(calls))
+        record = _record(plan, rollout_id, outcome, calls, chosen) | {"started_at": started_at}
+        if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and not self._scored_together:
+            item = _item(plan.example, record)
+            _apply(record, await score_item(self._task.evaluator, item, self._limits.evaluator_seconds))
+        store.append(record)
+        num_tokens = sum(call["num_output_tokens"] for call in calls)
+        self._progress.rollout_ended(
+            Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
+        )
+
+    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[list[Json], Outcome]:
+        try:
+            return await self._gateway.rollout_calls(rollout_id), outcome
+        except InsituError as error:
+            reason = f"its recorded calls cannot be read: {error.message}"
+            return [], replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
+
+    @property
+    def _scored_together(self) -> bool:
+        return isinstance(self._task.evaluator, GroupEvaluator)
+
+    async def _finish_group(
+        self, index: int, store: TrajectoryStore, open_groups: _OpenGroups, on_group: OnGroup | None
+    ) -> None:
+        if self._scored_together:
+            await self._score_together(index, store)
+        store.sync()
+        group = open_groups.close(index)
+        if on_group is not None:
+            await on_group(index, group)
+
+    async def _score_together(self, index: int, store: TrajectoryStore) -> None:
+        records = [store.read(entry.rollout_id) for entry in store.group(index) if entry.reward is None]
+        records = [r for r in records if r["ending"] in (Ending.COMPLETED, Ending.LENGTH)]
+        if not records:
+            return
+        items = [_item(self._task.examples[index], record) for record in records]
+        results = await score_group(self._task.evaluator, items, self._limits.evaluator_seconds)
+        for record, result in zip(records, results, strict=True):
+            _apply(record, result)
+            store.append(record)
+
+
+class _OpenGroups:
+    """Which rollouts of which groups exist already."""
+
+    def __init__(self, store: TrajectoryStore, num_groups: int, size: int) -> None:
+        self._store = store
+        self._num_groups = num_groups
+        self._size = size
+        self.found = {(entry.index, entry.generation) for entry in store.entries()}
+        self._left = [size] * num_groups
+        for index, _ in self.found:
+            self._left[index] -= 1
+        self._closed: dict[int, list[Trajectory]] = {}
+
+    @property
+    def num_missing(self) -> int:
+        return sum(self._left)
+
+    def complete(self) -> list[int]:
+        return [index for index, left in enumerate(self._left) if left == 0]
+
+    def done(self, index: int) -> bool:
+        """One more rollout of the group has ended; whether it was the last."""
+        self._left[index] -= 1
+        return self._left[index] == 0
+
+    def close(self, index: int) -> list[Trajectory]:
+        entries = sorted(self._store.group(index), key=lambda entry: entry.generation)
+        self._closed[index] = [self._store.trajectory(entry) for entry in entries]
+        return self._closed[index]
+
+    def trajectories(self) -> list[list[Trajectory]]:
+        return [self._closed[index] for index in range(self._num_groups)]
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended a group of tasks, without its wrapping."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+def _judged_by_calls(outcome: Outcome, chosen: Sequence[Json], why_none: str) -> Outcome:
+    """A rollout that ended well must have used the trained model; one that was cut says so."""
+    if outcome.ending is not Ending.COMPLETED:
+        return outcome
+    if not chosen:
+        return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=why_none)
+    if chosen[-1]["finish_reason"] == "length":
+        return replace(outcome, ending=Ending.LENGTH)
+    return outcome
+
+
+def _record(
+    plan: _Plan, rollout_id: str, outcome: Outcome, calls: Sequence[Json], chosen: Sequence[Json]
+) -> Json:
+    return {
+        "rollout_id": rollout_id,
+        "example_id": plan.example.id,
+        "index": plan.index,
+        "generation": plan.generation,
+        "ending": outcome.ending,
+        "reward": None,
+        "reason": outcome.reason,
+        "seconds": outcome.seconds,
+        "call_ids": [call["id"] for call in chosen],
+        "metadata": {
+            "num_calls": len(calls),
+            "num_output_tokens": sum(call["num_output_tokens"] for call in calls),
+            "policy_steps": sorted({call["policy_step"] for call in chosen}),
+        },
+        "input": plan.example.input,
+        "expected": plan.example.expected,
+        "output": outcome.output,
+        "calls": calls,
+    }
+
+
+def _item(example: Example, record: Json) -> EvalItem:
+    return EvalItem(
+        id=example.id,
+        input=example.input,
+        expected=example.expected,
+        output=record["output"],
+        row=example.row,
+        calls=record["calls"],
+        rollout_id=record["rollout_id"],
+    )
+
+
+def _apply(record: Json, result: EvalResult) -> None:
+    """The reward, or the reason why there is none: a failed evaluation is never a reward of 0."""
+    if result.error is not None:
+        record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
+    else:
+        record["reward"], record["reasoning"] = result.score, result.reasoning

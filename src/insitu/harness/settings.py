@@ -1,0 +1,81 @@
+"""The configuration of the harness's own components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from insitu.plugins import ComponentConfig
+from insitu.types import NAME_PATTERN
+
+Scalar = str | int | float | bool | None
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BuilderConfig(ComponentConfig):
+    """`trajectory_builders.X`."""
+
+    num_generations: int = Field(default=2, ge=1)
+    """Rollouts per example; they are compared with each other."""
+
+
+class BackendSettings(_Section):
+    """Where `insitu serve` runs, and what the run is called there."""
+
+    ip: str
+    port: int = Field(ge=1, le=65535)
+    name: str = "trainer_run"
+    project: str = "trainer_project"
+    base_model: str = "Qwen/Qwen2.5-7B-Instruct"
+    api_key: SecretStr = SecretStr("default")
+    delete_old_checkpoints: bool = False
+    """Delete the run's checkpoints but the newest two before training."""
+    init_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    engine_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    server_config: dict[str, Any] | None = None
+
+    @field_validator("name", "project")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        if not NAME_PATTERN.match(value):
+            raise ValueError(
+                "must start with a-z or 0-9 and go on with a-z, 0-9, `.`, `_` or `-`, 64 at most"
+            )
+        return value
+
+    @field_validator("server_config")
+    @classmethod
+    def _no_server_config(cls, value: dict[str, Any] | None) -> None:
+        if value:
+            raise ValueError(
+                "cannot be honoured here; engines take `engine_args`, the server its own options"
+            )
+
+    @property
+    def url(self) -> str:
+        """The address of the API. An address to listen on everywhere is reached here."""
+        host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+class TrainingSettings(_Section):
+    """What each update is asked to do."""
+
+    learning_rate: float = Field(default=5e-5, gt=0)
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty to the base model."""
+
+
+class AdapterConfig(ComponentConfig):
+    """`trainer_adapters.X`."""
+
+    backend: BackendSettings
+    training: TrainingSettings = TrainingSettings()
+
+
+class TrainerConfig(ComponentConfig):
+    """`trainers.X`: all its settings are in `finetuning`."""

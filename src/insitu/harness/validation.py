@@ -1,0 +1,67 @@
+"""Validation: what the present weights are worth on examples that are not trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from insitu.config.finetuning import EarlyStopping
+from insitu.errors import InvalidRequest
+from insitu.harness.metrics import statistics
+from insitu.harness.run import FinetuneRun
+from insitu.harness.trajectory_builder import TrajectoryBuilder
+
+Json = dict[str, Any]
+
+
+async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str) -> Json:
+    """The entry of validation_history.json after `epoch` epochs. Failed rollouts are counted, never 0."""
+    trajectories = await builder.run_eval({"name": f"validation-{epoch:04d}"})
+    failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
+    figures = statistics([trajectories])
+    entry = {
+        "epoch": epoch,
+        "step": step,
+        "run_id": run_id,
+        "timestamp": datetime.now(UTC).isoformat(),
+        "avg_reward": figures["avg_reward"],
+        "min_reward": figures["min_reward"],
+        "max_reward": figures["max_reward"],
+        "num_examples": len(trajectories),
+        "num_failed": len(failed),
+        "endings": dict(Counter(str(trajectory.ending) for trajectory in trajectories)),
+    }
+    if len(failed) == len(trajectories) and epoch == 0:
+        raise InvalidRequest(
+            f"the validation before the first update failed: all {len(failed)} rollouts, for example "
+            f"{failed[0].ending}: {failed[0].reason}",
+            hint="mend the validation dataset, the workflow or the evaluator, then use a new output_dir",
+        )
+    _say(run, entry)
+    return entry
+
+
+def early_stop(validations: Sequence[Json], settings: EarlyStopping | None) -> str:
+    """Why to stop now, or nothing. Failed validations neither help nor count."""
+    rewards = [entry["avg_reward"] for entry in validations if entry["avg_reward"] is not None]
+    if settings is None or len(rewards) <= settings.patience:
+        return ""
+    before = max(rewards[: -settings.patience])
+    if max(rewards[-settings.patience :]) > before + settings.min_delta:
+        return ""
+    return (
+        f"the last {settings.patience} validations are not better than {before:.4f} by more than "
+        f"{settings.min_delta}"
+    )
+
+
+def _say(run: FinetuneRun, entry: Json) -> None:
+    counts = f"{entry['num_examples']} examples, {entry['num_failed']} failed"
+    if entry["avg_reward"] is None:
+        run.progress.warn(f"Validation after {entry['epoch']} epochs failed: {counts}: {entry['endings']}")
+    else:
+        run.progress.info(
+            f"Validation after {entry['epoch']} epochs - Avg Reward: {entry['avg_reward']:.4f} ({counts})"
+        )
