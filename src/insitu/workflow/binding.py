@@ -1,0 +1,119 @@
+"""Which model answers: the entries of `llms`, and where the trained ones are reached in a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from insitu.errors import InvalidRequest
+from insitu.plugins import nearest
+from insitu.workflow.llm import LLMSettings
+
+OPENAI_URL = "https://api.openai.com/v1"
+WORKFLOW_FUNCTION = "<workflow>"
+"""The name of the workflow itself among the functions."""
+
+
+class LLMEntry(Protocol):
+    """One entry of `llms`, as the configuration holds it."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def api_key(self) -> Any: ...
+    @property
+    def base_url(self) -> str | None: ...
+    @property
+    def options(self) -> dict[str, Any]: ...
+    @property
+    def max_retries(self) -> int: ...
+    @property
+    def request_timeout(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LLMBinding:
+    """The entries of `llms`; trained ones are called by the run's name, through the gateway."""
+
+    llms: Mapping[str, LLMEntry]
+    trained: frozenset[str] = frozenset()
+    """Names in `llms`."""
+    model: str = ""
+    """The run: what trained entries are called with."""
+    gateway_url: str = ""
+    """The gateway's root, without `/v1`."""
+    api_key: str = field(default="", repr=False)
+
+    def settings(self, name: str, rollout_id: str | None = None, function: str | None = None) -> LLMSettings:
+        """What an agent needs to call `llms.<name>`; a trained one carries the rollout's own address."""
+        entry = self.llms.get(name)
+        if entry is None:
+            raise InvalidRequest(
+                f"llms has no `{name}`{nearest(name, self.llms)}",
+                hint=f"known: {', '.join(self.llms) or 'none'}",
+            )
+        if name not in self.trained:
+            return self._settings(name, entry, entry.model_name, entry.base_url or OPENAI_URL, _plain(entry))
+        return self._settings(
+            name,
+            entry,
+            self.model,
+            rollout_url(self.gateway_url, rollout_id, function),
+            self.api_key,
+            rollout_headers(rollout_id, function),
+        )
+
+    @staticmethod
+    def _settings(
+        name: str,
+        entry: LLMEntry,
+        model: str,
+        base_url: str,
+        api_key: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> LLMSettings:
+        return LLMSettings(
+            name=name,
+            model=model,
+            base_url=base_url.rstrip("/"),
+            api_key=api_key,
+            options=dict(entry.options),
+            max_retries=entry.max_retries,
+            request_timeout=entry.request_timeout,
+            headers=dict(headers or {}),
+        )
+
+
+def gateway_root(base_url: str) -> str:
+    """``http://h:8000/v1`` → ``http://h:8000``."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(
+            f"`{base_url}` is not the address of a gateway", hint="write http://host:port/v1"
+        )
+    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def rollout_url(gateway_url: str, rollout_id: str | None, function: str | None) -> str:
+    """The base URL whose calls are recorded under a rollout and one of its functions."""
+    root = gateway_url.rstrip("/")
+    if rollout_id is None:
+        return f"{root}/v1"
+    rollout = f"{root}/rollouts/{quote(rollout_id, safe='')}"
+    if function is None or function == WORKFLOW_FUNCTION:
+        return f"{rollout}/v1"
+    return f"{rollout}/functions/{quote(function, safe='')}/v1"
+
+
+def rollout_headers(rollout_id: str | None, function: str | None) -> dict[str, str]:
+    """The same as headers, for clients that cannot take a base URL of their own."""
+    if rollout_id is None:
+        return {}
+    return {"x-insitu-rollout": rollout_id, "x-insitu-function": function or WORKFLOW_FUNCTION}
+
+
+def _plain(entry: LLMEntry) -> str:
+    key = entry.api_key
+    return str(key.get_secret_value() if hasattr(key, "get_secret_value") else key or "")

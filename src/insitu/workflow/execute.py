@@ -1,0 +1,104 @@
+"""One rollout from start to end: the time limit, the clean-up, and what its ending is called.
+
+    start ──► wait (time limit) ──► done ─────────────► judge ──► clean-up ──► Outcome
+                   │                                                ▲
+                   ├─ over the limit ─► cancel, grace, force ───────┤ timeout
+                   └─ harness cancelled ─► cancel, grace, force ────┘ CancelledError
+
+Whatever the agent does, every arrow has a deadline, and a failed rollout is data, not an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from typing import Any
+
+from insitu.types import Ending
+from insitu.workflow.classify import describe, ending_of
+from insitu.workflow.context import WorkflowContext, entered
+from insitu.workflow.outcome import Outcome, WorkflowFailed
+from insitu.workflow.waiting import end_task, finish
+from insitu.workflow.workflow import Workflow
+
+GRACE_SECONDS = 5.0
+"""How long an agent may take to stop."""
+
+
+async def execute(
+    workflow: Workflow,
+    value: Any,
+    context: WorkflowContext,
+    timeout_seconds: float,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+) -> Outcome:
+    """Run one rollout. Raises nothing but the cancellation of the harness itself, after the clean-up."""
+    started = time.monotonic()
+    task = asyncio.create_task(_run(workflow, value, context))
+    try:
+        await asyncio.wait({task}, timeout=timeout_seconds)
+    finally:
+        seconds = time.monotonic() - started
+        ended = await finish(_conclude(task, context, seconds, timeout_seconds, grace_seconds))
+    return ended
+
+
+async def _run(workflow: Workflow, value: Any, context: WorkflowContext) -> Any:
+    """The agent, in a task of its own. It gets a copy: other rollouts of the example have the same input."""
+    with entered(context):
+        try:
+            return _as_json(await workflow.run(copy.deepcopy(value), context))
+        except SystemExit as error:  # would end the whole program from within a task
+            raise WorkflowFailed(f"SystemExit: the agent called sys.exit({error.code!r})") from error
+
+
+async def _conclude(
+    task: asyncio.Task[Any],
+    context: WorkflowContext,
+    seconds: float,
+    timeout_seconds: float,
+    grace_seconds: float,
+) -> Outcome:
+    if task.done():
+        ending, output, reason = _judge(task)
+    else:
+        ending, output = Ending.TIMEOUT, None
+        reason = await _stop(task, timeout_seconds, grace_seconds)
+    reasons = [reason, *await context.close()]
+    return Outcome(ending, output, "; ".join(filter(None, reasons)), seconds)
+
+
+def _judge(task: asyncio.Task[Any]) -> tuple[Ending, Any, str]:
+    if task.cancelled():
+        return Ending.TOOL_ERROR, None, "CancelledError: the agent cancelled itself"
+    error = task.exception()
+    if error is None:
+        return Ending.COMPLETED, task.result(), ""
+    return ending_of(error), None, describe(error)
+
+
+async def _stop(task: asyncio.Task[Any], timeout_seconds: float, grace_seconds: float) -> str:
+    reason = f"no result within {timeout_seconds:g} s"
+    asked = time.monotonic()
+    if not await end_task(task, grace_seconds):
+        return f"{reason}; the agent ignored its cancellation and was abandoned, still running"
+    error = None if task.cancelled() else task.exception()
+    if time.monotonic() - asked >= grace_seconds:
+        return f"{reason}; the agent ignored its cancellation for {grace_seconds:g} s and was ended by force"
+    return f"{reason}; while stopping: {describe(error)}" if error else reason
+
+
+def _as_json(output: Any) -> Any:
+    """What the agent returned as JSON holds it: a copy of its own, and the same that a file will hold."""
+    try:
+        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WorkflowFailed(
+            f"the output is a {type(output).__name__} that is not JSON: {describe(error)}",
+            hint="return text, numbers, lists and dicts",
+        ) from None

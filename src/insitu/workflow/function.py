@@ -1,0 +1,82 @@
+"""A plain function as a workflow: ``f(input)`` or ``f(input, context)``, async or blocking."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.workflow.context import WorkflowContext
+from insitu.workflow.threads import ThreadRunner
+from insitu.workflow.workflow import Workflow
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class FunctionWorkflow(Workflow):
+    """Runs a function: an async one on the event loop, any other in a daemon thread."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], args: Mapping[str, Any] | None = None
+    ) -> None:
+        check_function(name, function)
+        self.threads = ThreadRunner(name)
+        self._function = function
+        self._args = dict(args or {})
+        self._takes_context = takes_context(name, function, self._args)
+        self._is_async = _holds(inspect.iscoroutinefunction, function)
+
+    async def run(self, value: Any, context: WorkflowContext) -> Any:
+        """Call the function; one that blocks and is cancelled leaves its thread behind."""
+        given = (value, context) if self._takes_context else (value,)
+        args = copy.deepcopy(self._args)  # an agent that changes them must not change other rollouts
+        if self._is_async:
+            return await self._function(*given, **args)
+        result = await self.threads.run(self._function, *given, **args)
+        return await result if inspect.isawaitable(result) else result
+
+
+def check_function(name: str, function: Any) -> None:
+    """Refuse what cannot be called once for one result."""
+    if inspect.isclass(function):
+        raise InvalidRequest(
+            f"{name} is a class", hint="name a function, or an instance that can be called, of that module"
+        )
+    if not callable(function):
+        raise InvalidRequest(f"{name} is a {type(function).__name__}, not a function", hint="name a function")
+    for is_generator in (inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+        if _holds(is_generator, function):
+            raise InvalidRequest(
+                f"{name} is a generator; a workflow gives one result", hint="return it instead of yielding"
+            )
+
+
+def takes_context(name: str, function: Callable[..., Any], args: Mapping[str, Any]) -> bool:
+    """Whether the function needs ``(input, context)`` or ``(input)``; anything else is refused."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions tell none
+        return False
+    required = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind in _POSITIONAL
+        and parameter.default is parameter.empty
+        and (parameter.name not in args or parameter.kind is parameter.POSITIONAL_ONLY)
+    ]
+    given = 2 if len(required) == 2 else 1
+    try:
+        signature.bind(*[None] * given, **args)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"{name}{signature} cannot be called with (input) or (input, context): {error}",
+            hint="give it one or two positional parameters, and the others by `args`",
+        ) from error
+    return given == 2
+
+
+def _holds(test: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+    """Whether a test holds for a function, or for the `__call__` of an instance."""
+    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the method, not callability

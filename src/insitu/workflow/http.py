@@ -1,0 +1,143 @@
+"""`_type: http` and `--endpoint`: an agent that runs behind an address."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import AfterValidator, Field, SecretStr
+
+from insitu.errors import InsituError
+from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.types import Ending
+from insitu.workflow.classify import describe, escape, one_line, says_overflow
+from insitu.workflow.context import WorkflowContext
+from insitu.workflow.json_path import JsonPath
+from insitu.workflow.outcome import WorkflowFailed
+from insitu.workflow.workflow import Workflow
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_CONNECT_SECONDS = 30.0
+_SHOWN_BYTES = 500
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("write it as http://host:port/path")
+    return url
+
+
+def _checked_path(path: str) -> str:
+    try:
+        JsonPath.parse(path)
+    except InsituError as error:
+        raise ValueError(str(error)) from error
+    return path
+
+
+class HttpConfig(ComponentConfig):
+    """Where the agent listens, and where its answer holds the result."""
+
+    url: Annotated[str, AfterValidator(_checked_url)]
+    timeout_seconds: float = Field(300.0, gt=0)
+    result_json_path: Annotated[str, AfterValidator(_checked_path)] = "$"
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    llm: str | None = None
+    """Whose address the agent is told; by default the only entry of `llms`, or the trained one."""
+
+
+@register(Kind.WORKFLOW, "http", HttpConfig)
+class HttpWorkflow(Workflow):
+    """Posts each input as JSON; the headers tell the agent how to reach the rollout's model."""
+
+    def __init__(self, config: HttpConfig, parts: Parts) -> None:  # noqa: ARG002 - every maker takes parts
+        self._config = config
+        self._path = JsonPath.parse(config.result_json_path)
+        self._headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self, value: Any, context: WorkflowContext) -> Any:
+        """One request; its answer must be JSON."""
+        body = value if isinstance(value, dict) else {"input": value}
+        try:
+            async with self._opened().post(
+                self._config.url,
+                json=body,
+                headers=self._headers | rollout_address(context),
+                allow_redirects=False,  # the configured headers are for this address only
+            ) as answer:
+                data = await _read(answer)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(error) from error
+        return self._result(answer, data)
+
+    async def aclose(self) -> None:
+        """Close the connections of all runs."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                # A connection each: an idle one may be closed by the agent in the moment it is used again.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),  # rollouts share nothing
+                timeout=aiohttp.ClientTimeout(
+                    total=self._config.timeout_seconds, sock_connect=_CONNECT_SECONDS
+                ),
+            )
+        return self._session
+
+    def _result(self, answer: aiohttp.ClientResponse, data: bytes) -> Any:
+        if not 200 <= answer.status < 300:
+            raise self._refused(answer, data)
+        try:
+            parsed = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise WorkflowFailed(
+                f"{self._config.url} did not answer with JSON ({one_line(str(error))}): {_head(data)}"
+            ) from None
+        return self._path.extract(parsed)
+
+    def _lost(self, error: Exception) -> WorkflowFailed:
+        # The limit of the whole request is a bare TimeoutError; that of connecting is a ClientError.
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+            return WorkflowFailed(
+                f"{self._config.url} did not answer within {self._config.timeout_seconds:g} s",
+                ending=Ending.TIMEOUT,
+            )
+        return WorkflowFailed(f"{self._config.url}: {describe(error)}", ending=Ending.INFRASTRUCTURE)
+
+    def _refused(self, answer: aiohttp.ClientResponse, data: bytes) -> WorkflowFailed:
+        said = f"{self._config.url} answered {answer.status}: {_head(data)}"
+        if answer.status >= 500 or answer.status == 429:
+            return WorkflowFailed(said, ending=Ending.INFRASTRUCTURE)
+        if answer.status == 400 and says_overflow(data.decode("utf-8", "replace")):
+            return WorkflowFailed(said, ending=Ending.CONTEXT_OVERFLOW)
+        target = answer.headers.get("location", "")
+        return WorkflowFailed(said, hint=f"set the url to {one_line(target)}" if target else "")
+
+
+def rollout_address(context: WorkflowContext) -> dict[str, str]:
+    """Headers by which an agent elsewhere routes its model calls into the rollout."""
+    if not context.binding.llms:
+        return context.headers
+    settings = context.llm()
+    return context.headers | {"x-insitu-base-url": settings.base_url, "x-insitu-model": settings.model}
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise WorkflowFailed(f"{answer.url} answered with more than {MAX_BODY_BYTES} bytes")
+    return bytes(data)
+
+
+def _head(data: bytes) -> str:
+    return escape(data[:_SHOWN_BYTES].decode("utf-8", "replace").strip()) or "(nothing)"

@@ -1,0 +1,61 @@
+"""Waits that end: for a task that may ignore its cancellation, for clean-up that must not be cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_FORCE_SECONDS = 1.0
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that nothing could end; kept here because the event loop itself would forget them half-way."""
+
+
+async def finish(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine that has its own deadline to its end; a cancellation is raised afterwards."""
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+async def end_task(task: asyncio.Task[Any], grace_seconds: float) -> bool:
+    """Cancel a task; close it by force when it goes on. False when even that did not end it."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=grace_seconds)
+    if not task.done():
+        _close(task)
+        task.cancel()  # wakes the task, which finds its coroutine closed
+        await asyncio.wait({task}, timeout=min(grace_seconds, _FORCE_SECONDS))
+    if not task.done():
+        _abandoned.add(task)
+        task.add_done_callback(_forget)
+        return False
+    return True
+
+
+def num_abandoned() -> int:
+    """How many tasks go on although they were told to end."""
+    return len(_abandoned)
+
+
+def _close(task: asyncio.Task[Any]) -> None:
+    coroutine = task.get_coro()
+    if asyncio.iscoroutine(coroutine):
+        with contextlib.suppress(BaseException):  # its own protest; whether it ended is looked at next
+            coroutine.close()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # looked at, so that the loop does not report it as lost
