@@ -1,4 +1,4 @@
-"""Threads for functions of the user's that are not async: one per call, and none that keeps the process alive.
+"""Threads for the user's functions that are not async: one per call, and none keeps the process alive.
 
 The threads of ``asyncio.to_thread`` are few and joined at exit, so a function that hangs would hold up the
 others and then the end of the program. A thread cannot be stopped from outside: when nobody waits for one any

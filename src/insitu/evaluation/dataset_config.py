@@ -1,0 +1,132 @@
+"""The `dataset` section of the YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from insitu.errors import InvalidRequest
+from insitu.plugins import ComponentConfig, Kind, find
+
+TYPE_BY_SUFFIX = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".xls": "xls",
+    ".xlsx": "xls",
+}
+
+Pattern = str | bool | int | float
+"""A glob over the text of a cell, or a plain value."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class FilterEntry(_Section):
+    """Patterns by column."""
+
+    field: dict[str, list[Pattern]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _patterns_exist(self) -> Self:
+        empty = [column for column, patterns in self.field.items() if not patterns]
+        if empty:
+            raise ValueError(f"no patterns for {', '.join(empty)}: leave the column out or give some")
+        return self
+
+
+class FilterConfig(_Section):
+    """Which rows to take: those that match every column of the allowlist and none of the denylist."""
+
+    allowlist: FilterEntry | None = None
+    denylist: FilterEntry | None = None
+
+
+class StructureConfig(_Section):
+    """Which columns are the input and the expected answer."""
+
+    disable: bool = False
+    """The whole row is the input; there is no expected answer apart from it."""
+    question_key: str = Field(default="question", validation_alias=AliasChoices("question_key", "question"))
+    answer_key: str = Field(default="answer", validation_alias=AliasChoices("answer_key", "answer"))
+    generated_answer_key: str = Field(
+        default="generated_answer", validation_alias=AliasChoices("generated_answer_key", "generated_answer")
+    )
+    trajectory_key: str = Field(
+        default="intermediate_steps", validation_alias=AliasChoices("trajectory_key", "intermediate_steps")
+    )
+    expected_trajectory_key: str = Field(
+        default="expected_intermediate_steps",
+        validation_alias=AliasChoices("expected_trajectory_key", "expected_intermediate_steps"),
+    )
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Self:
+        reasons = {
+            "generated_answer_key": "outputs come from rollouts, never from the dataset",
+            "trajectory_key": "trajectories come from recorded model calls, never from the dataset",
+            "expected_trajectory_key": "evaluators read any column from item.row by its own name",
+        }
+        for name, reason in reasons.items():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect here: {reason}; remove it")
+        if self.disable and (self.question_key, self.answer_key) != ("question", "answer"):
+            raise ValueError("question_key and answer_key have no effect with disable: true; remove them")
+        return self
+
+
+class DatasetConfig(ComponentConfig):
+    """What every dataset has."""
+
+    id_key: str = "id"
+    filter: FilterConfig = FilterConfig()
+    structure: StructureConfig = StructureConfig()
+
+
+class FileDatasetConfig(DatasetConfig):
+    """Rows of a file. Relative paths start at the current directory."""
+
+    file_path: Path
+
+
+class CustomDatasetConfig(DatasetConfig):
+    """Rows that a function of the user's returns."""
+
+    function: str
+    """``package.module:function`` or ``package.module.function``."""
+    file_path: Path | None = None
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_file_path(self) -> Self:
+        if self.file_path is not None and "file_path" in self.kwargs:
+            raise ValueError("file_path is given twice: in kwargs and beside it")
+        return self
+
+
+def dataset_config(path: str | Path, base: ComponentConfig | None = None) -> ComponentConfig:
+    """The dataset of another file, with the ids, filters and structure of `base`.
+
+    A base that reads its file with a function of the user's keeps doing so; otherwise the type is told
+    by the file's extension.
+    """
+    kept = {name: getattr(base, name) for name in ("id_key", "filter", "structure") if hasattr(base, name)}
+    if base is not None and not isinstance(base, FileDatasetConfig) and getattr(base, "file_path", None):
+        fields = {name: getattr(base, name) for name in type(base).model_fields}
+        return type(base).model_validate(fields | {"file_path": Path(path)})
+    suffix = Path(path).suffix.lower()
+    if suffix not in TYPE_BY_SUFFIX:
+        raise InvalidRequest(
+            f"the type of dataset `{path}` cannot be told from its extension `{suffix}`",
+            hint=f"known: {', '.join(TYPE_BY_SUFFIX)}; give others as eval.general.dataset with a _type",
+        )
+    type_name = TYPE_BY_SUFFIX[suffix]
+    return find(Kind.DATASET, type_name).config.model_validate(
+        kept | {"_type": type_name, "file_path": Path(path)}
+    )

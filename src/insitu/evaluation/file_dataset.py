@@ -1,0 +1,56 @@
+"""Datasets in files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.evaluation.dataset import Dataset
+from insitu.evaluation.dataset_config import FileDatasetConfig
+from insitu.evaluation.examples import to_examples
+from insitu.evaluation.items import Example
+from insitu.evaluation.table_rows import read_excel, read_parquet
+from insitu.evaluation.text_rows import read_csv, read_json, read_jsonl
+from insitu.plugins import Kind, Parts, register
+
+_log = logging.getLogger(__name__)
+
+READERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "json": read_json,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "xls": read_excel,
+}
+
+
+@register(Kind.DATASET, "json", FileDatasetConfig)
+@register(Kind.DATASET, "jsonl", FileDatasetConfig)
+@register(Kind.DATASET, "csv", FileDatasetConfig)
+@register(Kind.DATASET, "parquet", FileDatasetConfig)
+@register(Kind.DATASET, "xls", FileDatasetConfig)
+class FileDataset(Dataset):
+    """The rows of one file."""
+
+    def __init__(self, config: FileDatasetConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
+        self._config = config
+        self.notes: list[str] = []
+        """What `load` found worth telling: filtered rows, dropped duplicates, missing ids."""
+
+    def load(self) -> list[Example]:
+        """All examples after filters and de-duplication; InvalidRequest names the file and the row."""
+        path = self._config.file_path.expanduser()
+        try:
+            rows = READERS[self._config.type_name](path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"dataset {path} cannot be read: {error.strerror or error}",
+                hint=f"relative paths start at the current directory, {Path.cwd()}",
+            ) from error
+        examples, self.notes = to_examples(rows, self._config, str(path))
+        for note in self.notes:
+            _log.info(note)
+        return examples

@@ -1,0 +1,118 @@
+"""Rows of Parquet and Excel files. Their libraries come with the extra `data`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import InvalidRequest
+
+Row = dict[str, Any]
+
+_ZIP = b"PK\x03\x04"
+"""How an .xlsx file starts, whatever it is called."""
+
+
+def read_parquet(path: Path) -> list[Row]:
+    """All columns of a Parquet file."""
+    arrow = _library("pyarrow")
+    parquet = _library("pyarrow.parquet")
+    try:
+        return parquet.ParquetFile(path).read().to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise InvalidRequest(f"{path} is not a Parquet file: {_one_line(error)}") from error
+
+
+def read_excel(path: Path) -> list[Row]:
+    """The first sheet of an .xlsx or .xls file; its first row is the header."""
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    lines = _xlsx_lines(path) if is_zip else _xls_lines(path)
+    if not lines:
+        raise InvalidRequest(f"the first sheet of {path} is empty")
+    header = _header(path, lines[0])
+    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+
+
+def _xlsx_lines(path: Path) -> list[Sequence[Any]]:
+    openpyxl = _library("openpyxl")
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except Exception as error:
+        # openpyxl lets whatever zipfile, its XML parser and its own checks raise through.
+        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
+    try:
+        lines = _trimmed(book.worksheets[0].iter_rows(values_only=True))
+    finally:
+        book.close()
+    return [[None if _is_error(cell) else cell for cell in line] for line in lines]
+
+
+def _xls_lines(path: Path) -> list[Sequence[Any]]:
+    xlrd = _library("xlrd")
+    try:
+        book = xlrd.open_workbook(path, on_demand=True)
+    except Exception as error:
+        # xlrd answers a damaged file with anything from XLRDError to struct.error.
+        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
+    with book:
+        sheet = book.sheet_by_index(0)
+        return _trimmed([_xls_value(xlrd, book, cell) for cell in line] for line in sheet.get_rows())
+
+
+def _xls_value(xlrd: Any, book: Any, cell: Any) -> Any:
+    if cell.ctype in (xlrd.XL_CELL_EMPTY, xlrd.XL_CELL_BLANK, xlrd.XL_CELL_ERROR):
+        return None
+    if cell.ctype == xlrd.XL_CELL_BOOLEAN:
+        return bool(cell.value)
+    if cell.ctype == xlrd.XL_CELL_DATE:
+        return xlrd.xldate.xldate_as_datetime(cell.value, book.datemode)
+    if cell.ctype == xlrd.XL_CELL_NUMBER and cell.value.is_integer():
+        # The format knows only floats; Excel shows 7, not 7.0.
+        return int(cell.value)
+    return cell.value
+
+
+def _trimmed(lines: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Without the empty rows that spreadsheets like to keep."""
+    return [line for line in lines if any(cell not in (None, "") for cell in line)]
+
+
+def _header(path: Path, cells: Sequence[Any]) -> list[str]:
+    names = ["" if cell is None else str(cell) for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise InvalidRequest(f"{path}: column {names.index('') + 1} has no name in the first row")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidRequest(f"{path} has several columns called {', '.join(map(repr, twice))}")
+    return names
+
+
+def _is_error(cell: Any) -> bool:
+    return isinstance(cell, str) and cell in (
+        "#N/A",
+        "#DIV/0!",
+        "#NAME?",
+        "#NULL!",
+        "#NUM!",
+        "#REF!",
+        "#VALUE!",
+    )
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidRequest(
+            f"this type of dataset needs {name.partition('.')[0]}, which is not installed",
+            hint="pip install 'insitu[data]'",
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
