@@ -1,0 +1,191 @@
+"""JsonLines: an append-only file of JSON objects, one per line, that survives being cut off while written.
+
+A record counts once its newline is in the file. What a crash left after the last whole record is dropped
+when the file is opened; damage anywhere else is never passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from insitu.errors import InsituError, InvalidRequest
+
+
+class DamagedFile(InsituError):
+    """A file of this run has a broken record in its middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a record lies in its file, in bytes; the newline counts."""
+
+    offset: int
+    length: int
+
+
+class JsonLines:
+    """Open for appending, by one process. `scan` first: it finds and cuts off a torn tail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn_bytes = 0
+        """What was cut off when the file was opened."""
+        self._end = 0
+        new = not path.exists()
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        if new:
+            sync_directory(path.parent)
+
+    def scan(self) -> Iterator[tuple[Span, dict[str, Any]]]:
+        """Every whole record from the start; at the end the file is cut back to them."""
+        size = os.fstat(self._descriptor).st_size
+        number = self._end = 0
+        with self.path.open("rb") as lines:
+            for raw in lines:
+                number += 1
+                record = _whole_record(raw)
+                if record is None:
+                    if self._end + len(raw) < size:
+                        raise self._damaged(number)
+                    break
+                yield Span(self._end, len(raw)), record
+                self._end += len(raw)
+        self.torn_bytes = size - self._end
+        if self.torn_bytes:
+            os.ftruncate(self._descriptor, self._end)
+            os.fsync(self._descriptor)
+
+    def append(self, data: bytes) -> Span:
+        """Add one encoded record with a single write; it survives the process, after `sync` the machine."""
+        offset = self._end
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as error:
+            self._undo(offset)
+            raise InsituError(
+                f"cannot write to {self.path}: {error.strerror}", hint="make room, then repeat the command"
+            ) from error
+        if written != len(data):
+            self._undo(offset)
+            raise InsituError(
+                f"only {written} of {len(data)} bytes could be written to {self.path}",
+                hint="make room on that disk, then repeat the command",
+            )
+        self._end += written
+        return Span(offset, written)
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        os.fsync(self._descriptor)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be appended any more."""
+        return self._file is None
+
+    def close(self) -> None:
+        """Sync and close; twice is fine."""
+        if self._file is not None:
+            descriptor, self._file = self._file, None
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @property
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise InsituError(f"{self.path} is closed")
+        return self._file
+
+    def _undo(self, offset: int) -> None:
+        # Otherwise the next record would continue the torn one and damage the middle of the file.
+        os.ftruncate(self._descriptor, offset)
+
+    def _damaged(self, number: int) -> DamagedFile:
+        return DamagedFile(
+            f"{self.path} is damaged in line {number}, at byte {self._end}: not a JSON object",
+            hint="restore the file from a copy, or keep only what comes before: "
+            f"truncate -s {self._end} {self.path}",
+        )
+
+
+def encode(record: Mapping[str, Any], *, null_for_non_finite: bool = False) -> bytes:
+    """One line. Numbers that JSON does not have are refused or become null; what is no JSON is refused."""
+    try:
+        if not null_for_non_finite:
+            _refuse_non_finite(record, "record")
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    except (TypeError, RecursionError):
+        pass  # integers beyond 64 bits and lone surrogates are JSON too; the library below writes them
+    try:
+        return json.dumps(record, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"a record cannot be written as JSON: {type(error).__name__}: {error}", hint="store plain values"
+        ) from error
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` wrote. ValueError when it is no JSON."""
+    # Not orjson: it would turn large integers into floats and refuse lone surrogates.
+    return json.loads(data, parse_constant=_refuse_constant)
+
+
+def read_record(path: Path, span: Span) -> dict[str, Any]:
+    """The record at a known place."""
+    with path.open("rb") as lines:
+        lines.seek(span.offset)
+        record = _whole_record(lines.read(span.length))
+    if record is None:
+        raise DamagedFile(
+            f"{path} has no record at byte {span.offset} any more",
+            hint="another program changed it; start anew",
+        )
+    return record
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _whole_record(raw: bytes) -> dict[str, Any] | None:
+    if not raw.endswith(b"\n"):
+        return None
+    try:
+        record = decode(raw)
+    except ValueError:
+        return None
+    return cast(dict[str, Any], record) if isinstance(record, dict) else None
+
+
+def _refuse_non_finite(value: Any, where: str) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidRequest(f"{where} is {value}, which JSON does not have", hint="leave it out")
+    elif isinstance(value, Mapping):
+        for key, inner in cast(Mapping[Any, Any], value).items():
+            _refuse_non_finite(inner, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for position, inner in enumerate(cast(list[Any], value)):
+            # Lists of thousands of logprobs and token ids are the rule: no call for a plain good number.
+            if isinstance(inner, (str, int)) or (isinstance(inner, float) and math.isfinite(inner)):
+                continue
+            _refuse_non_finite(inner, f"{where}[{position}]")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
