@@ -9,6 +9,7 @@ once and cleans up afterwards. A package makes its components known by an entry 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from types import UnionType
+from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from insitu.errors import Conflict, InsituError, InvalidRequest
 
@@ -38,10 +41,35 @@ class Kind(StrEnum):
     TRAINER = "trainer"
 
 
-class ComponentConfig(BaseModel):
-    """Base of every component's configuration: unknown keys are refused."""
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+class Section(BaseModel):
+    """Base of every part of the YAML: unknown keys are refused, and so is no number where one belongs."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # the input can be a secret
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`num_epochs: true` would pass as 1."""
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None:
+            kinds = get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
+            if (int in kinds or float in kinds) and bool not in kinds:
+                raise PydanticCustomError("bool_for_number", "Input should be a number")
+        return value
+
+
+class ComponentConfig(Section):
+    """Base of every component's configuration."""
 
     type_name: str = Field(alias="_type")
 
@@ -125,10 +153,20 @@ def names(kind: Kind) -> list[str]:
 
 def load_entry_points() -> None:
     """Import every module that a package names; each once."""
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in _points():
         if point.value not in _loaded:
-            _loaded.add(point.value)
-            _load(point)
+            _loaded.add(point.value)  # before the import: the module itself may ask for a component
+            try:
+                _load(point)
+            except InsituError:
+                _loaded.discard(point.value)
+                raise
+
+
+@functools.cache
+def _points() -> tuple[EntryPoint, ...]:
+    """Looked up once: it reads the metadata of every installed package."""
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def _load(point: EntryPoint) -> None:

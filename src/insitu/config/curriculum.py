@@ -1,0 +1,24 @@
+"""`finetuning.curriculum_learning`: which groups an epoch trains on."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from insitu.plugins import Section
+
+
+class CurriculumConfig(Section):
+    """Start with a part of the groups and let others in as epochs pass."""
+
+    enabled: bool = False
+    initial_percentile: float = Field(default=0.3, gt=0, le=1)
+    """The part of the groups, easiest first, that the first epochs train on."""
+    increment_percentile: float = Field(default=0.2, gt=0, le=1)
+    expansion_interval: int = Field(default=5, ge=1)
+    """Epochs between two expansions."""
+    min_reward_diff: float = Field(default=0.1, ge=0)
+    """Groups whose rewards lie closer together teach nothing and are left out."""
+    sort_ascending: bool = False
+    """False: easy groups (high mean reward) first."""
+    random_subsample: float | None = Field(default=None, gt=0, le=1)
+    """At most this fraction of the chosen groups, at random."""

@@ -1,0 +1,70 @@
+"""Whether two configurations describe the same run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from insitu.config.problems import Location, dotted
+
+_MAY_CHANGE = re.compile(
+    r"finetuning\.(num_epochs|output_dir|run_configuration\.(config_file|override))"
+    r"|eval\.general\.max_concurrency"
+    r"|trainer_adapters\..+\.backend\.(ip|port|api_key)"
+    r"|llms\..+\.(base_url|api_key)"
+    r"|.*\.(\w+_timeout_seconds|timeout_seconds|endpoint_timeout|request_timeout)"
+)
+"""What a resumed run may change: how long, how fast and through which address, not what is learnt.
+
+An override needs no mention: its effect is in the configuration itself.
+"""
+
+_NOTHING = object()
+
+
+def comparable(dump: Mapping[str, Any]) -> dict[str, Any]:
+    """The dump without what may change between resumptions."""
+    return cast("dict[str, Any]", _kept(dump, ()))
+
+
+def fingerprint(dump: Mapping[str, Any]) -> str:
+    """The same for two dumps that `differences` finds equal."""
+    text = json.dumps(comparable(dump), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What the two say differently, one line each: `finetuning.seed: 0 → 3`."""
+    before, after = dict(_leaves(comparable(old), ())), dict(_leaves(comparable(new), ()))
+    places = [*before, *(place for place in after if place not in before)]
+    return [
+        f"{dotted(place)}: {_word(before.get(place, _NOTHING))} → {_word(after.get(place, _NOTHING))}"
+        for place in places
+        if _word(before.get(place, _NOTHING)) != _word(after.get(place, _NOTHING))
+    ]
+
+
+def _kept(value: Any, location: Location) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    places = {key: (*location, key) for key in cast("Mapping[str, Any]", value)}
+    return {
+        key: _kept(cast("Mapping[str, Any]", value)[key], place)
+        for key, place in places.items()
+        if not _MAY_CHANGE.fullmatch(dotted(place))
+    }
+
+
+def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, each in cast("Mapping[str, Any]", value).items():
+            yield from _leaves(each, (*location, key))
+    else:
+        yield location, value
+
+
+def _word(value: Any) -> str:
+    return "not set" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False)

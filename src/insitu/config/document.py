@@ -1,0 +1,104 @@
+"""YAML text to plain values, and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import yaml
+
+from insitu.errors import InvalidRequest
+
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_SHORT_FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
+_SCALAR_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
+
+
+class _Loader(yaml.SafeLoader):
+    """Also reads `1e-6` as a number, as YAML 1.2 does; PyYAML wants `1.0e-6`."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a string that `_Loader` would read as a number."""
+
+
+for _class in (_Loader, _Dumper):
+    cast("Any", _class).add_implicit_resolver(_FLOAT_TAG, _SHORT_FLOAT, list("-+0123456789"))
+
+
+def read_document(text: str, where: str) -> dict[str, Any]:
+    """The mapping in the text; every way in which there is none is an InvalidRequest with its line."""
+    try:
+        loader = cast("Any", _Loader(text))  # the stubs of PyYAML leave these methods untyped
+        node = loader.get_single_node()
+        if node is not None:
+            _check(node, where)
+        document = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidRequest(f"{where}{place}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
+    if document is None:
+        raise InvalidRequest(f"{where}: the file is empty", hint="write `llms`, `workflow`, `eval` … into it")
+    if not isinstance(document, dict):
+        kind = "a list" if isinstance(document, list) else f"the value {document!r}"
+        raise InvalidRequest(f"{where}: the file holds {kind}, not a mapping of sections")
+    return cast("dict[str, Any]", document)
+
+
+def read_scalar(text: str) -> Any:
+    """The text as YAML reads it when it stands alone: null, a bool, a number; else the text itself."""
+    loader = cast("Any", _Loader(""))
+    tag: str = loader.resolve(yaml.ScalarNode, text, (True, False))
+    if tag not in _SCALAR_TAGS:
+        return text
+    try:
+        return loader.construct_object(yaml.ScalarNode(tag, text))
+    except ValueError:  # `0o9`, for example, looks like a number and is none
+        return text
+
+
+def to_yaml(dump: dict[str, Any]) -> str:
+    """A dump as it is printed: sections in their order."""
+    return yaml.dump(dump, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _check(root: yaml.Node, where: str) -> None:
+    """Refuse what YAML lets pass: a key written twice, and an anchor inside itself."""
+    repeated: list[str] = []
+    done: set[int] = set()
+
+    def visit(node: yaml.Node, above: frozenset[int]) -> None:
+        if id(node) in above:
+            raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
+        if id(node) in done:
+            return
+        done.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            repeated.extend(_repeated_keys(node))
+            for _, value in node.value:
+                visit(value, above | {id(node)})
+        elif isinstance(node, yaml.SequenceNode):
+            for value in node.value:
+                visit(value, above | {id(node)})
+
+    visit(root, frozenset())
+    if repeated:
+        raise InvalidRequest(
+            f"{where}: a key stands twice in one mapping\n" + "\n".join(f"  {line}" for line in repeated),
+            hint="keep one of each",
+        )
+
+
+def _repeated_keys(node: yaml.MappingNode) -> list[str]:
+    first: dict[tuple[str, str], int] = {}
+    repeated: list[str] = []
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            known = first.setdefault((key.tag, key.value), line)
+            if known != line:
+                repeated.append(f"line {line}: `{key.value}`, already in line {known}")
+    return repeated

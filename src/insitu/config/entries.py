@@ -1,0 +1,61 @@
+"""An entry of a map of components: its `_type` decides which class reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, SerializeAsAny
+from pydantic_core import PydanticCustomError
+
+from insitu import plugins
+from insitu.config.problems import Problem, validation_error
+from insitu.errors import InsituError
+from insitu.plugins import ComponentConfig, Kind
+
+
+def _reader(kind: Kind) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, ComponentConfig):
+            return value
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("component", "Input should be a mapping with a `_type`")
+        return _read_mapping(kind, cast("Mapping[str, Any]", value))
+
+    return read
+
+
+def _read_mapping(kind: Kind, value: Mapping[str, Any]) -> ComponentConfig:
+    type_name = value.get("_type")
+    if not isinstance(type_name, str):
+        known = ", ".join(plugins.names(kind)) or "none"
+        what = "is missing" if type_name is None else "should be a string"
+        raise validation_error([Problem(("_type",), f"{what}; known: {known}")])
+    try:
+        return plugins.find(kind, type_name).config.model_validate(value)
+    except InsituError as error:
+        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        raise validation_error([Problem(("_type",), text)]) from error
+
+
+# The kind stands in the annotation for those who walk the models by a path.
+WorkflowEntry = Annotated[
+    SerializeAsAny[ComponentConfig], Kind.WORKFLOW, BeforeValidator(_reader(Kind.WORKFLOW))
+]
+EvaluatorEntry = Annotated[
+    SerializeAsAny[ComponentConfig], Kind.EVALUATOR, BeforeValidator(_reader(Kind.EVALUATOR))
+]
+DatasetEntry = Annotated[
+    SerializeAsAny[ComponentConfig], Kind.DATASET, BeforeValidator(_reader(Kind.DATASET))
+]
+TrajectoryBuilderEntry = Annotated[
+    SerializeAsAny[ComponentConfig],
+    Kind.TRAJECTORY_BUILDER,
+    BeforeValidator(_reader(Kind.TRAJECTORY_BUILDER)),
+]
+TrainerAdapterEntry = Annotated[
+    SerializeAsAny[ComponentConfig], Kind.TRAINER_ADAPTER, BeforeValidator(_reader(Kind.TRAINER_ADAPTER))
+]
+TrainerEntry = Annotated[
+    SerializeAsAny[ComponentConfig], Kind.TRAINER, BeforeValidator(_reader(Kind.TRAINER))
+]

@@ -1,0 +1,79 @@
+"""`eval`: the dataset, how it is run, and what scores the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from insitu.config.entries import DatasetEntry, EvaluatorEntry
+from insitu.plugins import Section
+
+
+def _asks_for_something(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        settings = cast("Mapping[str, Any]", value)
+        return any(_asks_for_something(each) for key, each in settings.items() if key != "eviction_policy")
+    return bool(value)
+
+
+def _without_effect(reason: str) -> AfterValidator:
+    """A key of the original that nothing here acts on: fine as long as it asks for nothing."""
+
+    def check(value: Any) -> Any:
+        if _asks_for_something(value):
+            raise PydanticCustomError("insitu", "{text}", {"text": f"has no effect here: {reason}"})
+        return value
+
+    return AfterValidator(check)
+
+
+class EvalOutput(Section):
+    """Where results go."""
+
+    dir: Path | None = None
+    cleanup: bool = True
+    """Accepted either way: every evaluation writes to files of its own, so nothing has to be deleted."""
+    job_management: Annotated[Any, _without_effect("evaluations are not run as queued jobs")] = Field(
+        default=None, exclude=True
+    )
+    remote_dir: Annotated[Any, _without_effect("results stay on this machine")] = Field(
+        default=None, exclude=True
+    )
+    s3: Annotated[Any, _without_effect("results stay on this machine")] = Field(default=None, exclude=True)
+    custom_scripts: Annotated[Any, _without_effect("run the script after the command")] = Field(
+        default=None, exclude=True
+    )
+    workflow_output_step_filter: Annotated[Any, _without_effect("every model call is recorded")] = Field(
+        default=None, exclude=True
+    )
+
+
+class EvalGeneral(Section):
+    """How the dataset is run."""
+
+    max_concurrency: int = Field(default=8, ge=1)
+    output_dir: Path | None = None
+    output: EvalOutput = EvalOutput()
+    dataset: DatasetEntry | None = None
+    workflow_alias: str | None = None
+    evaluator_timeout_seconds: float = Field(default=120.0, gt=0)
+    profiler: Annotated[
+        Any, _without_effect("timings and token counts of every call are recorded without it")
+    ] = Field(default=None, exclude=True)
+    per_input_user_id: Annotated[bool, _without_effect("every rollout has an id of its own")] = False
+
+    @property
+    def results_dir(self) -> Path | None:
+        """`output.dir`, which goes before `output_dir`."""
+        return self.output.dir or self.output_dir
+
+
+class EvalConfig(Section):
+    """Dataset and evaluators."""
+
+    general: EvalGeneral = EvalGeneral()
+    evaluators: dict[str, EvaluatorEntry] = Field(default_factory=dict[str, EvaluatorEntry])

@@ -1,0 +1,62 @@
+"""`finetuning`: what is trained, with which parts, for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from insitu.config.curriculum import CurriculumConfig
+from insitu.plugins import Section
+
+
+class RewardFunction(Section):
+    """The evaluator whose score is the reward."""
+
+    name: str
+    """A key of `eval.evaluators`."""
+
+
+class EarlyStopping(Section):
+    """Stop when the validation reward has not risen for a while."""
+
+    patience: int = Field(ge=1)
+    """Validations without a rise before the run stops."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """A smaller rise counts as none."""
+
+
+class RunConfiguration(Section):
+    """What the command line says about one run."""
+
+    config_file: Path | None = None
+    dataset: str | None = None
+    result_json_path: str = "$"
+    endpoint: str | None = None
+    endpoint_timeout: float = Field(default=300, gt=0)
+    override: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
+    validation_dataset: str | None = None
+    validation_interval: int = Field(default=5, ge=1)
+    """Epochs between two validations."""
+    validation_config_file: Path | None = None
+
+
+class FinetuningConfig(Section):
+    """The three parts are names in the maps of the same kind; they are required when `enabled`."""
+
+    enabled: bool = False
+    trainer: str | None = None
+    trajectory_builder: str | None = None
+    trainer_adapter: str | None = None
+    reward_function: RewardFunction | None = None
+    target_functions: list[str] = Field(default_factory=lambda: ["<workflow>"], min_length=1)
+    """Only the model calls of these functions are trained on."""
+    target_model: str | None = None
+    """A key of `llms`: only its calls are trained on."""
+    curriculum_learning: CurriculumConfig = CurriculumConfig()
+    num_epochs: int = Field(default=1, ge=1)
+    output_dir: Path = Path("./.tmp/insitu/finetuning/")
+    run_configuration: RunConfiguration = RunConfiguration()
+    seed: int = Field(default=0, ge=0)
+    rollout_timeout_seconds: float = Field(default=600.0, gt=0)
+    early_stopping: EarlyStopping | None = None

@@ -1,0 +1,79 @@
+"""`llms`: the models that the workflow calls."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from pydantic import AliasChoices, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from insitu.plugins import Section
+
+RETRIED_STATUS_CODES = frozenset({408, 409, 429})
+"""What clients of the OpenAI protocol try again, besides everything from 500 on."""
+RETRIED_ERRORS = frozenset({"429", "too many requests"})
+
+
+class LLMConfig(Section):
+    """One model behind the OpenAI protocol. Keys that have no field here go with every call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type_name: Literal["openai"] = Field(alias="_type")
+    model_name: str = Field(min_length=1, validation_alias=AliasChoices("model_name", "model"))
+    api_key: SecretStr = SecretStr("")
+    base_url: str | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_retries: int = Field(default=10, ge=0, validation_alias=AliasChoices("max_retries", "num_retries"))
+    request_timeout: float | None = Field(default=None, gt=0)
+    do_auto_retry: bool = True
+    """Accepted either way: what is tried again, and how often, is `max_retries`."""
+    retry_on_status_codes: list[int | str] | None = None
+    retry_on_errors: list[str] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What goes with every call: the sampling fields that are set, and every extra key."""
+        named = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+        }
+        return {key: value for key, value in named.items() if value is not None} | (self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        values = cast("dict[str, Any]", data)
+        for name, other in (("model_name", "model"), ("max_retries", "num_retries")):
+            if name in values and other in values:
+                text = f"`{name}` and `{other}` are the same setting: keep one"
+                raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return values
+
+    @field_validator("retry_on_status_codes")
+    @classmethod
+    def _retried_anyway(cls, codes: list[int | str] | None) -> list[int | str] | None:
+        for code in codes or []:
+            text = str(code).lower()
+            retried = text == "5xx" or (
+                text.isdigit() and (int(text) in RETRIED_STATUS_CODES or int(text) >= 500)
+            )
+            if not retried:
+                text = "only 408, 409, 429 and 5xx are tried again"
+                raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return codes
+
+    @field_validator("retry_on_errors")
+    @classmethod
+    def _retried_by_status(cls, errors: list[str] | None) -> list[str] | None:
+        if any(error.lower() not in RETRIED_ERRORS for error in errors or []):
+            text = "calls are tried again by status code (408, 409, 429, 5xx), not by message"
+            raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return errors

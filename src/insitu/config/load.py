@@ -1,0 +1,93 @@
+"""From a file to a checked configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from insitu import plugins
+from insitu.config.config import Config
+from insitu.config.document import read_document
+from insitu.config.explain import explain, not_finite
+from insitu.config.interpolation import interpolate
+from insitu.config.overrides import override
+from insitu.config.problems import Location, refusal
+from insitu.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where it came from."""
+
+    config: Config
+    path: Path
+    directory: Path
+    """The folder of the file."""
+    source: dict[str, Any] = field(repr=False)
+    """The file after interpolation and overrides, before defaults. It holds secrets."""
+
+
+def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> LoadedConfig:
+    """Read, interpolate, override, validate. InvalidRequest lists everything that is wrong."""
+    path = Path(path)
+    read = interpolate(read_document(_text(path), str(path)), os.environ)
+    if read.problems:
+        raise refusal(str(path), read.problems, hint="export the variable, or give a default")
+    plugins.load_entry_points()
+    source = override(read.value, overrides, Config)
+    config, source = _validate(source, str(path), read.texts)
+    return LoadedConfig(config, path, path.resolve().parent, source)
+
+
+def parse_config(source: Mapping[str, Any], where: str = "configuration") -> Config:
+    """Validate values that are there already, with the same errors as a file."""
+    return _validate(dict(source), where, {})[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        folder = path.parent
+        others = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        near = plugins.nearest(path.name, others)
+        missing = "" if folder.is_dir() else f" (nor does the folder {folder})"
+        raise InvalidRequest(f"{path}: the file does not exist{missing}{near}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path}: byte {error.start} is not UTF-8 text") from error
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _validate(
+    source: dict[str, Any], where: str, texts: Mapping[Location, str]
+) -> tuple[Config, dict[str, Any]]:
+    problems = list(not_finite(source))
+    try:
+        config = Config.model_validate(source)
+    except ValidationError as error:
+        if _restore_texts(error, source, texts):
+            return _validate(source, where, {})
+        found = {problem.location for problem in problems}
+        problems += [each for each in explain(error, Config, source) if each.location not in found]
+        raise refusal(where, problems) from None  # the cause would print the input, secrets included
+    if problems:
+        raise refusal(where, problems)
+    return config, source
+
+
+def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mapping[Location, str]) -> bool:
+    """Put the text of an interpolation back where a string is wanted, in place; True if anything changed."""
+    wanted = [line["loc"] for line in error.errors() if line["type"] in ("string_type", "path_type")]
+    places = [location for location in texts if location in wanted]
+    for location in places:
+        holder: Any = source
+        for part in location[:-1]:
+            holder = holder[part]
+        holder[location[-1]] = texts[location]
+    return bool(places)

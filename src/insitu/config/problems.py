@@ -1,0 +1,52 @@
+"""One error that lists every problem, each as `path.to.key: what is wrong`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from insitu.errors import InvalidRequest
+
+Location = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong at one place."""
+
+    location: Location
+    text: str
+
+    def __str__(self) -> str:
+        return f"{dotted(self.location)}: {self.text}"
+
+
+def dotted(location: Location) -> str:
+    """The place as it is written on the command line: `finetuning.target_functions.0`."""
+    return ".".join(str(part) for part in location) or "the file"
+
+
+def refusal(where: str, problems: Iterable[Problem], hint: str = "") -> InvalidRequest:
+    """The error to raise; `where` is the file or the command-line option."""
+    lines = list(dict.fromkeys(str(problem) for problem in problems))
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return InvalidRequest(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in lines), hint=hint)
+
+
+def validation_error(problems: Iterable[Problem]) -> ValidationError:
+    """The same problems as pydantic collects them, each with its place."""
+    return ValidationError.from_exception_data(
+        "configuration",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("insitu", "{text}", {"text": problem.text}),
+                loc=problem.location,
+                input=None,
+            )
+            for problem in problems
+        ],
+        hide_input=True,
+    )

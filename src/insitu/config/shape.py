@@ -1,0 +1,86 @@
+"""Which model and which field a place in the file belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from insitu import plugins
+from insitu.errors import InsituError
+from insitu.plugins import Kind
+
+
+def arms(annotation: Any) -> list[Any]:
+    """The alternatives of a union; one that is no union is its only alternative."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [arm for each in get_args(annotation) for arm in arms(each)]
+    return [annotation]
+
+
+def bare(annotation: Any) -> Any:
+    """The type without its `Annotated` metadata."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def model_of(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """The model that reads a mapping; for a component the one of its `_type`."""
+    for arm in arms(annotation):
+        kind = next((each for each in get_args(arm)[1:] if isinstance(each, Kind)), None)
+        if kind is not None and get_origin(arm) is Annotated:
+            return _component_model(kind, value)
+        if isinstance(bare(arm), type) and issubclass(bare(arm), BaseModel):
+            return bare(arm)
+    return None
+
+
+def _component_model(kind: Kind, value: Any) -> type[BaseModel] | None:
+    type_name = cast("Mapping[str, Any]", value).get("_type") if isinstance(value, Mapping) else None
+    try:
+        return plugins.find(kind, type_name).config if isinstance(type_name, str) else None
+    except InsituError:  # the `_type` itself is refused elsewhere, with its reason
+        return None
+
+
+def names_of(name: str, field: FieldInfo) -> list[str]:
+    """How a field may be written in the file, its usual name first."""
+    alias = field.validation_alias or field.alias
+    if isinstance(alias, AliasChoices):
+        return [each for each in alias.choices if isinstance(each, str)]
+    return [alias] if isinstance(alias, str) else [name]
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """Every key that the model knows."""
+    return [key for name, field in model.model_fields.items() for key in names_of(name, field)]
+
+
+def field_of(model: type[BaseModel], key: str) -> tuple[str, FieldInfo] | None:
+    """The field that is written as `key`."""
+    for name, field in model.model_fields.items():
+        if key in names_of(name, field):
+            return name, field
+    return None
+
+
+def child(annotation: Any, value: Any, key: str | int) -> Any:
+    """The annotation one level deeper; None where the models say nothing."""
+    model = model_of(annotation, value)
+    if model is not None:
+        found = field_of(model, str(key))
+        return found[1].annotation if found else None
+    for arm in arms(annotation):
+        arguments = get_args(bare(arm))
+        if get_origin(bare(arm)) is dict and isinstance(key, str):
+            return arguments[1]
+        if get_origin(bare(arm)) is list and isinstance(key, int):
+            return arguments[0]
+    return None
+
+
+def is_secret(annotation: Any) -> bool:
+    """Whether the field, or a value of the map, is a SecretStr."""
+    return annotation is SecretStr or any(is_secret(each) for each in get_args(annotation))
