@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from insitu.errors import Conflict
+from insitu.threads import run_in_daemon_thread
 from insitu.workflow.classify import describe, one_line
-from insitu.workflow.threads import start_thread
 from insitu.workflow.waiting import end_task
 
 Callback = Callable[[], Awaitable[None] | None]
@@ -64,7 +64,7 @@ async def _run_one(callback: Callback, on_loop: bool, seconds: float) -> str:
 
 async def _call(callback: Callback, on_loop: bool) -> None:
     try:
-        result: Any = callback() if on_loop else await start_thread(callback)[1]
+        result: Any = callback() if on_loop else await run_in_daemon_thread(callback)
         if result is not None:
             await result
     except SystemExit as error:  # would end the whole program from within a task

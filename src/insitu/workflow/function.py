@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from insitu.errors import InvalidRequest
+from insitu.threads import DaemonThreads
+from insitu.types import Ending
 from insitu.workflow.context import WorkflowContext
-from insitu.workflow.threads import ThreadRunner
+from insitu.workflow.outcome import WorkflowFailed
 from insitu.workflow.workflow import Workflow
 
+MAX_ABANDONED = 64
+"""Threads of one workflow that may hang at the same time."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -22,7 +27,8 @@ class FunctionWorkflow(Workflow):
         self, name: str, function: Callable[..., Any], args: Mapping[str, Any] | None = None
     ) -> None:
         check_function(name, function)
-        self.threads = ThreadRunner(name)
+        self.threads = DaemonThreads("insitu-workflow")
+        self._name = name
         self._function = function
         self._args = dict(args or {})
         self._takes_context = takes_context(name, function, self._args)
@@ -34,8 +40,18 @@ class FunctionWorkflow(Workflow):
         args = copy.deepcopy(self._args)  # an agent that changes them must not change other rollouts
         if self._is_async:
             return await self._function(*given, **args)
-        result = await self.threads.run(self._function, *given, **args)
+        self._refuse_more_threads()
+        result = await self.threads.run(functools.partial(self._function, *given, **args))
         return await result if inspect.isawaitable(result) else result
+
+    def _refuse_more_threads(self) -> None:
+        hung = self.threads.alive_abandoned
+        if hung > MAX_ABANDONED:
+            raise WorkflowFailed(
+                f"{hung} threads of {self._name} hang beyond their time limit; no further one is started",
+                ending=Ending.INFRASTRUCTURE,
+                hint="threads cannot be killed: write it as `async def`, or run it with `_type: command`",
+            )
 
 
 def check_function(name: str, function: Any) -> None:

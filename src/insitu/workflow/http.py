@@ -124,9 +124,10 @@ class HttpWorkflow(Workflow):
 
 def rollout_address(context: WorkflowContext) -> dict[str, str]:
     """Headers by which an agent elsewhere routes its model calls into the rollout."""
-    if not context.binding.llms:
+    name = getattr(context.config, "llm", None) or min(context.binding.trained, default=None)
+    if name is None and len(context.binding.llms) != 1:
         return context.headers
-    settings = context.llm()
+    settings = context.llm(name)
     return context.headers | {"x-insitu-base-url": settings.base_url, "x-insitu-model": settings.model}
 
 
