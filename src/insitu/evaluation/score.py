@@ -50,7 +50,7 @@ async def score_group(
 
 
 def to_result(item: EvalItem, value: Any) -> EvalResult:
-    """What an evaluator returned, checked: an `EvalResult` or a number. ValueError or TypeError if neither."""
+    """What an evaluator returned, checked: an `EvalResult` or a number; ValueError or TypeError if not."""
     if not isinstance(value, EvalResult):
         return EvalResult(item.id, to_score(value))
     if value.id != item.id:
@@ -84,7 +84,7 @@ def describe(error: BaseException) -> str:
 
 
 async def _limited(work: Coroutine[Any, Any, Any], timeout_seconds: float | None) -> Any:
-    """The result of the evaluator, whose own task cannot hold up ours: not by hanging, not by refusing to end."""
+    """The evaluator's result. It runs in a task of its own, which cannot hold up ours by refusing to end."""
     task = asyncio.ensure_future(_contained(work))
     try:
         await asyncio.wait({task}, timeout=timeout_seconds)

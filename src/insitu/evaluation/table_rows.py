@@ -13,6 +13,8 @@ Row = dict[str, Any]
 
 _ZIP = b"PK\x03\x04"
 """How an .xlsx file starts, whatever it is called."""
+_ERROR_CELLS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")
+"""What openpyxl returns for a formula that failed."""
 
 
 def read_parquet(path: Path) -> list[Row]:
@@ -39,27 +41,25 @@ def read_excel(path: Path) -> list[Row]:
 def _xlsx_lines(path: Path) -> list[Sequence[Any]]:
     openpyxl = _library("openpyxl")
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        # An open file, because openpyxl judges a path by its extension.
+        with path.open("rb") as file:
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            lines = _trimmed(book.worksheets[0].iter_rows(values_only=True))
     except Exception as error:
-        # openpyxl lets whatever zipfile, its XML parser and its own checks raise through.
+        # openpyxl lets through whatever zipfile, its XML parser and its own checks raise.
         raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
-    try:
-        lines = _trimmed(book.worksheets[0].iter_rows(values_only=True))
-    finally:
-        book.close()
-    return [[None if _is_error(cell) else cell for cell in line] for line in lines]
+    return [[None if cell in _ERROR_CELLS else cell for cell in line] for line in lines]
 
 
 def _xls_lines(path: Path) -> list[Sequence[Any]]:
     xlrd = _library("xlrd")
     try:
-        book = xlrd.open_workbook(path, on_demand=True)
+        with xlrd.open_workbook(path, on_demand=True) as book:
+            rows = book.sheet_by_index(0).get_rows()
+            return _trimmed([_xls_value(xlrd, book, cell) for cell in row] for row in rows)
     except Exception as error:
         # xlrd answers a damaged file with anything from XLRDError to struct.error.
         raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
-    with book:
-        sheet = book.sheet_by_index(0)
-        return _trimmed([_xls_value(xlrd, book, cell) for cell in line] for line in sheet.get_rows())
 
 
 def _xls_value(xlrd: Any, book: Any, cell: Any) -> Any:
@@ -90,18 +90,6 @@ def _header(path: Path, cells: Sequence[Any]) -> list[str]:
     if twice:
         raise InvalidRequest(f"{path} has several columns called {', '.join(map(repr, twice))}")
     return names
-
-
-def _is_error(cell: Any) -> bool:
-    return isinstance(cell, str) and cell in (
-        "#N/A",
-        "#DIV/0!",
-        "#NAME?",
-        "#NULL!",
-        "#NUM!",
-        "#REF!",
-        "#VALUE!",
-    )
 
 
 def _library(name: str) -> Any:
