@@ -55,23 +55,17 @@ def lines(summary: Summary) -> list[str]:
 
 def _headline(summary: Summary) -> list[str]:
     reason = printable(summary.reason)
-    done = (
-        f"{summary.epochs_done} of {_count(summary.num_epochs, 'epoch')}, {_count(summary.updates, 'update')}"
-    )
+    epochs, updates = _count(summary.num_epochs, "epoch"), _count(summary.updates, "update")
+    run = f"Run {summary.run_id}: {summary.epochs_done} of {epochs}, {updates}."
+    # Exactly as given: it is there to be copied.
     resume = f"  {summary.resume_command}"
     if summary.outcome == "failed":
-        what_next = "Remove the cause, then go on where it stopped (what is done is kept) with:"
-        return [
-            f"FAILED - {reason or 'no reason given'}",
-            f"Run {summary.run_id}: {done}.",
-            what_next,
-            resume,
-        ]
+        advice = "Remove the cause, then go on where it stopped (what is done is kept) with:"
+        return [f"FAILED - {reason or 'no reason given'}", run, advice, resume]
     why = f" ({reason})" if reason else ""
     if summary.outcome == "interrupted":
-        headline = f"Interrupted{why}. Run {summary.run_id}: {done}. What is done is kept; go on with:"
-        return [headline, resume]
-    return [f"Finished{why}. Run {summary.run_id}: {done}."]
+        return [f"Interrupted{why}. {run} What is done is kept; go on with:", resume]
+    return [f"Finished{why}. {run}"]
 
 
 def _results(summary: Summary) -> list[str]:
@@ -85,7 +79,7 @@ def _results(summary: Summary) -> list[str]:
 def _change(summary: Summary) -> str:
     before, after = summary.reward_before, summary.reward_after
     if before is None and after is None:
-        return "no validation data"
+        return "no validation data" if summary.outcome == "succeeded" else "not measured"
     if before is None or after is None:
         known = f"{before:.4f} before" if before is not None else f"{after:.4f} after"
         return f"{known}, not measured {'after' if after is None else 'before'}"

@@ -1,0 +1,108 @@
+"""The end of a run: what is said, the commands, the exit code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+
+from insitu.harness.summary import Summary, exit_code, lines
+
+GOOD = Summary(
+    outcome="succeeded",
+    reason="",
+    run_id="run_a1b2c3d4",
+    epochs_done=20,
+    num_epochs=20,
+    updates=18,
+    reward_before=0.4,
+    reward_after=0.6,
+    best_step=15,
+    best_reward=0.65,
+    checkpoint_path="/data/my runs/adder/checkpoints/000015",
+    base_model="Qwen/Qwen2.5-3B-Instruct",
+    model_name="adder",
+    gateway_url="http://127.0.0.1:8000",
+    output_dir="out",
+    resume_command="insitu finetune --config_file='my file.yml'",
+)
+
+
+def _command(summary: Summary, program: str) -> list[str]:
+    (line,) = [line for line in lines(summary) if line.startswith(f"  {program} ")]
+    return shlex.split(line)
+
+
+def test_a_good_run_says_what_it_gained_and_how_to_use_it() -> None:
+    text = "\n".join(lines(GOOD))
+    assert "0.4000 before, 0.6000 after (+0.2000, 1.50 times)" in text
+    assert "step 15, reward 0.6500" in text
+    assert GOOD.resume_command not in text
+    assert exit_code(GOOD) == 0
+
+
+def test_the_curl_line_asks_the_best_step_at_the_gateway() -> None:
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
+        words = _command(replace(GOOD, gateway_url=url), "curl")
+        assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
+        assert json.loads(words[-1])["model"] == "adder@15"
+        assert "Authorization: Bearer ${INSITU_API_KEY:-default}" in words
+    newest = _command(replace(GOOD, best_step=None), "curl")
+    assert json.loads(newest[-1])["model"] == "adder"
+
+
+def test_the_vllm_line_is_quoted_and_survives_odd_paths() -> None:
+    words = _command(GOOD, "vllm")
+    assert words == [
+        *("vllm", "serve", "Qwen/Qwen2.5-3B-Instruct", "--enable-lora", "--lora-modules"),
+        "adder=/data/my runs/adder/checkpoints/000015/adapter",
+    ]
+    # What has a comma is JSON to vLLM.
+    odd = _command(replace(GOOD, checkpoint_path="/a,b'c"), "vllm")
+    assert json.loads(odd[-1]) == {"name": "adder", "path": "/a,b'c/adapter"}
+    large = _command(replace(GOOD, lora_rank=48), "vllm")
+    assert large[large.index("--max-lora-rank") + 1] == "64"
+
+
+def test_a_failure_starts_with_the_reason_and_says_how_to_go_on() -> None:
+    reason = "job 7 failed: out of memory\n  next: lower max_seq_length"
+    failed = replace(GOOD, outcome="failed", reason=reason, epochs_done=3, updates=3, reward_after=None)
+    said = lines(failed)
+    assert said[0] == "FAILED - job 7 failed: out of memory\n    next: lower max_seq_length"
+    assert said.index(f"  {failed.resume_command}") < 4
+    assert "0.4000 before, not measured after" in "\n".join(said)
+    assert exit_code(failed) == 1
+
+
+def test_a_failure_before_the_first_update_offers_no_model() -> None:
+    nothing = {"reward_before": None, "reward_after": None, "best_step": None, "best_reward": None}
+    failed = replace(GOOD, outcome="failed", reason="no backend", updates=0, checkpoint_path=None, **nothing)
+    text = "\n".join(lines(failed))
+    assert "none: no update was made" in text
+    assert "curl" not in text
+    assert "vllm" not in text
+    assert "no validation data" not in text  # it may exist: nothing was measured
+
+
+def test_an_interruption_shows_the_exact_command() -> None:
+    interrupted = replace(GOOD, outcome="interrupted", epochs_done=1, updates=1)
+    said = lines(interrupted)
+    assert said[0].startswith("Interrupted")
+    assert "1 of 20 epochs, 1 update." in said[0]
+    assert said[1] == f"  {GOOD.resume_command}"
+    assert exit_code(interrupted) == 130
+
+
+def test_without_validation_or_gain_it_says_so() -> None:
+    without = replace(GOOD, reward_before=None, reward_after=None)
+    assert "no validation data" in "\n".join(lines(without))
+    worse = replace(GOOD, reward_before=-0.5, reward_after=-0.75, best_step=0, best_reward=-0.5)
+    text = "\n".join(lines(worse))
+    assert "(-0.2500)" in text  # no ratio of negative figures
+    assert "none: the model was best before training" in text
+    assert "vllm" not in text
+
+
+def test_a_reason_from_elsewhere_cannot_steer_the_terminal() -> None:
+    said = lines(replace(GOOD, outcome="failed", reason="\x1b[2Jboo\nFinished. All is well"))
+    assert said[0] == "FAILED - \\x1b[2Jboo\n    Finished. All is well"
