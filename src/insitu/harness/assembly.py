@@ -11,8 +11,8 @@ from insitu.config.config import Config
 from insitu.config.load import LoadedConfig
 from insitu.errors import InvalidRequest
 from insitu.evaluation.dataset import Dataset
+from insitu.evaluation.dataset_config import dataset_config
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.files import dataset_config
 from insitu.evaluation.items import Example
 from insitu.harness.run import Agent, Task
 from insitu.harness.trained_model import TrainedModel

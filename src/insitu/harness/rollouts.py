@@ -12,25 +12,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from insitu.errors import InsituError
-from insitu.evaluation.evaluator import GroupEvaluator
+from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult, Example
 from insitu.evaluation.score import score_group, score_item
 from insitu.gateway_client import GatewayClient
 from insitu.harness.episode import Trajectory
 from insitu.harness.progress import Progress
 from insitu.harness.run import Task
-from insitu.harness.targets import Targets
+from insitu.harness.targets import Call, Targets
+from insitu.harness.trajectory_builder import OnGroup
 from insitu.harness.trajectory_store import TrajectoryStore
 from insitu.types import Ending
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
 
-OnGroup = Callable[[int, Sequence[Trajectory]], Awaitable[None]]
 Json = dict[str, Any]
 
 
@@ -61,6 +61,9 @@ class Collector:
         self._gateway = gateway
         self._limits = limits
         self._progress = progress
+        evaluator = task.evaluator
+        self._group_evaluator = evaluator if isinstance(evaluator, GroupEvaluator) else None
+        self._evaluator = evaluator if isinstance(evaluator, Evaluator) else None
 
     async def collect(
         self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
@@ -115,9 +118,9 @@ class Collector:
         chosen = self._targets.chosen(calls)
         outcome = _judged_by_calls(outcome, chosen, self._targets.why_none(calls))
         record = _record(plan, rollout_id, outcome, calls, chosen) | {"started_at": started_at}
-        if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and not self._scored_together:
+        if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
             item = _item(plan.example, record)
-            _apply(record, await score_item(self._task.evaluator, item, self._limits.evaluator_seconds))
+            _apply(record, await score_item(self._evaluator, item, self._limits.evaluator_seconds))
         store.append(record)
         num_tokens = sum(call["num_output_tokens"] for call in calls)
         self._progress.rollout_ended(
@@ -131,27 +134,23 @@ class Collector:
             reason = f"its recorded calls cannot be read: {error.message}"
             return [], replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
 
-    @property
-    def _scored_together(self) -> bool:
-        return isinstance(self._task.evaluator, GroupEvaluator)
-
     async def _finish_group(
         self, index: int, store: TrajectoryStore, open_groups: _OpenGroups, on_group: OnGroup | None
     ) -> None:
-        if self._scored_together:
-            await self._score_together(index, store)
+        if self._group_evaluator is not None:
+            await self._score_together(self._group_evaluator, index, store)
         store.sync()
         group = open_groups.close(index)
         if on_group is not None:
-            await on_group(index, group)
+            await on_group(group)
 
-    async def _score_together(self, index: int, store: TrajectoryStore) -> None:
+    async def _score_together(self, evaluator: GroupEvaluator, index: int, store: TrajectoryStore) -> None:
         records = [store.read(entry.rollout_id) for entry in store.group(index) if entry.reward is None]
         records = [r for r in records if r["ending"] in (Ending.COMPLETED, Ending.LENGTH)]
         if not records:
             return
         items = [_item(self._task.examples[index], record) for record in records]
-        results = await score_group(self._task.evaluator, items, self._limits.evaluator_seconds)
+        results = await score_group(evaluator, items, self._limits.evaluator_seconds)
         for record, result in zip(records, results, strict=True):
             _apply(record, result)
             store.append(record)
@@ -193,13 +192,13 @@ class _OpenGroups:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that ended a group of tasks, without its wrapping."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error
+    first = group.exceptions[0]
+    if isinstance(first, BaseExceptionGroup):
+        return _first(cast("BaseExceptionGroup[BaseException]", first))
+    return first
 
 
-def _judged_by_calls(outcome: Outcome, chosen: Sequence[Json], why_none: str) -> Outcome:
+def _judged_by_calls(outcome: Outcome, chosen: Sequence[Call], why_none: str) -> Outcome:
     """A rollout that ended well must have used the trained model; one that was cut says so."""
     if outcome.ending is not Ending.COMPLETED:
         return outcome
@@ -211,7 +210,7 @@ def _judged_by_calls(outcome: Outcome, chosen: Sequence[Json], why_none: str) ->
 
 
 def _record(
-    plan: _Plan, rollout_id: str, outcome: Outcome, calls: Sequence[Json], chosen: Sequence[Json]
+    plan: _Plan, rollout_id: str, outcome: Outcome, calls: Sequence[Call], chosen: Sequence[Call]
 ) -> Json:
     return {
         "rollout_id": rollout_id,
