@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,35 @@ import orjson
 from aiohttp import web
 
 PROMPT_IDS = [1, 9690, 198, 2683]
+_SPELLED = 100_000  # a token for each character, beyond the fixed ones
+_ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6, "developer": 7}
+
+
+def spell(text: str) -> list[int]:
+    """One token a character."""
+    return [_SPELLED + ord(character) for character in text]
+
+
+def spell_messages(messages: list[dict[str, Any]]) -> list[int]:
+    """A conversation up to the next answer; it starts with the prompt and answer of every earlier turn."""
+    ids = list(PROMPT_IDS)
+    for message in messages:
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        ids += [_ROLES.get(message["role"], 4), *spell(text)]
+    return [*ids, _ROLES["assistant"]]
+
+
+def read_messages(prompt_ids: list[int]) -> list[dict[str, str]]:
+    """The conversation that `spell_messages` wrote."""
+    names = {token: role for role, token in _ROLES.items()}
+    messages: list[dict[str, str]] = []
+    for token in prompt_ids[len(PROMPT_IDS) : -1]:
+        if token in names:
+            messages.append({"role": names[token], "content": ""})
+        elif messages:
+            messages[-1]["content"] += chr(token - _SPELLED)
+    return messages
 
 
 @dataclass
@@ -33,6 +63,11 @@ class Behaviour:
     num_tokens: int = 4
     answer_bytes: int = 0
     """Size of the text of an answer; 0: one word per token."""
+    texts: list[str] = field(default_factory=list)
+    """Answers to choose from at random, one token a character; empty: the fixed tokens."""
+    answers: Callable[[list[dict[str, str]]], str] | None = None
+    """The answer to a conversation (role and content of each message); goes before `texts`."""
+    seed: int = 0
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
     parser: bool = False
@@ -53,6 +88,7 @@ class StandinEngine:
         self.num_generating = 0
         self.num_aborted = 0
         self._keep_seen = keep_seen
+        self._random = random.Random(self.behaviour.seed)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -127,6 +163,8 @@ class StandinEngine:
         body = await self._body(request)
         if self.behaviour.fault == "render-400":
             return _error(400, "the template does not like this")
+        if self.behaviour.answers or self.behaviour.texts:
+            return self._model_error(body) or _json(self._rendered(body, spell_messages(body["messages"])))
         # Longer conversations extend shorter ones, as an append-only template does.
         ids = PROMPT_IDS + [10 + len(str(m.get("content"))) % 90 for m in body["messages"]]
         return self._model_error(body) or _json(self._rendered(body, ids))
@@ -178,8 +216,8 @@ class StandinEngine:
         return behaviour.fault
 
     def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
-        count = self.behaviour.num_tokens
-        ids = [1000 + i for i in range(count)]
+        ids, finish_reason = self._sampled(body)
+        count = len(ids)
         entries = [
             {
                 "token_id": t,
@@ -191,7 +229,7 @@ class StandinEngine:
         ]
         choice = {
             "index": 0,
-            "finish_reason": self.behaviour.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": self.behaviour.stop_reason,
             "token_ids": ids,
             "logprobs": {"content": entries},
@@ -199,6 +237,18 @@ class StandinEngine:
         }
         usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": count}
         return {"request_id": "g", "model": body["model"], "usage": usage, "choices": [choice]}
+
+    def _sampled(self, body: dict[str, Any]) -> tuple[list[int], str]:
+        behaviour = self.behaviour
+        if behaviour.answers is not None:
+            text = behaviour.answers(read_messages(body["token_ids"]))
+        elif behaviour.texts:
+            text = self._random.choice(behaviour.texts)
+        else:
+            return [1000 + i for i in range(behaviour.num_tokens)], behaviour.finish_reason
+        ids = spell(text or " ")
+        most = body.get("sampling_params", {}).get("max_tokens") or len(ids)
+        return ids[:most], behaviour.finish_reason if len(ids) <= most else "length"
 
     async def _stream(
         self, request: web.Request, answer: dict[str, Any], *, cut: bool, error: bool
@@ -227,6 +277,8 @@ class StandinEngine:
         return response
 
     def _text(self, token_ids: list[int]) -> str:
+        if token_ids and token_ids[0] >= _SPELLED:
+            return "".join(chr(t - _SPELLED) for t in token_ids)
         if self.behaviour.answer_bytes:
             each = max(self.behaviour.answer_bytes // self.behaviour.num_tokens, 1)
             return ("word " * (each // 5 + 1))[:each] * len(token_ids)
