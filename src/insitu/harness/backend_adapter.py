@@ -81,7 +81,7 @@ class BackendAdapter(TrainerAdapter):
             return False
         return health.get("service") == "insitu" and health.get("status") == "ok"
 
-    async def accept(self, run_id: str, epoch: int, index: int, group: Sequence[Trajectory]) -> None:
+    async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
         """Upload a group that can teach something; the backend has it durably on return."""
         group_id = _group_id(run_id, epoch, group)
         trajectories = [_uploaded(t) for t in group if t.trainable]
@@ -95,7 +95,7 @@ class BackendAdapter(TrainerAdapter):
         """One step over the groups, uploaded before or now."""
         groups, run_id, epoch = trajectories.trajectories, trajectories.run_id, trajectories.epoch
         for group in groups:
-            await self.accept(run_id, epoch, 0, group)
+            await self.accept(run_id, epoch, group)
         ids = [_group_id(run_id, epoch, group) for group in groups]
         missing = [group_id for group_id in ids if group_id not in self._uploaded]
         if missing or not ids:
@@ -170,7 +170,7 @@ def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:
 
 def _already_trained(registered: RunInfo, run: FinetuneRun) -> Conflict:
     return Conflict(
-        f"run {registered.name!r} has {registered.step} steps on this backend already, which did not come from "
-        f"{run.directory.path}",
+        f"run {registered.name!r} has {registered.step} steps on this backend already, and they did not "
+        f"come from {run.directory.path}",
         hint="choose another trainer_adapters.<name>.backend.name, or continue with that run's output_dir",
     )

@@ -91,8 +91,8 @@ def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
     generations = int(getattr(builder, "num_generations", 1))
     count = len(task.examples) * generations
     lines = [
-        f"would run: {finetuning.num_epochs} epochs of {len(task.examples)} examples × {generations} rollouts "
-        f"= {count} rollouts an epoch, {config.eval.general.max_concurrency} at once, one update each"
+        f"would run: {finetuning.num_epochs} epochs of {len(task.examples)} examples × {generations} "
+        f"rollouts = {count} an epoch, {config.eval.general.max_concurrency} at once, and one update each"
     ]
     if validation is not None:
         lines.append(

@@ -84,8 +84,8 @@ def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:
     seen: list[list[Mapping[str, Any]]] = []
     for call in calls:
         messages = list(call.get("messages") or [])
-        known = max((talk for talk in seen if messages[: len(talk)] == talk), key=len, default=[])
-        for message in messages[len(known) :]:
+        known = max((len(talk) for talk in seen if messages[: len(talk)] == talk), default=0)
+        for message in messages[known:]:
             yield _item(message)
         answer = dict(call.get("answer") or {})
         details = {"sampled": True, "call_id": call["id"], "finish_reason": call["finish_reason"]}

@@ -40,7 +40,10 @@ async def build_components(parts: Assembly) -> Components:
     config, chosen = parts.config, parts.config.finetuning
     if not chosen.enabled:
         raise InvalidRequest("finetuning.enabled is false", hint="set it: -o finetuning.enabled true")
-    assert chosen.trajectory_builder and chosen.trainer_adapter and chosen.trainer  # checked with `enabled`
+    # That all three are named was checked with `enabled`.
+    assert chosen.trajectory_builder is not None
+    assert chosen.trainer_adapter is not None
+    assert chosen.trainer is not None
     builder = await parts.component(
         Kind.TRAJECTORY_BUILDER, config.trajectory_builders[chosen.trajectory_builder]
     )

@@ -82,7 +82,9 @@ class GroupBuilder(TrajectoryBuilder):
         return TrajectoryCollection(groups, run_id, epoch)
 
     async def compute_reward(
-        self, output_item: EvalItem, meta: Mapping[str, Any] | None = None
+        self,
+        output_item: EvalItem,
+        meta: Mapping[str, Any] | None = None,  # noqa: ARG002 - nothing to add
     ) -> EvalResult:
         """The reward of one rollout by `finetuning.reward_function`."""
         run = self._opened()

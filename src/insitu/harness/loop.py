@@ -84,8 +84,8 @@ class EpochTrainer(Trainer):
         if self.state.submitted is not None and self.state.submitted["epoch"] == epoch:
             return TrainingJobRef(**self.state.submitted["ref"])
 
-        async def on_group(index: int, group: Sequence[Trajectory]) -> None:
-            await self._adapter.accept(run_id, epoch, index, group)
+        async def on_group(group: Sequence[Trajectory]) -> None:
+            await self._adapter.accept(run_id, epoch, group)
 
         meta = {"epoch": epoch, "on_group": on_group}
         await self._builder.start_run(run_id, meta)

@@ -39,7 +39,7 @@ class TrainerAdapter(ABC):
     async def keep(self, step: int) -> str | None:
         """Keep the checkpoint of this step, the best so far; returns where it is, if anywhere."""
 
-    async def accept(self, run_id: str, epoch: int, index: int, group: Sequence[Trajectory]) -> None:
+    async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
         """A group has finished, others still run: send it now or leave it to `submit`."""
 
     @abstractmethod

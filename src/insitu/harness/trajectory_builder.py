@@ -13,8 +13,8 @@ from insitu.harness.episode import Trajectory, TrajectoryCollection
 if TYPE_CHECKING:
     from insitu.harness.run import FinetuneRun
 
-OnGroup = Callable[[int, Sequence[Trajectory]], Awaitable[None]]
-"""Told of every group as it finishes: the position of its example and its trajectories."""
+OnGroup = Callable[[Sequence[Trajectory]], Awaitable[None]]
+"""Told of every group as it finishes."""
 
 
 class TrajectoryBuilder(ABC):
