@@ -29,7 +29,6 @@ _STILL_SECONDS = 60.0
 """How long a plain progress line is not repeated while nothing has changed."""
 _CLOSE_SECONDS = 5.0
 _MAX_QUEUED = 10_000
-_BAR_WIDTH = 24
 
 Line = tuple[str, str]
 """Level (INFO, WARNING) and printable text."""
@@ -206,57 +205,52 @@ class _LiveScreen:
                 text.append(f" - {line}\n")
             self._console.print(text, end="", soft_wrap=True)
         if snapshot is not None:
-            self._live.update(_display(snapshot), refresh=True)
+            self._live.update(_display(snapshot, self._console.width), refresh=True)
 
 
-def _display(snapshot: Snapshot) -> RenderableType:
+def _display(snapshot: Snapshot, width: int) -> RenderableType:
     """The live lines: at most four."""
     from rich.table import Table
     from rich.text import Text
 
+    label = printable(snapshot.phase.name) if snapshot.phase else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=12, max_width=30)
+    grid.add_column(no_wrap=True, min_width=min(max(12, len(label)), 30, width // 3))
     grid.add_column(no_wrap=True)
+    bar_width = 24 if width >= 100 else 12
     if phase := snapshot.phase:
-        count = f"{phase.done}/{phase.total} rollouts"
-        label = Text(printable(phase.name), style="bold")
-        grid.add_row(label, _bar(phase.done, phase.total, ", ".join([count, *_left(phase.seconds_left)])))
-        grid.add_row(
-            "", Text(", ".join([f"{phase.running} running", *_figures(phase, named=True)]), style="dim")
-        )
+        text = ", ".join([f"{phase.done}/{phase.total} rollouts", *_left(phase.seconds_left)])
+        grid.add_row(Text(label, style="bold"), _bar(phase.done, phase.total, bar_width, text))
+        # What may be cut off on a narrow terminal comes last.
+        details = [f"{phase.running} running", *_pace(phase, phase.tokens_per_second), *_failed(phase)]
+        grid.add_row("", Text(", ".join(details), style="dim"))
     if training := snapshot.training:
         text = f"{training.fraction:.0%} {printable(training.phase)}, {duration(training.seconds)} so far"
-        grid.add_row(Text("training", style="bold"), _bar(training.fraction, 1.0, text))
+        grid.add_row(Text("training", style="bold"), _bar(training.fraction, 1.0, bar_width, text))
     if run := snapshot.run:
-        reward = [] if run.avg_reward is None else [f"last reward {run.avg_reward:.3f}"]
-        count = f"{run.epochs_done}/{run.num_epochs} epochs"
-        text = ", ".join([count, *reward, *_left(run.seconds_left)])
-        grid.add_row(Text("run", style="bold"), _bar(run.epochs_done, run.num_epochs, text))
+        text = ", ".join([f"{run.epochs_done}/{run.num_epochs} epochs", *_left(run.seconds_left)])
+        grid.add_row(Text("run", style="bold"), _bar(run.epochs_done, run.num_epochs, bar_width, text))
     return grid
 
 
-def _bar(done: float, total: float, text: str) -> RenderableType:
+def _bar(done: float, total: float, width: int, text: str) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=_BAR_WIDTH)
+    row.add_column(min_width=width)
     row.add_column(no_wrap=True)
-    bar = ProgressBar(
-        total=max(total, 1e-9),
-        completed=done,
-        width=_BAR_WIDTH,
-        complete_style="cyan",
-        finished_style="green",
-    )
+    bar = ProgressBar(total=max(total, 1e-9), completed=done, width=width, complete_style="cyan")
     row.add_row(bar, Text(text))
     return row
 
 
 def _phase_line(phase: PhaseFigures) -> str:
     count = f"{phase.name}: {phase.done}/{phase.total} rollouts"
-    return ", ".join([count, *_figures(phase, named=False), *_left(phase.seconds_left)])
+    failed = [f"{phase.num_failed} failed"] if phase.num_failed else []
+    pace = _pace(phase, phase.tokens_per_second)
+    return ", ".join([count, *failed, *pace, *_left(phase.seconds_left)])
 
 
 def _phase_result(phase: PhaseFigures) -> str:
@@ -264,23 +258,18 @@ def _phase_result(phase: PhaseFigures) -> str:
     count = f"{phase.name}: {phase.done}/{phase.total} rollouts in {duration(phase.seconds)}"
     if phase.kept:
         count += f" ({phase.kept} kept from before)"
-    return ", ".join(
-        [count, *_figures(phase, named=True, rate=phase.num_output_tokens / max(phase.seconds, 1.0))]
-    )
+    pace = _pace(phase, phase.num_output_tokens / max(phase.seconds, 1.0))
+    return ", ".join([count, *_failed(phase), *pace])
 
 
-def _figures(phase: PhaseFigures, *, named: bool, rate: float | None = None) -> list[str]:
-    """What there is to say of failures (`named`: by kind), reward and speed."""
-    parts: list[str] = []
-    if phase.num_failed:
-        kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(phase.failures.items()))
-        parts.append(f"{phase.num_failed} failed" + (f" ({kinds})" if named else ""))
-    if phase.reward is not None:
-        parts.append(f"reward {phase.reward:.3f}")
-    rate = phase.tokens_per_second if rate is None else rate
-    if rate is not None and phase.num_output_tokens:
-        parts.append(f"{rate:.0f} tokens/s")
-    return parts
+def _failed(phase: PhaseFigures) -> list[str]:
+    kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(phase.failures.items()))
+    return [f"{phase.num_failed} failed ({kinds})"] if phase.num_failed else []
+
+
+def _pace(phase: PhaseFigures, rate: float | None) -> list[str]:
+    reward = [] if phase.reward is None else [f"reward {phase.reward:.3f}"]
+    return [*reward, f"{rate:.0f} tokens/s"] if rate is not None and phase.num_output_tokens else reward
 
 
 def _left(seconds: float | None) -> list[str]:

@@ -148,16 +148,16 @@ def test_the_live_display_is_small_and_shows_it_all(clock: Clock) -> None:
         _end(figures, 0.5 if ending is Ending.COMPLETED else None, ending)
     clock.now += 2
     figures.training("train", 0.45)
-    for width in (40, 80, 120):
+    for width in (120, 40, 80):
         out = io.StringIO()
         screen = Console(file=out, width=width, force_terminal=False)
-        screen.print(console._display(figures.snapshot()))  # pyright: ignore[reportPrivateUsage]
+        screen.print(console._display(figures.snapshot(), width))  # pyright: ignore[reportPrivateUsage]
         said = out.getvalue().splitlines()
         assert len(said) <= 8
         assert all(len(line) <= width for line in said)
     text = "\n".join(said)
     for part in (
-        "[red]",
+        "validation [red]",
         "3/128 rollouts",
         "2 failed",
         "reward 0.500",
