@@ -96,7 +96,7 @@ class _ConsoleProgress(Figures):
     ) -> None:
         super().epoch_ended(epoch, num_epochs, avg_reward, account_line, seconds)
         run = self.snapshot().run
-        parts = [f"Completed epoch {epoch}/{num_epochs} in {duration(seconds)}"]
+        parts = [f"Epoch {epoch}/{num_epochs} took {duration(seconds)}"]
         parts.append("no reward" if avg_reward is None else f"avg reward {avg_reward:.4f}")
         parts += [account_line] if account_line else []
         parts += _left(run.seconds_left) if run and epoch < num_epochs else []

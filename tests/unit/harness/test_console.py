@@ -115,7 +115,7 @@ def test_plain_lines_of_a_run(tmp_path: Path) -> None:
         "WARNING - tool said [bold]no[/bold] \\x1b[2J",
         "INFO - epoch 1/2: 4/4 rollouts in 1 s (1 kept from before), 1 failed (1 timeout)"
         ", reward 0.500, 300 tokens/s",
-        "INFO - Completed epoch 1/2 in 40 s - avg reward 0.5000 - trained 2/4 trajectories: 1 failed"
+        "INFO - Epoch 1/2 took 40 s - avg reward 0.5000 - trained 2/4 trajectories: 1 failed"
         " - about 40 s left",
     ]
 
