@@ -1,0 +1,173 @@
+"""The metrics files: every epoch once, valid JSON, nothing invented."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from insitu.harness.episode import Trajectory
+from insitu.harness.metrics import statistics, write_metrics
+from insitu.types import Ending
+
+CURRICULUM = {
+    "current_percentile": 0.5,
+    "last_expansion_epoch": 4,
+    "total_groups": 10,
+    "included_groups": 5,
+    "config": {"enabled": True},
+}
+
+
+def trajectory(reward: float | None, ending: Ending = Ending.COMPLETED) -> Trajectory:
+    return Trajectory("r", "e", 0, ending, reward, call_ids=["c"])
+
+
+def epoch(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "event": "epoch_ended",
+        "at": 1_700_000_000.25 + number,
+        "epoch": number,
+        "run_id": "run_0000abcd",
+        **statistics([[trajectory(0.0), trajectory(1.0)]]),
+        **statistics([[trajectory(1.0)]], "filtered_"),
+        "curriculum_percentile": 0.3,
+        "curriculum_state": {"current_percentile": 0.3},
+        "account": {"total": 2},
+        "step": number + 1,
+        "loss/mean": 0.25,
+        **more,
+    }
+
+
+def strict_json(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    return [strict_json(line) for line in (directory / "training_metrics.jsonl").read_text().splitlines()]
+
+
+def test_statistics_are_over_rewarded_trajectories_only() -> None:
+    groups = [
+        [trajectory(0.25), trajectory(None, Ending.TIMEOUT)],
+        [trajectory(0.75), trajectory(math.nan)],
+        [],
+    ]
+    assert statistics(groups) == {
+        "avg_reward": 0.5,
+        "min_reward": 0.25,
+        "max_reward": 0.75,
+        "num_trajectories": 4,
+        "num_groups": 2,
+    }
+
+
+@pytest.mark.parametrize("groups", [[], [[]], [[trajectory(None, Ending.TOOL_ERROR)]]])
+def test_no_reward_is_not_zero(groups: list[list[Trajectory]]) -> None:
+    made = statistics(groups, "filtered_")
+    assert made["filtered_avg_reward"] is None
+    assert made["filtered_min_reward"] is None
+    assert made["filtered_max_reward"] is None
+    assert made["filtered_num_trajectories"] == sum(map(len, groups))
+
+
+def test_training_metrics_have_every_field_and_the_steps_own_figures(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [epoch(0)], [], CURRICULUM)
+    (line,) = lines(tmp_path)
+    assert datetime.fromisoformat(line.pop("timestamp")).timestamp() == 1_700_000_000.25
+    assert line == {
+        "epoch": 0,
+        "run_id": "run_0000abcd",
+        "avg_reward": 0.5,
+        "min_reward": 0.0,
+        "max_reward": 1.0,
+        "num_trajectories": 2,
+        "num_groups": 1,
+        "filtered_avg_reward": 1.0,
+        "filtered_min_reward": 1.0,
+        "filtered_max_reward": 1.0,
+        "filtered_num_trajectories": 1,
+        "filtered_num_groups": 1,
+        "curriculum_percentile": 0.3,
+        "curriculum_state": {"current_percentile": 0.3},
+        "account": {"total": 2},
+        "step": 1,
+        "loss/mean": 0.25,
+    }
+
+
+def test_every_epoch_is_there_once_in_order(tmp_path: Path) -> None:
+    repeated = [epoch(0), epoch(2), epoch(1, avg_reward=0.1), epoch(1, avg_reward=0.9)]
+    for _ in range(2):  # writing again adds nothing
+        write_metrics(tmp_path, repeated, [], CURRICULUM)
+    assert [(line["epoch"], line["avg_reward"]) for line in lines(tmp_path)] == [(0, 0.5), (1, 0.9), (2, 0.5)]
+    history = strict_json((tmp_path / "reward_history.json").read_text())
+    assert [record["epoch"] for record in history] == [0, 1, 2]
+    assert set(history[0]) == {
+        "epoch",
+        "avg_reward",
+        "min_reward",
+        "max_reward",
+        "filtered_avg_reward",
+        "timestamp",
+    }
+
+
+def test_failed_validation_is_null_and_not_zero(tmp_path: Path) -> None:
+    validations = [
+        {"event": "validated", "at": 1.0, "epoch": 0, "step": 0, "avg_reward": 0.25, "num_examples": 8}
+        | {"num_failed": 0, "endings": {"completed": 8}},
+        {"event": "validated", "at": 2.0, "epoch": 5, "step": 5, "avg_reward": None, "num_examples": 8}
+        | {"num_failed": 8, "endings": {"infrastructure": 8}},
+    ]
+    write_metrics(tmp_path, [], [*validations, validations[0]], CURRICULUM)
+    history = strict_json((tmp_path / "validation_history.json").read_text())
+    assert [(v["epoch"], v["step"], v["avg_reward"], v["num_failed"]) for v in history] == [
+        (0, 0, 0.25, 0),
+        (5, 5, None, 8),
+    ]
+    assert history[1]["endings"] == {"infrastructure": 8}
+    assert set(history[0]) == {
+        "epoch",
+        "step",
+        "avg_reward",
+        "num_examples",
+        "num_failed",
+        "endings",
+        "timestamp",
+    }
+
+
+def test_curriculum_state(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [], [], {**CURRICULUM, "event": "x"})
+    assert strict_json((tmp_path / "curriculum_state.json").read_text()) == CURRICULUM
+
+
+def test_files_are_valid_json_whatever_the_figures(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [epoch(0, **{"mismatch/kl": math.nan, "avg_reward": math.inf})], [], CURRICULUM)
+    assert lines(tmp_path)[0]["mismatch/kl"] is None
+    assert strict_json((tmp_path / "reward_history.json").read_text())[0]["avg_reward"] is None
+
+
+def test_given_timestamp_is_kept(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [epoch(0, timestamp="2026-01-01T00:00:00+00:00")], [], CURRICULUM)
+    assert lines(tmp_path)[0]["timestamp"] == "2026-01-01T00:00:00+00:00"
+
+
+def test_nothing_yet(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [], [], CURRICULUM)
+    assert (tmp_path / "training_metrics.jsonl").read_bytes() == b""
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "curriculum_state.json",
+        "reward_history.json",
+        "training_metrics.jsonl",
+        "validation_history.json",
+    ]
