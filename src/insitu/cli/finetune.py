@@ -66,13 +66,13 @@ def _run(loaded: Any) -> int:
 
     from insitu.harness.console import open_progress
     from insitu.harness.finetune import finetune as run
+    from insitu.harness.safe_output import print_lines
     from insitu.harness.summary import exit_code, lines
 
     command = shlex.join(["insitu", *sys.argv[1:]])
     with open_progress() as progress:
         summary = asyncio.run(_until_signal(run(loaded, progress, command)))
-    for line in lines(summary):
-        click.echo(line)
+    print_lines(lines(summary))
     return exit_code(summary)
 
 

@@ -115,7 +115,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resu
     from insitu.harness.state import fold
 
     state = fold(run.directory.journal.events(), run.config.finetuning.curriculum_learning)
-    rewards = [e["avg_reward"] for e in state.validations if e["avg_reward"] is not None]
+    rewards = {e["step"]: e["avg_reward"] for e in state.validations if e["avg_reward"] is not None}
     model, best = made.adapter.trained_model, state.best
     return Summary(
         outcome=outcome,
@@ -124,8 +124,8 @@ def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resu
         epochs_done=state.next_epoch,
         num_epochs=run.config.finetuning.num_epochs,
         updates=sum(bool(line.get("step")) for line in state.epochs),
-        reward_before=rewards[0] if rewards else None,
-        reward_after=rewards[-1] if len(rewards) > 1 else None,
+        reward_before=rewards.get(0),
+        reward_after=rewards.get(state.step) if state.step else None,
         best_step=best.step if best else None,
         best_reward=best.reward if best else None,
         checkpoint_path=best.path if best else None,
