@@ -1,5 +1,21 @@
 """The components of this room: importing this module registers them."""
 
-from insitu.evaluation import custom_dataset, file_dataset
+from insitu.evaluation import (
+    custom_dataset,
+    exact_match,
+    file_dataset,
+    function_evaluator,
+    json_schema,
+    numeric,
+    regex_match,
+)
 
-__all__ = ["custom_dataset", "file_dataset"]
+__all__ = [
+    "custom_dataset",
+    "exact_match",
+    "file_dataset",
+    "function_evaluator",
+    "json_schema",
+    "numeric",
+    "regex_match",
+]

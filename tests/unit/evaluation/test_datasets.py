@@ -16,8 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from insitu.errors import InvalidRequest
-from insitu.evaluation.dataset_config import FileDatasetConfig
-from insitu.evaluation.files import dataset_config
+from insitu.evaluation.dataset_config import FileDatasetConfig, dataset_config
 from insitu.evaluation.items import Example
 from tests.unit.evaluation.biff import write_xls
 

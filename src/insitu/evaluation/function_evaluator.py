@@ -1,0 +1,72 @@
+"""Rewards that are plain functions: ``(item) -> number or EvalResult``, async or not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from insitu.errors import InvalidRequest
+from insitu.evaluation.entry import load_entry
+from insitu.evaluation.evaluator import Evaluator
+from insitu.evaluation.items import EvalItem, EvalResult
+from insitu.evaluation.score import to_result
+from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.threads import DaemonThreads
+
+
+class FunctionEvaluator(Evaluator):
+    """Calls a function for every item; one that is not async runs in a thread of its own."""
+
+    def __init__(self, function: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an instance may have an async __call__
+        )
+        self._threads = DaemonThreads(f"insitu-evaluator-{name}")
+
+    async def evaluate_item(self, item: EvalItem) -> EvalResult:
+        """What the function returns, checked."""
+        if self._is_async:
+            return to_result(item, await self._call(item))
+        value = await self._threads.run(self._call, item)
+        return to_result(item, await value if inspect.isawaitable(value) else value)
+
+    def _call(self, item: EvalItem) -> Any:
+        return self._function(item, *self._args, **self._kwargs)
+
+
+class PythonEvaluatorConfig(ComponentConfig):
+    """A function by its name."""
+
+    entry: str
+    """``package.module:function``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its further arguments, by name."""
+
+
+@register(Kind.EVALUATOR, "python", PythonEvaluatorConfig)
+def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEvaluator:
+    """``function(item, **args)``."""
+    function = load_entry(config.entry, Path.cwd(), parts.directory)
+    refuse_generators(function, config.entry)
+    try:
+        inspect.signature(function).bind(None, **config.args)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"`{config.entry}` cannot be called with an item and args {sorted(config.args)}: {error}",
+            hint="args holds the function's arguments after the first, by name",
+        ) from error
+    except ValueError:
+        # Written in C, without a signature: the first call tells.
+        pass
+    return FunctionEvaluator(function, config.entry, **config.args)
+
+
+def refuse_generators(function: Callable[..., Any], name: str) -> None:
+    """A generator function returns no score."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidRequest(f"evaluator `{name}` is a generator; return the score instead of yielding")
