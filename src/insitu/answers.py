@@ -100,6 +100,8 @@ class CheckpointInfo:
     path: str
     manifest_sha256: str
     created_at: float
+    pinned: bool = False
+    """Kept until it is unpinned, however old it is."""
 
 
 def build(kind: type[Value], fields: Json, **converted: Any) -> Value:

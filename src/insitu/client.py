@@ -189,6 +189,23 @@ class InsituClient:
         answer = await self._transport.call("GET", f"/v1/runs/{quote(run, safe='')}/checkpoints")
         return [build(CheckpointInfo, fields) for fields in answer["checkpoints"]]
 
+    async def pin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
+        """Keep a checkpoint until it is unpinned, however old it becomes."""
+        return build(CheckpointInfo, await self._transport.call("PUT", f"{_checkpoint_path(run, step)}/pin"))
+
+    async def unpin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
+        """Leave a checkpoint to its age again."""
+        return build(
+            CheckpointInfo, await self._transport.call("DELETE", f"{_checkpoint_path(run, step)}/pin")
+        )
+
+    async def delete_checkpoint(self, run: str, step: int) -> None:
+        """Delete a checkpoint with its files. Conflict: it is pinned or among the newest two.
+
+        NotFound: it is gone, perhaps by this very request when its first answer was lost.
+        """
+        await self._transport.call("DELETE", _checkpoint_path(run, step))
+
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0
     ) -> AsyncIterator[EventInfo]:
@@ -255,6 +272,10 @@ class InsituClient:
                 f"waited {deadline_seconds:.0f} s for {waited}",
                 hint=f"look at {self._transport.base_url}/health",
             ) from None
+
+
+def _checkpoint_path(run: str, step: int) -> str:
+    return f"/v1/runs/{quote(run, safe='')}/checkpoints/{step}"
 
 
 async def _group_lines(

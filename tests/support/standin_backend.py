@@ -250,6 +250,8 @@ class StandinBackend:
         path = checkpoints.checkpoint_path(run_dir, step)
         figures = {**metrics, "loss/total": 1.0 / step, "time/train_seconds": self.train_seconds}
         self.ledger.commit_step(job.id, step, figures, str(path), digest)
+        for old in self.ledger.prune_checkpoints(run.name, self.keep_checkpoints):
+            checkpoints.remove(run_dir, old)
 
     def _write_status(self) -> None:
         status = {

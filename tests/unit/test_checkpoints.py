@@ -120,15 +120,14 @@ def test_latest_valid_falls_back_and_says_why(tmp_path: Path) -> None:
     assert checkpoints.latest_valid(run_dir, []) == (None, [])
 
 
-def test_prune_keeps_the_newest_and_never_fewer_than_two(tmp_path: Path) -> None:
-    for step in range(1, 6):
+def test_a_removed_checkpoint_is_gone_and_the_others_stay(tmp_path: Path) -> None:
+    for step in range(1, 4):
         committed(tmp_path, step)
     run_dir = tmp_path / "run"
-    assert checkpoints.prune(run_dir, 2, [1, 2, 3, 4, 5]) == [1, 2, 3]
-    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == ["000004", "000005"]
-    assert checkpoints.prune(run_dir, 2, [1, 2, 3, 4, 5]) == []
-    with pytest.raises(InvalidRequest, match="keep=1"):
-        checkpoints.prune(run_dir, 1, [4, 5])
+    assert checkpoints.remove(run_dir, 2)
+    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == ["000001", "000003"]
+    assert not checkpoints.remove(run_dir, 2)
+    assert not checkpoints.remove(tmp_path / "another", 1)
 
 
 def test_a_step_trained_again_replaces_the_unrecorded_one(tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ def test_a_crash_at_any_point_of_commit_leaves_whole_checkpoints_only(
     assert crashes >= len(FILES) + 4
 
 
-def test_a_crash_at_any_point_of_prune_leaves_whole_checkpoints_only(
+def test_a_crash_at_any_point_of_a_removal_leaves_whole_checkpoints_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for point in range(1, 8):
@@ -214,7 +213,7 @@ def test_a_crash_at_any_point_of_prune_leaves_whole_checkpoints_only(
         with monkeypatch.context() as patched:
             _crash_at(patched, point)
             with contextlib.suppress(Crash):
-                checkpoints.prune(runs_dir / "run", 2, [1, 2, 3])
+                checkpoints.remove(runs_dir / "run", 1)
         checkpoints.remove_leftovers(runs_dir)
         left = sorted((runs_dir / "run" / "checkpoints").iterdir())
         assert [path.name for path in left[-2:]] == ["000002", "000003"]

@@ -123,17 +123,13 @@ def latest_valid(
     return None, damaged
 
 
-def prune(run_dir: Path, keep: int, steps: Collection[int]) -> list[int]:
-    """Delete all but the newest `keep` (at least two) of these committed steps; returns the deleted ones."""
-    if keep < 2:
-        raise InvalidRequest(f"keep={keep}: at least two checkpoints are kept, in case the newest is damaged")
-    pruned: list[int] = []
-    for step in sorted(set(steps))[:-keep]:
-        path = checkpoint_path(run_dir, step)
-        if path.exists():
-            _discard(path)
-            pruned.append(step)
-    return pruned
+def remove(run_dir: Path, step: int) -> bool:
+    """Delete the checkpoint of a step that the ledger has forgotten; False when it is gone already."""
+    try:
+        _discard(checkpoint_path(run_dir, step))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def remove_leftovers(runs_dir: Path) -> list[Path]:

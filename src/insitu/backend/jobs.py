@@ -224,13 +224,10 @@ class StepRunner:
             log.exception("old versions of run %s stay for now", run)
 
     def _prune(self, run: str) -> None:
-        """Keep the newest checkpoints; the ledger forgets first, so it never names what is gone."""
-        kept = self._settings.keep_checkpoints
-        steps = [checkpoint.step for checkpoint in self._ledger.checkpoints(run)]
-        for step in sorted(steps)[:-kept]:
-            self._ledger.forget_checkpoint(run, step)
+        """Keep the newest and the pinned. The ledger forgets first: it never names what is gone."""
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run)
-        checkpoints.prune(run_dir, kept, steps)
+        for step in self._ledger.prune_checkpoints(run, self._settings.keep_checkpoints):
+            checkpoints.remove(run_dir, step)
 
     async def _say(self, job: Job, phase: str, progress: float, **data: Any) -> None:
         await self._call(self._ledger.set_progress, job.id, phase, progress, data)

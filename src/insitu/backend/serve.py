@@ -245,6 +245,7 @@ class Supervisor:
             "pid": os.getpid(),
             "processes": {child.name: child.pid for child in (self._gateway, self._api)},
             "gateway": gateway,
+            "gateway_port": self._settings.gateway_port,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}
             if host is None

@@ -26,6 +26,8 @@ ROUTES = {
     "/v1/runs/{name}/close": {"POST"},
     "/v1/runs/{name}/steps": {"GET", "POST"},
     "/v1/runs/{name}/checkpoints": {"GET"},
+    "/v1/runs/{name}/checkpoints/{step}": {"DELETE"},
+    "/v1/runs/{name}/checkpoints/{step}/pin": {"PUT", "DELETE"},
     "/v1/runs/{name}/groups/{group_id}": {"GET", "PUT"},
     "/v1/jobs/{job_id}": {"GET"},
     "/v1/jobs/{job_id}/cancel": {"POST"},
@@ -49,7 +51,7 @@ def routes_of(app: FastAPI) -> dict[str, set[str]]:
 
 
 def fill(path: str) -> str:
-    return re.sub(r"\{[^}]+\}", "run", path.replace("{job_id}", "job-" + "0" * 16))
+    return re.sub(r"\{[^}]+\}", "run", path.replace("{job_id}", "job-" + "0" * 16).replace("{step}", "1"))
 
 
 def test_the_routes_are_the_known_ones(app: FastAPI):

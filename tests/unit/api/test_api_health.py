@@ -13,6 +13,21 @@ async def test_health_without_a_supervisor(stranger):
     assert answer.status_code == 200
     body = answer.json()
     assert (body["status"], body["ledger"], body["supervisor"]) == ("ok", "ok", None)
+    assert (body["service"], body["gateway_url"]) == ("insitu", None)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:7623", "http://127.0.0.1:8001"),
+        ("localhost:7623", "http://localhost:8001"),
+        ("[::1]:7623", "http://[::1]:8001"),
+    ],
+)
+async def test_health_says_where_the_gateway_is(stranger, tmp_path: Path, host: str, expected: str):
+    (tmp_path / "status.json").write_text('{"gateway_port": 8001}')
+    body = (await stranger.get("/health", headers={"Host": host})).json()
+    assert body["gateway_url"] == expected
 
 
 async def test_health_shows_the_supervisors_view(stranger, tmp_path: Path):

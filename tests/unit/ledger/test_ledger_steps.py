@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from insitu.backend.ledger import Ledger, schema
-from insitu.errors import Conflict, NotFound, Unavailable
+from insitu.errors import Conflict, Unavailable
 from insitu.types import GroupState, JobState, StepSettings
 
 
@@ -74,15 +74,6 @@ def test_a_write_error_of_the_disk_is_never_acknowledged(ledger: Ledger, running
     with pytest.raises(Unavailable, match="disk is full"):
         future.result(10)
     assert ledger.commit_step(running.id, 1, {}, "path", "sha").step == 1
-
-
-def test_checkpoints_are_forgotten_but_steps_stay(ledger: Ledger, running):
-    ledger.commit_step(running.id, 1, {}, "path", "sha")
-    ledger.forget_checkpoint("run", 1)
-    assert ledger.checkpoints("run") == []
-    assert len(ledger.steps("run")) == 1
-    with pytest.raises(NotFound):
-        ledger.forget_checkpoint("run", 1)
 
 
 def test_metrics_that_are_not_finite_stay_readable(ledger: Ledger, running):

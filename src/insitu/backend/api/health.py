@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from insitu.backend.api.settings import Services
 from insitu.backend.api.views import HealthView
 from insitu.errors import InsituError
 
+SERVICE = "insitu"
 _MAX_STATUS_BYTES = 256 * 2**10
 
 
@@ -21,7 +22,7 @@ def health_routes(services: Services, version: str) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
-    def health(response: Response) -> HealthView:
+    def health(request: Request, response: Response) -> HealthView:
         """200 when the ledger can be read, else 503; `supervisor` is its own view of engines and trainer."""
         try:
             services.ledger.ping()
@@ -32,10 +33,24 @@ def health_routes(services: Services, version: str) -> APIRouter:
         view, age = read_status(services.settings.state_dir / "status.json")
         status = "ok" if ledger == "ok" else "failing"
         return HealthView(
-            status=status, version=version, ledger=ledger, supervisor=view, supervisor_age_seconds=age
+            service=SERVICE,
+            gateway_url=gateway_url(request, view),
+            status=status,
+            version=version,
+            ledger=ledger,
+            supervisor=view,
+            supervisor_age_seconds=age,
         )
 
     return router
+
+
+def gateway_url(request: Request, status: dict[str, Any] | None) -> str | None:
+    """The gateway under the name by which the caller reached this API, on the supervisor's port for it."""
+    port, name = (status or {}).get("gateway_port"), request.url.hostname
+    if not isinstance(port, int) or not name:
+        return None
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def read_status(path: Path) -> tuple[dict[str, Any] | None, float | None]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Header, Path, Query
 
+from insitu.backend import checkpoints
 from insitu.backend.api import views
 from insitu.backend.api.bodies import RunBody, StepBody
 from insitu.backend.api.requests import bounded_route
@@ -15,6 +16,7 @@ from insitu.backend.api.settings import Services
 from insitu.types import NAME_PATTERN, RunState
 
 RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
+StepNumber = Annotated[int, Path(ge=1, lt=2**31)]
 IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
 
 
@@ -70,5 +72,22 @@ def run_routes(services: Services) -> APIRouter:
     def list_checkpoints(name: RunName) -> views.CheckpointList:
         """Kept checkpoints, oldest first."""
         return views.CheckpointList.model_validate({"checkpoints": ledger.checkpoints(name)})
+
+    @router.put("/runs/{name}/checkpoints/{step}/pin")
+    def pin_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+        """Keep a checkpoint until it is unpinned, however old it becomes. Repeating it is harmless."""
+        return views.CheckpointView.model_validate(ledger.pin_checkpoint(name, step))
+
+    @router.delete("/runs/{name}/checkpoints/{step}/pin")
+    def unpin_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+        """Leave a checkpoint to its age again. Repeating it is harmless."""
+        return views.CheckpointView.model_validate(ledger.unpin_checkpoint(name, step))
+
+    @router.delete("/runs/{name}/checkpoints/{step}")
+    def delete_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+        """Delete a checkpoint with its directory; pinned ones and the newest two are refused."""
+        gone = ledger.forget_checkpoint(name, step)
+        checkpoints.remove(checkpoints.run_directory(services.settings.runs_dir, name), step)
+        return views.CheckpointView.model_validate(gone)
 
     return router

@@ -76,6 +76,11 @@ class ApiSettings:
         check_key(api_key, host)
         return cls(state_dir=state_dir, key_sha256=hash_key(api_key), host=host, port=port)
 
+    @property
+    def runs_dir(self) -> Path:
+        """Where the checkpoints are, as the supervisor has it."""
+        return self.state_dir / "runs"
+
     def accepts_key(self, key: str) -> bool:
         """Whether this is the key; takes the same time for every wrong one."""
         return hmac.compare_digest(hash_key(key), self.key_sha256)

@@ -130,6 +130,7 @@ class CheckpointView(View):
     path: str
     manifest_sha256: str
     created_at: float
+    pinned: bool
 
 
 class CheckpointList(View):
@@ -141,6 +142,10 @@ class CheckpointList(View):
 class HealthView(View):
     """What works. `supervisor` is its own view, null when it has never written one."""
 
+    service: str
+    """Always `insitu`: tells this API from any other server on the port."""
+    gateway_url: str | None
+    """The gateway of this backend as the caller reaches it; null without a supervisor."""
     status: str
     version: str
     ledger: str

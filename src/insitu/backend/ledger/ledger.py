@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from insitu.backend.ledger import groups, jobs, runs, schema, steps
+from insitu.backend.ledger import checkpoints, groups, jobs, runs, schema, steps
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable
@@ -184,11 +184,29 @@ class Ledger:
 
     def checkpoints(self, run: str) -> list[Checkpoint]:
         """The checkpoints of the run, oldest first."""
-        return self._read(lambda connection: steps.list_checkpoints(connection, run))
+        return self._read(lambda connection: checkpoints.list_all(connection, run))
 
-    def forget_checkpoint(self, run: str, step: int) -> None:
-        """Drop the checkpoint's row; remove its directory only afterwards."""
-        self._writer.run(lambda connection: steps.forget_checkpoint(connection, run, step))
+    def pin_checkpoint(self, run: str, step: int) -> Checkpoint:
+        """Keep this checkpoint until it is unpinned, however old it becomes."""
+        return self._writer.run(lambda connection: checkpoints.pin(connection, run, step))
+
+    def unpin_checkpoint(self, run: str, step: int) -> Checkpoint:
+        """Leave this checkpoint to its age again."""
+        return self._writer.run(lambda connection: checkpoints.unpin(connection, run, step))
+
+    def forget_checkpoint(self, run: str, step: int) -> Checkpoint:
+        """Drop one checkpoint's row, unless it is pinned or among the newest two.
+
+        Remove its directory only afterwards.
+        """
+        return self._writer.run(lambda connection: checkpoints.forget(connection, run, step))
+
+    def prune_checkpoints(self, run: str, keep: int) -> list[int]:
+        """Drop the rows of all but the newest `keep` and the pinned ones; returns their steps.
+
+        Remove their directories only afterwards.
+        """
+        return self._writer.run(lambda connection: checkpoints.prune(connection, run, keep))
 
     def _read(self, query: Callable[[Connection], Result]) -> Result:
         try:

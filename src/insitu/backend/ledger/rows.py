@@ -95,3 +95,5 @@ class Checkpoint:
     path: str
     manifest_sha256: str
     created_at: float
+    pinned: bool
+    """Kept until it is unpinned, however old it is."""

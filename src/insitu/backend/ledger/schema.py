@@ -129,6 +129,15 @@ checkpoints = Table(
     ForeignKeyConstraint(["run", "step"], ["steps.run", "steps.step"]),
 )
 
+pins = Table(
+    "pins",
+    metadata,
+    # A table of its own: `create_all` adds it to ledgers that are older than pins.
+    Column("run", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    ForeignKeyConstraint(["run", "step"], ["checkpoints.run", "checkpoints.step"]),
+)
+
 events = Table(
     "events",
     metadata,

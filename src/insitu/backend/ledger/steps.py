@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from insitu.backend.ledger import groups, jobs, schema
-from insitu.backend.ledger.rows import Checkpoint, Job, Step
+from insitu.backend.ledger.rows import Job, Step
 from insitu.backend.ledger.runs import read_run
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
-from insitu.errors import Conflict, NotFound
+from insitu.errors import Conflict
 from insitu.types import JobState
 
 
@@ -64,22 +64,6 @@ def _is_repeat(connection: Connection, job: Job, step: int, manifest_sha256: str
     table = schema.checkpoints
     query = select(table.c.manifest_sha256).where(table.c.run == job.run, table.c.step == step)
     return job.step == step and connection.execute(query).scalar() == manifest_sha256
-
-
-def list_checkpoints(connection: Connection, run: str) -> list[Checkpoint]:
-    """The checkpoints of the run, oldest first."""
-    read_run(connection, run)
-    table = schema.checkpoints
-    query = select(table).where(table.c.run == run).order_by(table.c.step)
-    return [Checkpoint(**dict(row)) for row in connection.execute(query).mappings()]
-
-
-def forget_checkpoint(connection: Connection, run: str, step: int) -> None:
-    """Drop the row; the caller removes the directory afterwards."""
-    table = schema.checkpoints
-    result = connection.execute(delete(table).where(table.c.run == run, table.c.step == step))
-    if result.rowcount == 0:
-        raise NotFound(f"run {run!r} has no checkpoint of step {step}")
 
 
 def list_steps(connection: Connection, run: str, after: int, limit: int) -> list[Step]:

@@ -1,0 +1,87 @@
+"""Operations on checkpoint rows: which are kept, which are pinned, which may go.
+
+A row is forgotten before its directory is removed, so the ledger never names what is gone.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, insert, select
+
+from insitu.backend.ledger import schema
+from insitu.backend.ledger.rows import Checkpoint
+from insitu.backend.ledger.runs import read_run
+from insitu.errors import Conflict, InvalidRequest, NotFound
+
+MIN_KEPT = 2
+"""Two are always kept, in case the newest is damaged."""
+
+
+def list_all(connection: Connection, run: str) -> list[Checkpoint]:
+    """The checkpoints of the run, oldest first."""
+    read_run(connection, run)
+    table, pins = schema.checkpoints, schema.pins
+    both = table.outerjoin(pins, (pins.c.run == table.c.run) & (pins.c.step == table.c.step))
+    query = select(table, pins.c.step.is_not(None).label("pinned")).select_from(both)
+    rows = connection.execute(query.where(table.c.run == run).order_by(table.c.step)).mappings()
+    return [Checkpoint(**{**row, "pinned": bool(row["pinned"])}) for row in rows]
+
+
+def pin(connection: Connection, run: str, step: int) -> Checkpoint:
+    """Keep the checkpoint whatever comes; pinning it again is harmless."""
+    read_run(connection, run, lock=True)
+    if not _read(connection, run, step).pinned:
+        connection.execute(insert(schema.pins).values(run=run, step=step))
+    return _read(connection, run, step)
+
+
+def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
+    """Leave the checkpoint to its age again; harmless when it is not pinned."""
+    read_run(connection, run, lock=True)
+    _read(connection, run, step)
+    pins = schema.pins
+    connection.execute(delete(pins).where(pins.c.run == run, pins.c.step == step))
+    return _read(connection, run, step)
+
+
+def forget(connection: Connection, run: str, step: int) -> Checkpoint:
+    """Drop one row that is neither pinned nor among the newest; returns what it said."""
+    read_run(connection, run, lock=True)
+    wanted = _read(connection, run, step)
+    newest = [kept.step for kept in list_all(connection, run)][-MIN_KEPT:]
+    if wanted.pinned:
+        raise Conflict(
+            f"checkpoint {step} of run {run!r} is pinned",
+            hint=f"unpin it first: DELETE /v1/runs/{run}/checkpoints/{step}/pin",
+        )
+    if step in newest:
+        raise Conflict(
+            f"checkpoint {step} of run {run!r} is among the newest {MIN_KEPT}, which are always kept",
+            hint="the run goes on from the newest one; train further steps first",
+        )
+    _drop(connection, run, step)
+    return wanted
+
+
+def prune(connection: Connection, run: str, keep: int) -> list[int]:
+    """Drop the rows of all but the newest `keep` and the pinned ones; returns their steps."""
+    if keep < MIN_KEPT:
+        raise InvalidRequest(f"keep={keep}: at least {MIN_KEPT} checkpoints are kept")
+    read_run(connection, run, lock=True)
+    old = [kept.step for kept in list_all(connection, run)[:-keep] if not kept.pinned]
+    for step in old:
+        _drop(connection, run, step)
+    return old
+
+
+def _read(connection: Connection, run: str, step: int) -> Checkpoint:
+    for kept in list_all(connection, run):
+        if kept.step == step:
+            return kept
+    raise NotFound(
+        f"run {run!r} has no checkpoint of step {step}", hint=f"GET /v1/runs/{run}/checkpoints lists them"
+    )
+
+
+def _drop(connection: Connection, run: str, step: int) -> None:
+    table = schema.checkpoints
+    connection.execute(delete(table).where(table.c.run == run, table.c.step == step))
