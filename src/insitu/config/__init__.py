@@ -3,8 +3,7 @@
 from insitu.config.config import Config
 from insitu.config.curriculum import CurriculumConfig
 from insitu.config.differences import comparable, differences, fingerprint
-from insitu.config.document import to_yaml
-from insitu.config.dump import dump_config
+from insitu.config.dump import dump_config, to_yaml
 from insitu.config.eval import EvalConfig, EvalGeneral, EvalOutput
 from insitu.config.finetuning import EarlyStopping, FinetuningConfig, RewardFunction, RunConfiguration
 from insitu.config.llms import LLMConfig

@@ -26,7 +26,7 @@ _NOTHING = object()
 
 
 def comparable(dump: Mapping[str, Any]) -> dict[str, Any]:
-    """The dump without what may change between resumptions."""
+    """The dump without what may change between resumptions, and without empty sections."""
     return cast("dict[str, Any]", _kept(dump, ()))
 
 
@@ -50,16 +50,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _kept(value: Any, location: Location) -> Any:
     if not isinstance(value, Mapping):
         return value
-    places = {key: (*location, key) for key in cast("Mapping[str, Any]", value)}
-    return {
-        key: _kept(cast("Mapping[str, Any]", value)[key], place)
-        for key, place in places.items()
-        if not _MAY_CHANGE.fullmatch(dotted(place))
-    }
+    kept: dict[str, Any] = {}
+    for key, each in cast("Mapping[str, Any]", value).items():
+        place = (*location, key)
+        if not _MAY_CHANGE.fullmatch(dotted(place)) and (inner := _kept(each, place)) != {}:
+            kept[key] = inner
+    return kept
 
 
 def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         for key, each in cast("Mapping[str, Any]", value).items():
             yield from _leaves(each, (*location, key))
     else:

@@ -1,4 +1,4 @@
-"""YAML text to plain values, and back."""
+"""YAML text to plain values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Loader(yaml.SafeLoader):
     """Also reads `1e-6` as a number, as YAML 1.2 does; PyYAML wants `1.0e-6`."""
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes a string that `_Loader` would read as a number."""
+def know_short_floats(reader_or_writer: type) -> None:
+    """Let a loader read `1e-6` as a number, and a dumper quote the string that looks like it."""
+    cast("Any", reader_or_writer).add_implicit_resolver(_FLOAT_TAG, _SHORT_FLOAT, list("-+0123456789"))
 
 
-for _class in (_Loader, _Dumper):
-    cast("Any", _class).add_implicit_resolver(_FLOAT_TAG, _SHORT_FLOAT, list("-+0123456789"))
+know_short_floats(_Loader)
 
 
 def read_document(text: str, where: str) -> dict[str, Any]:
@@ -60,11 +60,6 @@ def read_scalar(text: str) -> Any:
         return text
 
 
-def to_yaml(dump: dict[str, Any]) -> str:
-    """A dump as it is printed: sections in their order."""
-    return yaml.dump(dump, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
 def _check(root: yaml.Node, where: str) -> None:
     """Refuse what YAML lets pass: a key written twice, and an anchor inside itself."""
     repeated: list[str] = []
@@ -97,8 +92,8 @@ def _repeated_keys(node: yaml.MappingNode) -> list[str]:
     repeated: list[str] = []
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
-            line = key.start_mark.line + 1
-            known = first.setdefault((key.tag, key.value), line)
-            if known != line:
-                repeated.append(f"line {line}: `{key.value}`, already in line {known}")
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in first:
+                repeated.append(f"line {line}: `{key.value}`, already in line {first[name]}")
+            first.setdefault(name, line)
     return repeated
