@@ -34,7 +34,7 @@ def _read_mapping(kind: Kind, value: Mapping[str, Any]) -> ComponentConfig:
     try:
         return plugins.find(kind, type_name).config.model_validate(value)
     except InsituError as error:
-        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        text = f"{error.message} ({error.hint})" if error.hint else error.message
         raise validation_error([Problem(("_type",), text)]) from error
 
 

@@ -16,28 +16,43 @@ from insitu.config.secret import HIDDEN, names_a_secret, shown
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[Problem]:
-    """One problem per line of the error, in the order of the fields."""
-    return [_problem(line, root, source) for line in error.errors(include_url=False)]
+    """One problem per place, in the order of the fields."""
+    found: dict[Location, tuple[list[str], str]] = {}
+    for line in error.errors(include_url=False):
+        location, holder, secret = _place(line, root, source)
+        text = _text(line, location, holder)
+        if secret and isinstance(line["input"], str) and line["input"]:
+            text = text.replace(line["input"], HIDDEN)
+        texts, _ = found.setdefault(location, ([], "" if secret else _value(line)))
+        texts.append(text)  # several when the value fits none of the types of a union
+    return [
+        Problem(location, " or ".join(dict.fromkeys(texts)) + value)
+        for location, (texts, value) in found.items()
+    ]
 
 
-def _problem(line: ErrorDetails, root: type[BaseModel], source: Any) -> Problem:
-    location, holder, secret = _place(line, root, source)
-    kind, message = line["type"], line["msg"]
+def _text(line: ErrorDetails, location: Location, holder: type[BaseModel] | None) -> str:
+    kind = line["type"]
     if kind == "missing":
-        return Problem(location, "is missing")
+        return "is missing"
     if kind == "extra_forbidden":
         known = shape.keys_of(holder) if holder else []
         near = plugins.nearest(str(location[-1]), known) or f" (known: {', '.join(known)})"
-        return Problem(location, f"unknown key{near}")
-    text = message.removeprefix("Input ").removeprefix("Value error, ")
-    if kind == "insitu" and line["input"] is None:
-        return Problem(location, text)
-    if secret:
-        value = line["input"]
-        return Problem(
-            location, text.replace(str(value), HIDDEN) if isinstance(value, str) and value else text
-        )
-    return Problem(location, f"{text}, not {shown(line['input'])}")
+        return f"unknown key{near}"
+    if "[key]" in line["loc"]:
+        return f"the key {line['input']!r} should be a string; write it in quotes"
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
+        return "should be a mapping"
+    return line["msg"].removeprefix("Input ").removeprefix("Value error, ")
+
+
+def _value(line: ErrorDetails) -> str:
+    """The value, as the end of the sentence; an unknown key's is not shown, it may be a misspelt secret."""
+    unsaid = line["type"] in ("missing", "extra_forbidden") or "[key]" in line["loc"]
+    if unsaid or (line["type"] == "insitu" and line["input"] is None):
+        return ""
+    value = shown(line["input"])
+    return f", not {value}" if line["msg"].startswith("Input should") else f" (it is {value})"
 
 
 def _place(
@@ -52,7 +67,7 @@ def _place(
     holder: type[BaseModel] | None = None
     for part in line["loc"]:
         inside = _has(value, part)
-        if not inside and not (line["type"] in ("missing", "insitu") and isinstance(value, Mapping)):
+        if not inside and not (line["type"] in ("missing", "insitu") and isinstance(value, Mapping | list)):
             break
         holder = shape.model_of(annotation, value)
         annotation = shape.child(annotation, value, part)

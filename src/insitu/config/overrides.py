@@ -66,7 +66,8 @@ def _apply(place: _Place, parts: list[str], text: str) -> None:
             there = {}
         if not isinstance(there, dict | list):
             inner = ".".join(str(part) for part in (*place.location, key))
-            raise _Refused(f"`{inner}` is a single value, there is no `{'.'.join(parts)}` in it")
+            what = "not set" if there is None else "a single value"
+            raise _Refused(f"`{inner}` is {what}, there is no `{'.'.join(parts)}` in it")
         place.value[key] = there
         place = _Place(cast("Any", there), annotation, (*place.location, key), secret)
 

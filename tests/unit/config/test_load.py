@@ -118,6 +118,15 @@ def test_every_problem_is_listed_at_once(write: Write, basic: str) -> None:
             "enabled: true\n  early_stopping: {}",
             "finetuning.early_stopping.patience: is missing",
         ),
+        ("ip: localhost", "ip: {}", "backend.ip: should be a valid string, not a mapping"),
+        ("llm: policy", "llm: policy\n  args: {on: 1}", ": the key True should be a string"),
+        ("finetuning:", "functions: []\nfinetuning:", "functions: should be a mapping, not a list"),
+        ("enabled: true", "enabled: true\n  curriculum_learning: 3", "should be a mapping, not 3"),
+        (
+            "temperature: 0.4",
+            "retry_on_status_codes: [{}]",
+            "codes.0: should be a valid integer or should be a valid string, not a mapping",
+        ),
         ("enabled: true", "enabled: true\n  target_functions: []", "finetuning.target_functions: "),
         ("temperature: 0.4", "temperature: hot", "llms.policy.temperature: should be a valid number"),
         (

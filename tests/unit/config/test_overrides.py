@@ -120,6 +120,7 @@ def test_later_overrides_win(basic: str) -> None:
         ("trainer_adapters.adapter.backend.prt", "5", "did you mean `port`?"),
         ("functions.f.x", "5", "`functions` has no `f` (it is empty)"),
         ("finetuning.num_epochs.x", "5", "`finetuning.num_epochs` is a single value, there is no `x` in it"),
+        ("eval.general.output.s3.bucket", "5", "`eval.general.output.s3` is not set, there is no `bucket`"),
         ("finetuning.target_functions.1", "5", "`1` is no index of the list (valid: 0 to 0)"),
         ("finetuning.target_functions.-1", "5", "`-1` is no index"),
         ("finetuning.num_epochs", "many", "finetuning.num_epochs: 'many' cannot be read as a whole number"),
