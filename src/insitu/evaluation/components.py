@@ -5,9 +5,12 @@ from insitu.evaluation import (
     exact_match,
     file_dataset,
     function_evaluator,
+    group_judge,
     json_schema,
+    llm_judge,
     numeric,
     regex_match,
+    weighted,
 )
 
 __all__ = [
@@ -15,7 +18,10 @@ __all__ = [
     "exact_match",
     "file_dataset",
     "function_evaluator",
+    "group_judge",
     "json_schema",
+    "llm_judge",
     "numeric",
     "regex_match",
+    "weighted",
 ]

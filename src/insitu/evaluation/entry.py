@@ -41,7 +41,7 @@ def _import(entry: str, module_name: str, directories: tuple[Path, ...]) -> Any:
             sys.path.append(place)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidRequest(
             f"`{entry}`: {module_name} cannot be imported: {type(error).__name__}: {error}",
             hint="install the package, or start where the module lies",

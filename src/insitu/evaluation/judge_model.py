@@ -1,0 +1,139 @@
+"""The model behind a judge: one chat call, sent again while the server is busy or away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from insitu.errors import InvalidRequest, UpstreamError
+from insitu.evaluation.values import parse_json
+
+_RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+_FIRST_PAUSE_SECONDS = 0.2
+_MAX_PAUSE_SECONDS = 10.0
+_DEFAULT_TIMEOUT_SECONDS = 60.0
+_MAX_ANSWER_BYTES = 4 * 2**20
+
+Message = Mapping[str, str]
+
+
+class _TryAgain(Exception):
+    """The server may answer the same request later; says why it did not, and when it wants to be asked."""
+
+    def __init__(self, reason: str, seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
+
+
+class JudgeModel:
+    """An entry of `llms`, called without a rollout: what a judge says is never recorded for training."""
+
+    def __init__(self, name: str, llm: Any) -> None:
+        base = URL(llm.base_url or "")
+        if base.scheme not in ("http", "https") or not base.host:
+            raise InvalidRequest(
+                f"llms.{name} is a judge and needs a base_url that starts with http:// or https://"
+            )
+        for option in ("stream", "n"):
+            if llm.options.get(option) not in (None, False, 1):
+                raise InvalidRequest(f"llms.{name}: a judge cannot use {option}={llm.options[option]!r}")
+        self._name, self._llm = name, llm
+        self._url = base.joinpath("chat", "completions").with_query(base.query)
+        self._shown = str(self._url.with_user(None).with_query(None))
+        self._seconds = llm.request_timeout or _DEFAULT_TIMEOUT_SECONDS
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, messages: Sequence[Message]) -> str:
+        """The text of the answer; UpstreamError when there is none after the last attempt."""
+        attempts = 1 + max(0, self._llm.max_retries)
+        for attempt in range(attempts):
+            try:
+                return await self._ask_once(messages)
+            except _TryAgain as error:
+                if attempt + 1 == attempts:
+                    raise UpstreamError(
+                        f"judge llms.{self._name} at {self._shown} failed {attempts} times, at last with {error}"
+                    ) from None
+                await asyncio.sleep(_pause(attempt, error.seconds))
+        raise AssertionError("the loop ends by itself")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _ask_once(self, messages: Sequence[Message]) -> str:
+        body = {**self._llm.options, "model": self._llm.model, "messages": list(messages)}
+        # A redirect would carry prompt and key to a place that nobody named.
+        request = self._open_session().post(
+            self._url, json=body, headers=self._headers(), allow_redirects=False
+        )
+        try:
+            async with request as response:
+                text = await self._read(response)
+        except _BROKEN as error:
+            why = f"no answer within {self._seconds:g} s" if isinstance(error, TimeoutError) else error
+            raise _TryAgain(self._redact(f"{type(error).__name__}: {why}")) from None
+        if response.status in _RETRIED_STATUS:
+            raise _TryAgain(self._status(response.status, text), _retry_after(response.headers))
+        if response.status != 200:
+            raise UpstreamError(
+                f"judge llms.{self._name} at {self._shown} answered {self._status(response.status, text)}"
+            )
+        return self._content(text)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> str:
+        data = bytearray()
+        async for chunk in response.content.iter_chunked(64 * 2**10):
+            data += chunk
+            if len(data) > _MAX_ANSWER_BYTES:
+                raise UpstreamError(
+                    f"judge llms.{self._name} answered with more than {_MAX_ANSWER_BYTES} bytes"
+                )
+        return data.decode(errors="replace")
+
+    def _content(self, text: str) -> str:
+        try:
+            content = parse_json(text)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UpstreamError(
+                f"judge llms.{self._name} at {self._shown} did not answer as a chat model does: "
+                f"{self._redact(text)[:200]!r}"
+            ) from error
+        return content if isinstance(content, str) else ""
+
+    def _headers(self) -> dict[str, str]:
+        key = {"Authorization": f"Bearer {self._llm.api_key}"} if self._llm.api_key else {}
+        return {**getattr(self._llm, "headers", {}), **key}
+
+    def _status(self, status: int, text: str) -> str:
+        return f"{status}: {' '.join(self._redact(text).split())[:200]}"
+
+    def _redact(self, text: str) -> str:
+        """Servers repeat the key that they refuse."""
+        return text.replace(self._llm.api_key, "***") if self._llm.api_key else text
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            limit = aiohttp.ClientTimeout(total=self._seconds, connect=min(10.0, self._seconds))
+            self._session = aiohttp.ClientSession(timeout=limit)
+        return self._session
+
+
+def _pause(attempt: int, wanted: float | None) -> float:
+    grown = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)
+    return max(random.uniform(0.5, 1.0) * grown, min(wanted or 0.0, _MAX_PAUSE_SECONDS))  # noqa: S311
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers.get("Retry-After", "")))
+    except ValueError:
+        return None
