@@ -21,4 +21,4 @@ class CurriculumConfig(Section):
     sort_ascending: bool = False
     """False: easy groups (high mean reward) first."""
     random_subsample: float | None = Field(default=None, gt=0, le=1)
-    """At most this fraction of the chosen groups, at random."""
+    """At most this fraction of all groups with spread, drawn at random."""

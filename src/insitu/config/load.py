@@ -40,7 +40,8 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
         raise refusal(str(path), read.problems, hint="export the variable, or give a default")
     plugins.load_entry_points()
     source = override(read.value, overrides, Config)
-    config, source = _validate(source, str(path), read.texts)
+    texts = {at: text for at, text in read.texts.items() if _at(source, at) == _at(read.value, at)}
+    config, source = _validate(source, str(path), texts)
     return LoadedConfig(config, path, path.resolve().parent, source)
 
 
@@ -86,8 +87,15 @@ def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mappin
     wanted = [line["loc"] for line in error.errors() if line["type"] in ("string_type", "path_type")]
     places = [location for location in texts if location in wanted]
     for location in places:
-        holder: Any = source
-        for part in location[:-1]:
-            holder = holder[part]
-        holder[location[-1]] = texts[location]
+        _at(source, location[:-1])[location[-1]] = texts[location]
     return bool(places)
+
+
+def _at(values: Any, location: Location) -> Any:
+    """The value at a place; None where an override has removed it."""
+    for part in location:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values

@@ -109,6 +109,17 @@ def test_in_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.source["finetuning"]["seed"] == 3
 
 
+def test_an_override_is_not_undone_by_the_text_of_a_variable(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAME", "1")
+    path = write("workflow: {_type: test_agent, llm: '${NAME}'}")
+    workflow: Any = load_config(path).config.workflow
+    assert workflow.llm == "1"
+    with pytest.raises(InvalidRequest, match=r"workflow.llm: should be a valid string, not 2"):
+        load_config(path, [("workflow", '{"_type": "test_agent", "llm": 2}')])
+
+
 def test_an_unset_variable_in_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSENT_KEY", raising=False)
     with pytest.raises(InvalidRequest) as error:
