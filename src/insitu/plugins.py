@@ -79,7 +79,7 @@ class Parts(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Where the configuration file lies; relative paths in it start here."""
+        """Where the configuration file lies. Relative paths in it start at the working directory."""
         ...
 
     def llm(self, name: str) -> Any:

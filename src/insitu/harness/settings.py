@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 
-from insitu.plugins import ComponentConfig
+from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN
 
 Scalar = str | int | float | bool | None
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class BuilderConfig(ComponentConfig):
@@ -23,7 +19,7 @@ class BuilderConfig(ComponentConfig):
     """Rollouts per example; they are compared with each other."""
 
 
-class BackendSettings(_Section):
+class BackendSettings(Section):
     """Where `insitu serve` runs, and what the run is called there."""
 
     ip: str
@@ -62,7 +58,7 @@ class BackendSettings(_Section):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
-class TrainingSettings(_Section):
+class TrainingSettings(Section):
     """What each update is asked to do."""
 
     learning_rate: float = Field(default=5e-5, gt=0)

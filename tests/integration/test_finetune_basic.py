@@ -1,0 +1,94 @@
+"""The basic configuration of the original harness trains here, with only names and addresses changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from insitu.testing.models import tiny
+from tests.support.backend import Backend, running_backend
+
+SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+
+COMPONENTS = '''
+"""What the user of the basic configuration brings: a workflow and an evaluator, found by entry point."""
+
+import aiohttp
+
+from insitu import EvalItem, WorkflowContext, evaluator, workflow
+
+
+@workflow("my_workflow")
+async def my_workflow(question: str, context: WorkflowContext) -> str:
+    llm = context.llm()
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8, **llm.call_args()}
+    headers = {"Authorization": f"Bearer {llm.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{llm.base_url}/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            return (await answer.json())["choices"][0]["message"]["content"] or ""
+
+
+@evaluator("my_custom_evaluator")
+def my_custom_evaluator(item: EvalItem) -> float:
+    return (sum(map(ord, item.output)) % 101) / 100
+'''
+
+
+def basic_configuration() -> str:
+    """The first complete YAML block of the documents."""
+    assert SEEDS.is_dir(), f"{SEEDS} is missing: it lies beside the checkout"
+    texts = [path.read_text() for path in sorted(SEEDS.glob("*.txt"))]
+    blocks = [block for text in texts for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    return next(block for block in blocks if "finetuning:" in block and "llms:" in block)
+
+
+def with_names_and_addresses(text: str, backend: Backend) -> str:
+    text = text.replace("Qwen/Qwen2.5-3B-Instruct", "tiny")
+    text = text.replace("http://localhost:8000/v1", f"{backend.gateway_url}/v1")
+    return text.replace("port: 7623", f"port: {backend.api_url.rpartition(':')[2]}")
+
+
+def install_components(site: Path) -> None:
+    """A distribution as pip leaves it: a module and its metadata."""
+    (site / "my_components.py").write_text(COMPONENTS)
+    metadata = site / "my_components-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-components\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[insitu.components]\nmine = my_components\n")
+
+
+@pytest.mark.timeout(600)
+async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    install_components(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    (tmp_path / "data").mkdir()
+    rows = [{"id": i, "question": f"Say something about {i}.", "answer": "x"} for i in range(4)]
+    (tmp_path / "data" / "training_data.json").write_text(json.dumps(rows))
+    arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
+    # In float32: the tiny learning rate of the basic configuration is lost in the rounding of bfloat16.
+    async with running_backend(tmp_path / "state", *arguments, "--dtype", "float32") as backend:
+        (tmp_path / "config.yml").write_text(with_names_and_addresses(basic_configuration(), backend))
+        command = [sys.executable, "-m", "insitu.cli", "finetune", "--config_file=config.yml"]
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=500
+        )
+        print(done.stdout[-3000:], done.stderr[-3000:])
+        assert done.returncode == 0
+        async with backend.client() as client:
+            steps = await client.steps("my_training_run")
+    output = tmp_path / ".tmp" / "nat" / "finetuning" / "output"
+    lines = [json.loads(line) for line in (output / "training_metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(20))
+    assert [step.step for step in steps] == [line["step"] for line in lines if line["step"]]
+    assert len(steps) >= 15, "most epochs have groups with two different rewards"
+    assert f"Completed epoch {20}/{20}" in done.stdout
+    assert (output / "reward_plot.png").stat().st_size > 10_000
