@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,8 @@ from insitu.workflow.workflow import Workflow
 
 Functions = Mapping[str, tuple[Workflow, ComponentConfig]]
 
-_current: ContextVar[WorkflowContext] = ContextVar("insitu_rollout")
+_current: ContextVar[weakref.ref[WorkflowContext]] = ContextVar("insitu_rollout")
+"""Weak: timers and tasks that outlive a rollout hold its context variables, but must not hold the rollout."""
 
 
 class WorkflowContext:
@@ -41,6 +43,8 @@ class WorkflowContext:
         self.function = function
         self._functions = functions or {}
         self._clean_ups = CleanUps()
+        self._called: list[WorkflowContext] = []
+        """Contexts of called functions, for tasks that go on in them after the call."""
 
     def llm(self, name: str | None = None) -> LLMSettings:
         """How to call `llms.<name>`; without a name its own `llm`, the only one, or the trained one."""
@@ -56,6 +60,7 @@ class WorkflowContext:
             )
         workflow, config = entry
         inner = self._derived(function, config)
+        self._called.append(inner)
         with entered(inner):
             return await workflow.run(value, inner)
 
@@ -87,7 +92,9 @@ class WorkflowContext:
 
     async def close(self) -> list[str]:
         """Run the clean-up; returns what went wrong in it."""
-        return await self._clean_ups.run()
+        troubles = await self._clean_ups.run()
+        self._called.clear()
+        return troubles
 
     def _derived(self, function: str, config: ComponentConfig) -> WorkflowContext:
         inner = WorkflowContext(
@@ -98,7 +105,7 @@ class WorkflowContext:
             functions=self._functions,
             function=function,
         )
-        inner._clean_ups = self._clean_ups
+        inner._clean_ups, inner._called = self._clean_ups, self._called
         return inner
 
     def _default_llm(self) -> str:
@@ -117,11 +124,16 @@ class WorkflowContext:
 
 def current_rollout() -> WorkflowContext:
     """The rollout that the calling code runs in."""
-    context = _current.get(None)
-    if context is None:
+    reference = _current.get(None)
+    if reference is None:
         raise InvalidRequest(
             "this code does not run in a rollout",
             hint="threads that an agent starts itself need contextvars.copy_context().run(...)",
+        )
+    context = reference()
+    if context is None:
+        raise InvalidRequest(
+            "the rollout of this code has ended", hint="end tasks and threads before the agent returns"
         )
     return context
 
@@ -129,7 +141,7 @@ def current_rollout() -> WorkflowContext:
 @contextmanager
 def entered(context: WorkflowContext) -> Generator[None]:
     """`current_rollout()` is `context` inside the block."""
-    token = _current.set(context)
+    token = _current.set(weakref.ref(context))
     try:
         yield
     finally:

@@ -46,7 +46,7 @@ class HttpConfig(ComponentConfig):
     result_json_path: Annotated[str, AfterValidator(_checked_path)] = "$"
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     llm: str | None = None
-    """Whose address the agent is told; by default the only entry of `llms`, or the trained one."""
+    """Whose address the agent is told; by default a trained entry of `llms`, or the only one."""
 
 
 @register(Kind.WORKFLOW, "http", HttpConfig)
