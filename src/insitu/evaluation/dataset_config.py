@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from insitu.errors import InvalidRequest
-from insitu.plugins import ComponentConfig, Kind, find
+from insitu.plugins import ComponentConfig, Kind, Section, find
 
 TYPE_BY_SUFFIX = {
     ".json": "json",
@@ -24,11 +24,7 @@ Pattern = str | bool | int | float
 """A glob over the text of a cell, or a plain value."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class FilterEntry(_Section):
+class FilterEntry(Section):
     """Patterns by column."""
 
     field: dict[str, list[Pattern]] = Field(default_factory=dict)
@@ -41,14 +37,14 @@ class FilterEntry(_Section):
         return self
 
 
-class FilterConfig(_Section):
+class FilterConfig(Section):
     """Which rows to take: those that match every column of the allowlist and none of the denylist."""
 
     allowlist: FilterEntry | None = None
     denylist: FilterEntry | None = None
 
 
-class StructureConfig(_Section):
+class StructureConfig(Section):
     """Which columns are the input and the expected answer."""
 
     disable: bool = False

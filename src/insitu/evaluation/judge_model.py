@@ -35,17 +35,12 @@ class JudgeModel:
     """An entry of `llms`, called without a rollout: what a judge says is never recorded for training."""
 
     def __init__(self, name: str, llm: Any) -> None:
-        base = URL(llm.base_url or "")
-        if base.scheme not in ("http", "https") or not base.host:
-            raise InvalidRequest(
-                f"llms.{name} is a judge and needs a base_url that starts with http:// or https://"
-            )
-        for option in ("stream", "n"):
-            if llm.options.get(option) not in (None, False, 1):
-                raise InvalidRequest(f"llms.{name}: a judge cannot use {option}={llm.options[option]!r}")
+        base = _base_url(name, llm.base_url or "")
+        if llm.options.get("stream") or llm.options.get("n") not in (None, 1):
+            raise InvalidRequest(f"llms.{name}: a judge gives one whole answer; remove `stream` and `n`")
         self._name, self._llm = name, llm
         self._url = base.joinpath("chat", "completions").with_query(base.query)
-        self._shown = str(self._url.with_user(None).with_query(None))
+        self._shown = str(self._url.with_query(None))
         self._seconds = llm.request_timeout or _DEFAULT_TIMEOUT_SECONDS
         self._session: aiohttp.ClientSession | None = None
 
@@ -58,7 +53,7 @@ class JudgeModel:
             except _TryAgain as error:
                 if attempt + 1 == attempts:
                     raise UpstreamError(
-                        f"judge llms.{self._name} at {self._shown} failed {attempts} times, at last with {error}"
+                        f"judge llms.{self._name} at {self._shown} failed {attempts} times, last with {error}"
                     ) from None
                 await asyncio.sleep(_pause(attempt, error.seconds))
         raise AssertionError("the loop ends by itself")
@@ -125,6 +120,19 @@ class JudgeModel:
             limit = aiohttp.ClientTimeout(total=self._seconds, connect=min(10.0, self._seconds))
             self._session = aiohttp.ClientSession(timeout=limit)
         return self._session
+
+
+def _base_url(name: str, text: str) -> URL:
+    base = URL(text)
+    if base.scheme not in ("http", "https") or not base.host:
+        raise InvalidRequest(
+            f"llms.{name} is a judge and needs a base_url that starts with http:// or https://"
+        )
+    if base.user is not None or base.password is not None:
+        raise InvalidRequest(
+            f"llms.{name}: base_url holds a user or password", hint="put the key into api_key"
+        )
+    return base
 
 
 def _pause(attempt: int, wanted: float | None) -> float:

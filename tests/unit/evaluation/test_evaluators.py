@@ -20,7 +20,6 @@ from insitu.evaluation.registered import evaluator as register_evaluator
 from insitu.evaluation.score import score_group, score_item
 from insitu.plugins import ComponentConfig, Kind
 
-
 ENDLESS = "^(a|aa)+$"
 """Backtracks without end on many a's that something else follows."""
 
