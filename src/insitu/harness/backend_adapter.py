@@ -66,11 +66,16 @@ class BackendAdapter(TrainerAdapter):
             engine_args=backend.engine_args,
             init_args=backend.init_args,
         )
-        if registered.step and not run.directory.resumed:
-            raise _already_trained(registered, run)
+        journal = run.directory.journal
+        first = not journal.events("registered")
+        trained = max((event["line"].get("step") or 0 for event in journal.events("epoch")), default=0)
+        if (first and registered.step) or registered.step < trained:
+            raise _not_ours(registered, trained, run)
         await self._client.wait_run_ready(backend.name, READY_SECONDS)
-        if backend.delete_old_checkpoints and not run.directory.resumed:
-            await self._delete_old_checkpoints()
+        if first:
+            if backend.delete_old_checkpoints:
+                await self._delete_old_checkpoints()
+            journal.append("registered", name=backend.name, url=backend.url)
         self._run = run
 
     async def is_healthy(self) -> bool:
@@ -168,9 +173,9 @@ def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:
     )
 
 
-def _already_trained(registered: RunInfo, run: FinetuneRun) -> Conflict:
+def _not_ours(registered: RunInfo, trained: int, run: FinetuneRun) -> Conflict:
     return Conflict(
-        f"run {registered.name!r} has {registered.step} steps on this backend already, and they did not "
-        f"come from {run.directory.path}",
-        hint="choose another trainer_adapters.<name>.backend.name, or continue with that run's output_dir",
+        f"run {registered.name!r} is at step {registered.step} on this backend, but {run.directory.path} has "
+        f"trained {trained} steps: they do not belong together",
+        hint="choose another trainer_adapters.<name>.backend.name, or continue with that run's own output_dir",
     )

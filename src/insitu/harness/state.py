@@ -2,6 +2,7 @@
 
 | event | written when | carries |
 |---|---|---|
+| `registered` | the backend has taken the run | its name and address |
 | `submitted` | the backend has acknowledged a step | epoch, job, figures, the curriculum after it |
 | `failed` | a job failed | epoch, message |
 | `epoch` | an epoch is over, trained or not | its line in training_metrics.jsonl, curriculum |
