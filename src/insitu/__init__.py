@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from insitu.client import InsituClient
     from insitu.errors import InsituError
     from insitu.evaluation.items import EvalItem, EvalResult
-    from insitu.evaluation.registered import evaluator
+    from insitu.evaluation.registered import register_evaluator
+    from insitu.plugins import ComponentConfig
     from insitu.types import Ending, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
     from insitu.workflow.context import WorkflowContext, current_rollout
-    from insitu.workflow.registered import workflow
+    from insitu.workflow.registered import register_workflow
 
 __all__ = [
+    "ComponentConfig",
     "Ending",
     "EvalItem",
     "EvalResult",
@@ -27,19 +29,20 @@ __all__ = [
     "TrajectoryGroup",
     "WorkflowContext",
     "current_rollout",
-    "evaluator",
-    "workflow",
+    "register_evaluator",
+    "register_workflow",
 ]
 
 _HOMES = {
+    "ComponentConfig": "insitu.plugins",
     "EvalItem": "insitu.evaluation.items",
     "EvalResult": "insitu.evaluation.items",
     "InsituClient": "insitu.client",
     "InsituError": "insitu.errors",
     "WorkflowContext": "insitu.workflow.context",
     "current_rollout": "insitu.workflow.context",
-    "evaluator": "insitu.evaluation.registered",
-    "workflow": "insitu.workflow.registered",
+    "register_evaluator": "insitu.evaluation.registered",
+    "register_workflow": "insitu.workflow.registered",
 }
 
 

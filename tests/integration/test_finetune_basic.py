@@ -21,10 +21,10 @@ COMPONENTS = '''
 
 import aiohttp
 
-from insitu import EvalItem, WorkflowContext, evaluator, workflow
+from insitu import EvalItem, WorkflowContext, register_evaluator, register_workflow
 
 
-@workflow("my_workflow")
+@register_workflow("my_workflow")
 async def my_workflow(question: str, context: WorkflowContext) -> str:
     llm = context.llm()
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8, **llm.call_args()}
@@ -35,7 +35,7 @@ async def my_workflow(question: str, context: WorkflowContext) -> str:
             return (await answer.json())["choices"][0]["message"]["content"] or ""
 
 
-@evaluator("my_custom_evaluator")
+@register_evaluator("my_custom_evaluator")
 def my_custom_evaluator(item: EvalItem) -> float:
     return (sum(map(ord, item.output)) % 101) / 100
 '''

@@ -1,4 +1,4 @@
-"""`@workflow("my_workflow")`: a plain function under a `_type` of its own."""
+"""`@register_workflow("my_workflow")`: a plain function under a `_type` of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RegisteredConfig(ComponentConfig):
     description: str = ""
 
 
-def workflow(
+def register_workflow(
     type_name: str, *, config: type[ComponentConfig] = RegisteredConfig
 ) -> Callable[[Function], Function]:
     """Register ``f(input)`` or ``f(input, context)`` as a `_type`; its settings are in ``context.config``.

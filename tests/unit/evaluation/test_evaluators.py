@@ -16,7 +16,7 @@ from insitu.errors import InvalidRequest
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.numeric import last_number
-from insitu.evaluation.registered import evaluator as register_evaluator
+from insitu.evaluation.registered import register_evaluator
 from insitu.evaluation.score import score_group, score_item
 from insitu.plugins import ComponentConfig, Kind
 

@@ -1,4 +1,4 @@
-"""`_type: python` and `@workflow`: the user's functions, async or blocking."""
+"""`_type: python` and `@register_workflow`: the user's functions, async or blocking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from insitu.workflow.context import WorkflowContext, current_rollout
 from insitu.workflow.execute import execute
 from insitu.workflow.function import FunctionWorkflow
 from insitu.workflow.python import PythonConfig, load_entry, make_python
-from insitu.workflow.registered import RegisteredConfig, workflow
+from insitu.workflow.registered import RegisteredConfig, register_workflow
 
 NO_PARTS: Any = None
 
@@ -230,11 +230,11 @@ async def test_a_registered_function(registry: None, context: WorkflowContext) -
     class TurnsConfig(ComponentConfig):
         turns: int = 3
 
-    @workflow("test_turns", config=TurnsConfig)
+    @register_workflow("test_turns", config=TurnsConfig)
     async def play(value: Any, ctx: WorkflowContext) -> Any:
         return [value, ctx.config.turns]  # type: ignore[attr-defined]
 
-    @workflow("test_plain")
+    @register_workflow("test_plain")
     def plain(value: Any) -> Any:
         return value
 
@@ -253,11 +253,11 @@ async def test_a_registered_function(registry: None, context: WorkflowContext) -
 
 def test_registering_refuses_early(registry: None) -> None:
     with pytest.raises(InvalidRequest, match="cannot be called with"):
-        workflow("test_wrong")(lambda a, b, c: 1)
+        register_workflow("test_wrong")(lambda a, b, c: 1)
     with pytest.raises(InvalidRequest, match="generator"):
-        workflow("test_wrong")(_generator)
+        register_workflow("test_wrong")(_generator)
     with pytest.raises(Conflict, match="python"):
-        workflow("python")(lambda value: value)
+        register_workflow("python")(lambda value: value)
 
 
 def test_the_kinds_are_known() -> None:

@@ -96,7 +96,7 @@ async def test_http(context: WorkflowContext, gateway: Gateway, monkeypatch: pyt
 
 async def test_registered(context: WorkflowContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_components", dict(plugins._components))
-    exec(block("python", "@workflow"), {"__name__": "my_game.workflow"})
+    exec(block("python", "@register_workflow"), {"__name__": "my_game.workflow"})
     component = plugins.find(Kind.WORKFLOW, "tic_tac_toe")
     context.config = component.config.model_validate({"_type": "tic_tac_toe", "max_turns": 3})
     async with plugins.build(component, context.config, NO_PARTS) as built:
