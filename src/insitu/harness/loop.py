@@ -64,6 +64,7 @@ class EpochTrainer(Trainer):
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Every epoch that is not over yet, with validation before, between and after."""
         run_id, statuses = self._run.run_id, list[TrainingJobStatus]()
+        await self._catch_up()
         for epoch in range(self.state.next_epoch, num_epochs):
             if self._validation_due(epoch):
                 await self.run_validation_evaluation(epoch, run_id)
@@ -228,6 +229,13 @@ class EpochTrainer(Trainer):
         if reason:
             self._run.progress.info(f"Stopping early: {reason}")
         return bool(reason)
+
+    async def _catch_up(self) -> None:
+        """Do what follows from the last event, in case a crash came between the two."""
+        if self.state.validations:
+            await self._keep_if_best(self.state.validations[-1])
+        if self.state.validations or self.state.epochs:
+            self._write_files()
 
     async def _keep_if_best(self, entry: Json) -> None:
         reward, step, best = entry["avg_reward"], entry["step"], self.state.best
