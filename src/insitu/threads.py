@@ -42,11 +42,13 @@ class DaemonThreads:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, answer, result, error)
 
-        self._running.add(token)
+        with self._lock:
+            self._running.add(token)
         try:
             threading.Thread(target=work, name=self._name, daemon=True).start()
         except BaseException:
-            self._running.discard(token)
+            with self._lock:
+                self._running.discard(token)
             raise
         try:
             return await answer
