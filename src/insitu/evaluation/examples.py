@@ -99,7 +99,7 @@ def _check_structure(rows: Sequence[Row], config: DatasetConfig, source: str) ->
         )
     if structure.answer_key in known:
         return []
-    if "answer_key" in structure.model_fields_set:
+    if structure.answer_key != type(structure).model_fields["answer_key"].default:
         raise InvalidRequest(
             f"{source} has no column `{structure.answer_key}`{nearest(structure.answer_key, known)}",
             hint=f"columns: {', '.join(known)}; choose with structure.answer_key",

@@ -13,7 +13,9 @@ from insitu.plugins import Component, ComponentConfig, Kind, Parts, add
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def register_evaluator(type_name: str, config: type[ComponentConfig] | None = None) -> Callable[[Function], Function]:
+def register_evaluator(
+    type_name: str, config: type[ComponentConfig] | None = None
+) -> Callable[[Function], Function]:
     """Register ``(item)`` or ``(item, config)``, async or not, as the evaluator with this `_type`.
 
     It returns a number or an `EvalResult`. `config` is the class of its fields in the YAML; without one it
