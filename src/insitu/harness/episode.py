@@ -81,16 +81,22 @@ class TrajectoryCollection:
 
 
 def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:
-    seen: list[list[Mapping[str, Any]]] = []
+    seen: list[list[dict[str, Any]]] = []
     for call in calls:
         messages = list(call.get("messages") or [])
-        known = max((len(talk) for talk in seen if messages[: len(talk)] == talk), default=0)
+        said = [_essence(message) for message in messages]
+        known = max((len(talk) for talk in seen if said[: len(talk)] == talk), default=0)
         for message in messages[known:]:
             yield _item(message)
         answer = dict(call.get("answer") or {})
         details = {"sampled": True, "call_id": call["id"], "finish_reason": call["finish_reason"]}
         yield _item(answer | {"role": "assistant"}, logprobs=call.get("logprobs") or [], **details)
-        seen.append([*messages, answer])
+        seen.append([*said, _essence(answer | {"role": "assistant"})])
+
+
+def _essence(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message says: clients send an answer back with or without its empty fields."""
+    return {key: value for key, value in message.items() if value not in (None, "", [], {})}
 
 
 def _item(message: Mapping[str, Any], logprobs: Sequence[float] | None = None, **details: Any) -> EpisodeItem:
