@@ -26,19 +26,20 @@ class GroupBuilder(TrajectoryBuilder):
     """Runs `num_generations` rollouts of every example and keeps all of them in the run directory."""
 
     def __init__(self, config: BuilderConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
+        """Refuse what cannot teach anything, before anything else is looked at."""
+        if config.num_generations < 2:
+            raise InvalidRequest(
+                f"num_generations is {config.num_generations}: a rollout is judged against others of the "
+                "same example, and there would be none",
+                hint="set trajectory_builders.<name>.num_generations to 2 or more (8 is a good start)",
+            )
         self._num_generations = config.num_generations
         self._run: FinetuneRun | None = None
         self._collecting: dict[int, asyncio.Task[Groups]] = {}
         self._num_evaluations = 0
 
     async def initialize(self, run: FinetuneRun) -> None:
-        """Refuse what cannot teach anything."""
-        if self._num_generations < 2:
-            raise InvalidRequest(
-                f"num_generations is {self._num_generations}: a rollout is judged against others of the same "
-                "example, and there would be none",
-                hint="set trajectory_builders.<name>.num_generations to 2 or more (8 is a good start)",
-            )
+        """Take the run whose examples are rolled out."""
         self._run = run
 
     async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
