@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from insitu.errors import InsituError
+from insitu.errors import Conflict, InsituError
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult, Example
 from insitu.evaluation.score import score_group, score_item
@@ -69,6 +69,7 @@ class Collector:
         self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
     ) -> list[list[Trajectory]]:
         """All groups in the order of their examples; a group is handed to `on_group` once it is on disk."""
+        _check_examples(store, self._task.examples)
         open_groups = _OpenGroups(store, len(self._task.examples), num_generations)
         try:
             await self._run_all(open_groups, store, prefix, num_generations, on_group)
@@ -154,6 +155,22 @@ class Collector:
         for record, result in zip(records, results, strict=True):
             _apply(record, result)
             store.append(record)
+
+
+def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None:
+    """Refuse to complete groups with rollouts of other examples than those that they were begun with."""
+    for entry in store.entries():
+        if entry.index >= len(examples):
+            now = f"has {len(examples)} examples now"
+        elif entry.example_id != (found := examples[entry.index].id):
+            now = f"has {found!r} in its place now"
+        else:
+            continue
+        raise Conflict(
+            f"{store.path} has rollouts of example {entry.example_id!r}, number {entry.index + 1}, but the "
+            f"dataset {now}",
+            hint="bring back the dataset as it was, or start anew: -o finetuning.output_dir <directory>",
+        )
 
 
 class _OpenGroups:
