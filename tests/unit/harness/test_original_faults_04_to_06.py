@@ -62,15 +62,16 @@ async def async_sdk(value: Any, context: Any) -> str:
 
 SHELL = r"""
 read -r question
-first='{"role": "system", "content": "Answer with ünïcödé and \"quotes\"."}, {"role": "user", "content": "first '$question'"}'
+system='{"role": "system", "content": "Answer with ünïcödé and \"quotes\"."}'
+first=$system', {"role": "user", "content": "first '$question'"}'
 ask() {
   curl --silent --fail --max-time 20 "$OPENAI_BASE_URL/chat/completions" \
     -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' \
     -d '{"model": "'$OPENAI_MODEL'", "temperature": 1.0, "messages": ['"$1"']}' |
     sed 's/.*"content":"\([^"]*\)".*/\1/'
 }
-said=$(ask "$first")
-ask "$first"', {"role": "assistant", "content": "'"$said"'"}, {"role": "user", "content": "second '"$question"'"}'
+said='{"role": "assistant", "content": "'$(ask "$first")'"}'
+ask "$first, $said"', {"role": "user", "content": "second '"$question"'"}'
 """
 
 
@@ -131,7 +132,8 @@ BARE_AGENT = textwrap.dedent(
         llm = context.llm()
         body = {"messages": [{"role": "user", "content": str(value)}], **llm.call_args()}
         headers = {"Authorization": f"Bearer {llm.api_key}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{llm.base_url}/chat/completions", json.dumps(body).encode(), headers)
+        url = f"{llm.base_url}/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=20) as got:
             json.load(got)
         hooks = ("openai", "langchain", "llama_index", "opentelemetry", "litellm", "nat")
