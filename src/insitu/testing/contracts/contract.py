@@ -1,0 +1,123 @@
+"""What the suites share: a directory of their own, deadlines, and parts that are closed again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from insitu.errors import InsituError
+
+Result = TypeVar("Result")
+
+_BLOCKED_SECONDS = 5.0
+"""How much longer than its deadline a test may block the event loop before it is given up."""
+
+
+class Contract:
+    """Base of the suites. Subclass one as `Test…` and say by `make` what is to be tested."""
+
+    deadline_seconds: float = 30.0
+    """How long one test may take."""
+    directory: Path
+    """An empty directory of the test's own; `make` may use it."""
+
+    @pytest.fixture(autouse=True)
+    def _own_directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
+
+    def make(self) -> Any:
+        """A new instance, or an async context manager that gives one; called with the event loop running."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method `make` that returns what is tested")
+
+    def within_deadline(self, test: Callable[[], Awaitable[Result]]) -> Result:
+        """Run the coroutine of a test; it ends in time even when the part blocks the event loop."""
+        done: Future[Result] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(asyncio.run(self._limited(test)))
+            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+                done.set_exception(error)
+
+        # A daemon: a part that never returns must not keep pytest from ending.
+        threading.Thread(target=work, name=type(self).__name__, daemon=True).start()
+        try:
+            return done.result(self.deadline_seconds + _BLOCKED_SECONDS)
+        except TimeoutError:
+            if done.done():
+                raise
+            raise AssertionError(
+                f"not done after {self.deadline_seconds:g} s, and cancellation had no effect: the part "
+                "blocks the event loop or ignores its cancellation"
+            ) from None
+
+    async def _limited(self, test: Callable[[], Awaitable[Result]]) -> Result:
+        limit = asyncio.timeout(self.deadline_seconds)
+        try:
+            async with limit:
+                return await test()
+        except TimeoutError as error:
+            if limit.expired():
+                raise AssertionError(f"not done after {self.deadline_seconds:g} s") from error
+            raise
+
+
+@asynccontextmanager
+async def opened(made: Any) -> AsyncIterator[Any]:
+    """The part that `make` gave. Its `aclose`, when it has one, is awaited afterwards."""
+    if hasattr(made, "__aenter__"):
+        async with made as part:
+            yield part
+        return
+    try:
+        yield made
+    finally:
+        close = getattr(made, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def closes_twice(part: Any) -> None:
+    """Close a part once more than needed."""
+    close = getattr(part, "aclose", None)
+    if close is not None:
+        await close()
+        await close()
+
+
+def assert_json(value: Any, what: str) -> None:
+    """Whether files and the wire can carry it."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{what} must be JSON (no NaN, no objects): {error}: {value!r}") from error
+
+
+async def assert_refused(work: Awaitable[Any], what: str) -> None:
+    """Whether it raises an error for people."""
+    try:
+        value = await work
+    except InsituError:
+        return
+    except Exception as error:
+        raise AssertionError(
+            f"{what} must raise an InsituError (what failed, on which value, what to do), not "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    raise AssertionError(f"{what} must raise an InsituError; it returned {value!r}")
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
+    """Wait for something to become true."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"waited {seconds:g} s in vain: {what}"
+        await asyncio.sleep(0.01)
