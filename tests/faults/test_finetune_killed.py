@@ -166,7 +166,8 @@ class KilledRun:
         best = [event for event in project.lines("journal.jsonl") if event["event"] == "best"][-1]
         assert best["reward"] == max(rewards[1:])
         picture = (project.output / "reward_plot.png").read_bytes()
-        assert picture.startswith(b"\x89PNG") and b"IEND" in picture[-16:]
+        assert picture.startswith(b"\x89PNG")
+        assert b"IEND" in picture[-16:]
 
 
 def _rows(database: Path, query: str, *values: str) -> list[Any]:
