@@ -20,7 +20,7 @@ check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest tests/unit -q
 
 test: setup  ## integration and fault tests: real vLLM, tiny model

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from insitu.entry import load_entry
 from insitu.errors import InvalidRequest
 from insitu.evaluation.dataset import Dataset
 from insitu.evaluation.dataset_config import CustomDatasetConfig
-from insitu.evaluation.entry import load_entry
 from insitu.evaluation.examples import select, to_examples
 from insitu.evaluation.items import Example
 from insitu.plugins import Kind, Parts, register
@@ -25,7 +24,7 @@ class CustomDataset(Dataset):
 
     def __init__(self, config: CustomDatasetConfig, parts: Parts) -> None:
         self._config = config
-        self._function = load_entry(config.function, Path.cwd(), parts.directory)
+        self._function = load_entry(config.function, parts.directory)
         if inspect.iscoroutinefunction(self._function) or inspect.isasyncgenfunction(self._function):
             raise InvalidRequest(f"dataset function `{config.function}` is async; give a plain one")
         self._source = f"dataset function `{config.function}`"

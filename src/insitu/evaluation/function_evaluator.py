@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from insitu.entry import load_entry
 from insitu.errors import InvalidRequest
-from insitu.evaluation.entry import load_entry
 from insitu.evaluation.evaluator import Evaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.score import to_result
@@ -51,7 +50,7 @@ class PythonEvaluatorConfig(ComponentConfig):
 @register(Kind.EVALUATOR, "python", PythonEvaluatorConfig)
 def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEvaluator:
     """``function(item, **args)``."""
-    function = load_entry(config.entry, Path.cwd(), parts.directory)
+    function = load_entry(config.entry, parts.directory)
     refuse_generators(function, config.entry)
     try:
         inspect.signature(function).bind(None, **config.args)

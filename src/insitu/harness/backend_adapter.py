@@ -177,5 +177,5 @@ def _not_ours(registered: RunInfo, trained: int, run: FinetuneRun) -> Conflict:
     return Conflict(
         f"run {registered.name!r} is at step {registered.step} on this backend, but {run.directory.path} has "
         f"trained {trained} steps: they do not belong together",
-        hint="choose another trainer_adapters.<name>.backend.name, or continue with that run's own output_dir",
+        hint="choose another trainer_adapters.<name>.backend.name, or go on with that run's own output_dir",
     )

@@ -281,7 +281,7 @@ def test_custom_functions_that_are_refused(dataset, module, function, complaint)
 
 
 def test_custom_module_that_does_not_exist(dataset):
-    with pytest.raises(InvalidRequest, match="no_such_module cannot be imported"):
+    with pytest.raises(InvalidRequest, match="there is no module `no_such_module`"):
         dataset("custom", function="no_such_module:rows")
     with pytest.raises(InvalidRequest, match="does not name a function"):
         dataset("custom", function="rows")

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from insitu import plugins
+from insitu.entry import load_entry
 from insitu.errors import Conflict, InvalidRequest
 from insitu.plugins import ComponentConfig, Kind
 from insitu.types import Ending
@@ -23,10 +25,10 @@ from insitu.workflow import function as function_module
 from insitu.workflow.context import WorkflowContext, current_rollout
 from insitu.workflow.execute import execute
 from insitu.workflow.function import FunctionWorkflow
-from insitu.workflow.python import PythonConfig, load_entry, make_python
+from insitu.workflow.python import PythonConfig, make_python
 from insitu.workflow.registered import RegisteredConfig, register_workflow
 
-NO_PARTS: Any = None
+NO_PARTS: Any = SimpleNamespace(directory=Path("/nowhere"))
 
 
 async def run(agent: Any, context: WorkflowContext, seconds: float = 5.0, **args: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from insitu.workflow.function import FunctionWorkflow
 from insitu.workflow.http import HttpConfig, HttpWorkflow
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "workflows.md").read_text()
-NO_PARTS: Any = None
+NO_PARTS: Any = SimpleNamespace(directory=Path("/nowhere"))
 
 
 def block(language: str, mark: str) -> str:

@@ -1,0 +1,69 @@
+"""Functions of the user's own code, named in the YAML: ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.plugins import nearest
+
+
+def load_entry(entry: str, *directories: Path) -> Callable[..., Any]:
+    """The named function, also as ``package.module.function``.
+
+    Modules are looked for in the current directory first, as `python` itself does, and last in `directories`.
+    """
+    module_name, _, attribute = entry.partition(":") if ":" in entry else entry.rpartition(".")
+    if not module_name or not attribute:
+        raise InvalidRequest(
+            f"entry `{entry}` does not name a function",
+            hint="write package.module:function, for example rewards:score",
+        )
+    _add_paths(directories)
+    found: Any = _import(entry, module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise InvalidRequest(
+                f"entry `{entry}`: `{getattr(found, '__name__', found)}` has no `{part}`"
+                f"{nearest(part, dir(found))}",
+                hint=f"it was imported from {getattr(sys.modules[module_name], '__file__', None)}",
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise InvalidRequest(f"entry `{entry}` is a {type(found).__name__}, not a function")
+    return found
+
+
+def _add_paths(directories: tuple[Path, ...]) -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    for place in dict.fromkeys(str(directory.resolve()) for directory in directories):
+        if place not in sys.path:
+            # Last, so that a file beside the YAML never takes the place of an installed package.
+            sys.path.append(place)
+
+
+def _import(entry: str, module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InvalidRequest(
+                f"entry `{entry}`: there is no module `{error.name}`",
+                hint=f"run from the directory that holds it (now {Path.cwd()}), or install its package",
+            ) from error
+        raise _broken(entry, module_name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(entry, module_name, error) from error
+
+
+def _broken(entry: str, module_name: str, error: BaseException) -> InvalidRequest:
+    return InvalidRequest(
+        f"entry `{entry}`: importing `{module_name}` failed: {type(error).__name__}: {error}",
+        hint=f"try `python -c 'import {module_name}'` in {Path.cwd()}",
+    )
