@@ -83,8 +83,10 @@ class RunDirectory:
         """
         if not _STORE_NAME.fullmatch(name):
             raise InvalidRequest(f"no trajectory file can be called {name!r}", hint="like epoch-0003")
+        # Those that are closed are forgotten: an index of every epoch would grow with the run.
+        self._stores = {other: store for other, store in self._stores.items() if not store.closed}
         store = self._stores.get(name)
-        if store is None or store.closed:
+        if store is None:
             (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
             store = self._stores[name] = TrajectoryStore(self.path / TRAJECTORIES / f"{name}.jsonl")
         return store
