@@ -74,8 +74,12 @@ class StandinBackend:
         train_seconds: float = 0.05,
         hold_calls: bool = True,
         keep_checkpoints: int = 3,
+        engine_url: str | None = None,
     ) -> None:
-        """`hold_calls`: calls wait while a step trains, as with a trainer on the engine's devices."""
+        """`hold_calls`: calls wait while a step trains, as with a trainer on the engine's devices.
+
+        `engine_url`: a stand-in engine in another process, which must know every model by itself.
+        """
         self.state_dir = state_dir
         self.port = port or free_port()
         self.gateway_port = gateway_port or free_port()
@@ -83,6 +87,7 @@ class StandinBackend:
         self.hold_calls = hold_calls
         self.keep_checkpoints = keep_checkpoints
         self.engine = StandinEngine(behaviour or Behaviour(), keep_seen=False)
+        self._engine_url = engine_url
         self.fail_next_job: str | None = None
         self.num_steps = 0
         """Steps committed since it was started."""
@@ -122,12 +127,13 @@ class StandinBackend:
         settings = ApiSettings.with_key(self.state_dir, KEY, _HOST, self.port)
         self._records = RecordStore(records_url(settings))
         stack.callback(self._records.close)
-        await stack.enter_async_context(self.engine)
+        if self._engine_url is None:
+            await stack.enter_async_context(self.engine)
         await stack.enter_async_context(self._gateway(records_url(settings)))
         await stack.enter_async_context(self._api(settings))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         self._traffic = Traffic(http, self.gateway_url, _ADMIN_KEY, 10.0, 600.0)
-        self._traffic.replicas = lambda: {"replica-0": self.engine.url}
+        self._traffic.replicas = lambda: {"replica-0": self._engine_url or self.engine.url}
         base = self.engine.behaviour.models[0]
         self._traffic.base = {"name": base, "engine_model": base, "version": "base", "refusal": None}
         for run in self.ledger.list_runs():
@@ -285,6 +291,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         port=arguments.port,
         gateway_port=arguments.gateway_port,
         train_seconds=arguments.train_seconds,
+        engine_url=arguments.engine_url,
     )
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -304,6 +311,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, nargs=2, default=(0.0, 0.0), help="seconds of a generation")
     parser.add_argument("--train-seconds", type=float, default=0.1)
     parser.add_argument("--text", action="append", default=[], help="an answer to choose from; repeatable")
+    parser.add_argument("--engine-url", help="a stand-in engine in a process of its own")
     asyncio.run(_serve(parser.parse_args()))
 
 

@@ -87,6 +87,8 @@ class StandinEngine:
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.num_generating = 0
         self.num_aborted = 0
+        self.delays: list[float] = []
+        """The durations of all generations, in the order in which they began."""
         self._keep_seen = keep_seen
         self._random = random.Random(self.behaviour.seed)
         self._runner: web.AppRunner | None = None
@@ -109,6 +111,7 @@ class StandinEngine:
         app = web.Application(client_max_size=2**28)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/standin/delays", self._list_delays)
         app.router.add_post("/v1/chat/completions", self._direct)
         app.router.add_post("/v1/chat/completions/render", self._render_chat)
         app.router.add_post("/v1/chat/completions/derender", self._derender_chat)
@@ -141,6 +144,9 @@ class StandinEngine:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.behaviour.healthy else 503)
+
+    async def _list_delays(self, _request: web.Request) -> web.Response:
+        return _json({"delays": self.delays, "num_aborted": self.num_aborted})
 
     async def _models(self, _request: web.Request) -> web.Response:
         cards = [{"id": name, "parent": None} for name in self.behaviour.models]
@@ -192,7 +198,8 @@ class StandinEngine:
         fault = self._next_fault()
         if fault == "hang":
             await asyncio.sleep(3600)
-        await asyncio.sleep(random.uniform(*self.behaviour.delay_seconds))
+        self.delays.append(random.uniform(*self.behaviour.delay_seconds))
+        await asyncio.sleep(self.delays[-1])
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()
