@@ -28,7 +28,6 @@ class CustomDataset(Dataset):
         if inspect.iscoroutinefunction(self._function) or inspect.isasyncgenfunction(self._function):
             raise InvalidRequest(f"dataset function `{config.function}` is async; give a plain one")
         self._source = f"dataset function `{config.function}`"
-        self.notes: list[str] = []
         """What `load` found worth telling: filtered rows, dropped duplicates, missing ids."""
 
     def load(self) -> list[Example]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from insitu.evaluation.items import Example
 
 
 class Dataset(ABC):
     """A source of examples. Their order is stable, their ids are unique."""
+
+    notes: Sequence[str] = ()
+    """What people should know about the last `load`: duplicates left out, for example."""
 
     @abstractmethod
     def load(self) -> list[Example]:

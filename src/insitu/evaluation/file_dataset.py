@@ -37,7 +37,6 @@ class FileDataset(Dataset):
 
     def __init__(self, config: FileDatasetConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
-        self.notes: list[str] = []
         """What `load` found worth telling: filtered rows, dropped duplicates, missing ids."""
 
     def load(self) -> list[Example]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 from insitu.config.config import Config
-from insitu.config.load import LoadedConfig
-from insitu.errors import InvalidRequest
+from insitu.config.load import LoadedConfig, load_config
+from insitu.errors import DeadlineExceeded, InvalidRequest
 from insitu.evaluation.dataset import Dataset
 from insitu.evaluation.dataset_config import dataset_config
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
@@ -17,9 +18,12 @@ from insitu.evaluation.items import Example
 from insitu.harness.run import Agent, Task
 from insitu.harness.trained_model import TrainedModel
 from insitu.plugins import ComponentConfig, Kind, build, find, nearest
+from insitu.threads import run_in_daemon_thread
 from insitu.workflow.binding import LLMBinding, gateway_root
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
+
+_LOAD_SECONDS = 600.0
 
 
 class Assembly:
@@ -31,6 +35,8 @@ class Assembly:
         self._stack = AsyncExitStack()
         self._evaluators: dict[str, Evaluator | GroupEvaluator] = {}
         self._being_built: list[str] = []
+        self.notes: list[str] = []
+        """What the datasets found worth saying."""
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -81,7 +87,16 @@ class Assembly:
         if config is None:
             raise InvalidRequest(f"{where} is missing", hint="name a dataset there, or use --dataset")
         dataset = cast(Dataset, await self.component(Kind.DATASET, config))
-        return dataset.load()
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                examples = await run_in_daemon_thread(dataset.load)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{where}: the dataset was not loaded within {_LOAD_SECONDS:.0f} s",
+                hint="look at its function, or write its rows to a file",
+            ) from None
+        self.notes += [f"{where}: {note}" for note in dataset.notes]
+        return examples
 
     async def training_task(self, model: TrainedModel) -> Task:
         """What is trained on."""
@@ -95,8 +110,6 @@ class Assembly:
         """What is validated on; None without a validation dataset."""
         options = self.config.finetuning.run_configuration
         if options.validation_config_file is not None:
-            from insitu.config.load import load_config
-
             other = await self._stack.enter_async_context(
                 Assembly(load_config(Path(options.validation_config_file)))
             )

@@ -54,6 +54,8 @@ async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
                 parts.validation_task(task, model),
                 lambda v: _found(v) if v else "none asked for",
             )
+        for note in parts.notes:
+            say(f"note    {note}")
         await checks.check("backend", _backend(made), str)
         if task is not None:
             await checks.check("gateway", _gateway(task), lambda served: f"serves {', '.join(served)}")

@@ -66,6 +66,8 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
         binding = training.agent.binding
         gateway = await stack.enter_async_context(GatewayClient(binding.gateway_url, binding.api_key))
         run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
+        for note in parts.notes:
+            progress.info(note)
         return await _run(run, made, resume_command)
 
 
