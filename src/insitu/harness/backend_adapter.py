@@ -23,6 +23,8 @@ BACKEND = "insitu"
 GATEWAY_PORT = 8000
 READY_SECONDS = 1800.0
 """A model may have to be downloaded and compiled before the run is ready."""
+HEALTH_SECONDS = 15.0
+"""Long enough for a backend that is just starting, and an answer for who waits at a silent address."""
 _MAX_UPLOADS = 8
 _STATUS = {
     JobState.QUEUED: TrainingStatusEnum.PENDING,
@@ -81,8 +83,9 @@ class BackendAdapter(TrainerAdapter):
     async def is_healthy(self) -> bool:
         """Whether an insitu backend answers at the configured address and takes the configured key."""
         try:
-            health = await self._client.health()
-        except InsituError:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                health = await self._client.health()
+        except (InsituError, TimeoutError):
             return False
         return health.get("service") == "insitu" and health.get("status") == "ok"
 
