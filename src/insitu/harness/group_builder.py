@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from insitu.errors import InvalidRequest
@@ -76,7 +77,7 @@ class GroupBuilder(TrajectoryBuilder):
             self._collecting.pop(epoch, None)
         trajectories = [trajectory for group in groups for trajectory in group]
         if not any(trajectory.trainable for trajectory in trajectories):
-            raise _nothing_collected(epoch, trajectories)
+            raise _nothing_collected(epoch, trajectories, run.directory.set_aside(_store_name(epoch)))
         run.progress.info(
             f"Built {len(trajectories)} trajectories across {len(groups)} examples for run_id: {run_id}"
         )
@@ -103,8 +104,7 @@ class GroupBuilder(TrajectoryBuilder):
         self._collecting.clear()
 
     async def _collect(self, run: FinetuneRun, epoch: int, on_group: Any) -> Groups:
-        name = f"epoch-{epoch:04d}"
-        with run.directory.store(name) as store:
+        with run.directory.store(_store_name(epoch)) as store:
             total = len(run.training.examples) * self._num_generations
             phase = f"epoch {epoch + 1}/{run.config.finetuning.num_epochs}"
             run.progress.phase_started(phase, total, done=len(store.entries()))
@@ -130,11 +130,15 @@ class GroupBuilder(TrajectoryBuilder):
         return self._run
 
 
-def _nothing_collected(epoch: int, trajectories: list[Trajectory]) -> InvalidRequest:
+def _store_name(epoch: int) -> str:
+    return f"epoch-{epoch:04d}"
+
+
+def _nothing_collected(epoch: int, trajectories: list[Trajectory], kept: Path) -> InvalidRequest:
     reasons = Counter(f"{t.ending}: {t.reason}" for t in trajectories).most_common(3)
     listed = "; ".join(f"{count} × {reason}" for reason, count in reasons)
     return InvalidRequest(
         f"no trajectories collected for epoch {epoch + 1}: all {len(trajectories)} rollouts failed: {listed}",
-        hint="mend the workflow, the evaluator or target_functions and run the same command with a new "
-        "output_dir; the rollouts are kept in trajectories/",
+        hint=f"mend the agent, its services or the evaluator; these rollouts are kept in {kept} and are run "
+        "again by the same command (another configuration needs another output_dir)",
     )

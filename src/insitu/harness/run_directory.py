@@ -91,6 +91,17 @@ class RunDirectory:
             store = self._stores[name] = TrajectoryStore(self.path / TRAJECTORIES / f"{name}.jsonl")
         return store
 
+    def set_aside(self, name: str) -> Path:
+        """Rename the trajectories of an epoch or a validation that is to be run again; they are kept."""
+        path = self.store(name).path
+        self._stores.pop(name).close()
+        number = 1
+        while (aside := path.with_name(f"{name}-failed-{number}.jsonl")).exists():
+            number += 1
+        path.rename(aside)
+        sync_directory(path.parent)
+        return aside
+
     def close(self) -> None:
         """Close all files and let the next process in. Twice is fine."""
         try:

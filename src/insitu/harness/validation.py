@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str) -> Json:
     """The entry of validation_history.json after `epoch` epochs. Failed rollouts are counted, never 0."""
-    trajectories = await builder.run_eval({"name": f"validation-{epoch:04d}"})
+    name = f"validation-{epoch:04d}"
+    trajectories = await builder.run_eval({"name": name})
     failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
     figures = statistics([trajectories])
     entry = {
@@ -34,10 +35,12 @@ async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, ste
         "endings": dict(Counter(str(trajectory.ending) for trajectory in trajectories)),
     }
     if len(failed) == len(trajectories) and epoch == 0:
+        kept = run.directory.set_aside(name)
         raise InvalidRequest(
             f"the validation before the first update failed: all {len(failed)} rollouts, for example "
             f"{failed[0].ending}: {failed[0].reason}",
-            hint="mend the validation dataset, the workflow or the evaluator, then use a new output_dir",
+            hint=f"mend the validation dataset, the agent or the evaluator; these rollouts are kept in "
+            f"{kept} and are run again by the same command (another configuration needs another output_dir)",
         )
     _say(run, entry)
     return entry
