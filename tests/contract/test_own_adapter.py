@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from insitu.harness.trainer_adapter import TrainerAdapter
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract
 from insitu.testing.standins import StandinParts, built
+from insitu.transport import RetryPolicy
 from insitu.types import Ending
 from insitu.workflow.binding import rollout_url
 
@@ -43,7 +45,9 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     state = tmp_path_factory.mktemp("backend")
     command = [sys.executable, "-m", "tests.support.standin_backend", "--state-dir", str(state)]
     command += ["--port", str(found.port), "--gateway-port", str(found.gateway_port)]
-    with subprocess.Popen([*command, "--train-seconds", "0.05"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, "--train-seconds", "0.05"], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             deadline = time.monotonic() + 30
@@ -60,8 +64,10 @@ class TestBackendAdapter(TrainerAdapterContract):
     backend: Backend
 
     @pytest.fixture(autouse=True)
-    def _with_backend(self, backend: Backend) -> None:
+    def _with_backend(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.backend = backend
+        # An absent backend is given up after two attempts instead of eight seconds.
+        monkeypatch.setattr("insitu.transport.RetryPolicy", partial(RetryPolicy, max_attempts=2))
 
     def make(self) -> Any:
         return self._made(self.backend.port)
@@ -88,12 +94,20 @@ class TestBackendAdapter(TrainerAdapterContract):
                     calls = tuple(call["id"] for call in await gateway.rollout_calls(rollout_id))
                     reward, example = float(generation), f"example-{number}"
                     group.append(
-                        Trajectory(
-                            rollout_id, example, generation, Ending.COMPLETED, reward, call_ids=calls
-                        )
+                        Trajectory(rollout_id, example, generation, Ending.COMPLETED, reward, call_ids=calls)
                     )
                 groups.append(group)
         return groups
+
+    def test_a_silent_address_is_not_healthy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("insitu.harness.backend_adapter.HEALTH_SECONDS", 0.3)
+
+        async def test() -> None:
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                async with self._made(silent.getsockname()[1]) as adapter:
+                    assert await adapter.is_healthy() is False
+
+        self.within_deadline(test)
 
     def _made(self, port: int) -> Any:
         """A run of the test's own: one that has steps already is not trained from another directory."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract, TrainerContract, TrajectoryBuilderContract
-from insitu.testing.standins import StandinAdapter, StandinBuilder, StandinParts, built
+from insitu.testing.standins import StandinAdapter, StandinParts, built
 
 
 class TestGroupBuilder(TrajectoryBuilderContract):
@@ -34,7 +34,3 @@ class TestStandinAdapter(TrainerAdapterContract):
 
     def make_unreachable(self) -> Any:
         return StandinAdapter(healthy=False)
-
-
-def test_the_standin_builder_is_what_a_trainer_sees() -> None:
-    assert StandinBuilder().num_closed == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -63,11 +64,14 @@ class Contract:
         limit = asyncio.timeout(self.deadline_seconds)
         try:
             async with limit:
-                return await test()
+                result = await test()
         except TimeoutError as error:
             if limit.expired():
                 raise AssertionError(f"not done after {self.deadline_seconds:g} s") from error
             raise
+        blocked = f"not done after {self.deadline_seconds:g} s: the part blocks the event loop"
+        assert asyncio.get_running_loop().time() < (limit.when() or math.inf), blocked
+        return result
 
 
 @asynccontextmanager

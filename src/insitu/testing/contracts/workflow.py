@@ -24,7 +24,6 @@ from insitu.workflow.workflow import Workflow
 
 _RUN = "standin-run"
 _AT_ONCE = 8
-_STOP_SECONDS = 10.0
 
 
 class WorkflowContract(Contract):
@@ -34,6 +33,8 @@ class WorkflowContract(Contract):
     """Whether a run calls the trained model (`context.llm()`)."""
     cancellable: bool = True
     """False for an agent that blocks a thread: such a thread cannot be stopped in the midst of a call."""
+    stop_seconds: float = 10.0
+    """How long a cancelled run may take to end, and what it started with it."""
 
     def value(self) -> Any:
         """An input that the workflow can work on."""
@@ -95,13 +96,14 @@ class WorkflowContract(Contract):
                 else:
                     await asyncio.sleep(0.2)
                 run.cancel()
-                await asyncio.wait({run}, timeout=_STOP_SECONDS)
-                assert run.done(), f"a cancelled run must end: it goes on after {_STOP_SECONDS:g} s"
+                await asyncio.wait({run}, timeout=self.stop_seconds)
+                assert run.done(), f"a cancelled run must end: it goes on after {self.stop_seconds:g} s"
                 if not run.cancelled():
                     run.exception()
-                await until(lambda: _children() <= children, "its child processes end")
+                await until(lambda: _children() <= children, "its child processes end", self.stop_seconds)
                 if self.cancellable:
-                    await until(lambda: gateway.num_open == 0, "its connections to the model are closed")
+                    closed = "its connections to the model are closed"
+                    await until(lambda: gateway.num_open == 0, closed, self.stop_seconds)
                 gateway.answering.set()
 
         self.within_deadline(test)
@@ -112,8 +114,8 @@ class WorkflowContract(Contract):
                 run = asyncio.create_task(workflow.run(self.value(), self._context(gateway, "r0")))
                 await asyncio.sleep(0)
                 run.cancel()
-                await asyncio.wait({run}, timeout=_STOP_SECONDS)
-                assert run.done(), f"a cancelled run must end: it goes on after {_STOP_SECONDS:g} s"
+                await asyncio.wait({run}, timeout=self.stop_seconds)
+                assert run.done(), f"a cancelled run must end: it goes on after {self.stop_seconds:g} s"
                 outcome = await execute(workflow, self.value(), self._context(gateway, "r1"), 20.0)
                 assert outcome.ending is Ending.COMPLETED, f"{outcome.ending}: {outcome.reason}"
 
