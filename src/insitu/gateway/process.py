@@ -73,6 +73,7 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; errors on purpose end it with their message and status 1."""
     log_to(None)  # standard error; under a supervisor that is logs/gateway.log
+    allow_open_files()
     try:
         asyncio.run(serve(settings_from(sys.argv[1:] if arguments is None else arguments)))
     except InsituError as error:

@@ -78,6 +78,30 @@ async def test_sigterm_does_not_wait_for_held_calls(tmp_path: Path) -> None:
                 child.kill()
 
 
+async def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    """A shell's usual limit is 1,024 files; 2,000 calls under way need over 4,000."""
+    url, port = f"sqlite:///{tmp_path}/calls.db", free_port()
+    gateway = f"http://127.0.0.1:{port}"
+    behaviour = Behaviour(delay_seconds=(0.5, 0.5))
+    async with StandinEngine(behaviour) as engine, aiohttp.ClientSession() as session:
+        arguments = f"--port {port} --records {url} --upstream {engine.url}"
+        command = f"ulimit -Sn 64; exec {sys.executable} -m insitu.gateway {arguments}"
+        child = await asyncio.create_subprocess_exec("bash", "-c", command, stderr=asyncio.subprocess.PIPE)
+        try:
+            await until(lambda: answers(session, gateway), "the gateway answers", 15)
+            body, path = {"model": "tiny", "messages": MESSAGES}, f"{gateway}/v1/chat/completions"
+
+            async def call() -> int:
+                async with session.post(path, json=body, headers=API) as got:
+                    return got.status
+
+            async with asyncio.timeout(20):
+                assert set(await asyncio.gather(*(call() for _ in range(80)))) == {200}
+        finally:
+            child.kill()
+            await child.wait()
+
+
 async def holds_one(session: aiohttp.ClientSession, url: str) -> bool:
     async with session.get(f"{url}/health") as got:
         return (await got.json())["held"] == 1
