@@ -21,7 +21,7 @@ check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/unit tests/contract -q
 
 test: setup  ## integration and fault tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
