@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from insitu.answers import JobInfo, RunInfo
 from insitu.client import InsituClient
-from insitu.errors import Conflict, InsituError, InvalidRequest, Unavailable
+from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.run import FinetuneRun
 from insitu.harness.settings import AdapterConfig
@@ -55,11 +55,7 @@ class BackendAdapter(TrainerAdapter):
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""
-        if not await self.is_healthy():
-            raise Unavailable(
-                f"no insitu backend answers at {self._backend.url}",
-                hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
-            )
+        await self.check()
         backend = self._backend
         registered = await self._client.register_run(
             backend.name,
@@ -83,11 +79,30 @@ class BackendAdapter(TrainerAdapter):
     async def is_healthy(self) -> bool:
         """Whether an insitu backend answers at the configured address and takes the configured key."""
         try:
+            await self.check()
+        except InsituError:
+            return False
+        return True
+
+    async def check(self) -> None:
+        """Raise what is wrong with the address or the key."""
+        url = self._backend.url
+        try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 health = await self._client.health()
-        except (InsituError, TimeoutError):
-            return False
-        return health.get("service") == "insitu" and health.get("status") == "ok"
+                if health.get("service") != "insitu" or health.get("status") != "ok":
+                    raise Unavailable(f"{url} answers, but not as a healthy insitu backend")
+                await self._client.list_runs()  # health needs no key, everything else does
+        except Unauthorized as error:
+            raise Unauthorized(
+                f"the backend at {url} refuses the key: {error.message}",
+                hint="set trainer_adapters.<name>.backend.api_key to the backend's key",
+            ) from error
+        except (InsituError, TimeoutError) as error:
+            raise Unavailable(
+                f"no insitu backend answers at {url}",
+                hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
+            ) from error
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
         """Upload a group that can teach something; the backend has it durably on return."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from insitu.config.dump import dump_config, to_yaml
 from insitu.config.load import LoadedConfig
-from insitu.errors import InsituError, Unavailable
+from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
 from insitu.harness.finetune import Components, build_components
@@ -74,8 +74,7 @@ def _found(task: Task) -> str:
 
 
 async def _backend(made: Components) -> str:
-    if not await made.adapter.is_healthy():
-        raise Unavailable("no healthy backend at the configured address", hint="start one: insitu serve")
+    await made.adapter.check()
     model = made.adapter.trained_model
     return f"healthy; run {model.name!r} of {model.base_model!r}"
 

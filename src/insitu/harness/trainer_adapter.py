@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from insitu.errors import DeadlineExceeded
+from insitu.errors import DeadlineExceeded, Unavailable
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.trained_model import TrainedModel
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
@@ -35,6 +35,11 @@ class TrainerAdapter(ABC):
     @abstractmethod
     async def is_healthy(self) -> bool:
         """Whether the backend that this adapter trains with answers, and is one."""
+
+    async def check(self) -> None:
+        """Raise why the backend is not healthy; an adapter that knows more than that says it here."""
+        if not await self.is_healthy():
+            raise Unavailable("no healthy backend at the configured address", hint="start it: insitu serve")
 
     async def keep(self, step: int) -> str | None:
         """Keep the checkpoint of this step, the best so far; returns where it is, if anywhere."""
