@@ -1,4 +1,4 @@
-"""`insitu serve` and `insitu finetune` as a user runs them: a real model learns to add, and the files agree."""
+"""`insitu serve` and `insitu finetune` as a user runs them: a real model learns, and the files agree."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class GroupBuilder(TrajectoryBuilder):
         self._num_evaluations += 1
         name = str((meta or {}).get("name", f"evaluation-{self._num_evaluations:04d}"))
         with run.directory.store(name) as store:
-            run.progress.phase_started(name, len(task.examples), done=len(store.entries()))
+            title = str((meta or {}).get("title", name))
+            run.progress.phase_started(title, len(task.examples), done=len(store.entries()))
             try:
                 groups = await self._collector(task).collect(store, f"{run.run_id}.{name}", 1)
             finally:

@@ -22,6 +22,7 @@ from insitu.evaluation.items import EvalItem, EvalResult, Example
 from insitu.evaluation.score import score_group, score_item
 from insitu.gateway_client import GatewayClient
 from insitu.harness.episode import Trajectory
+from insitu.harness.open_groups import OpenGroups
 from insitu.harness.progress import Progress
 from insitu.harness.run import Task
 from insitu.harness.targets import Call, Targets
@@ -70,7 +71,7 @@ class Collector:
     ) -> list[list[Trajectory]]:
         """All groups in the order of their examples; a group is handed to `on_group` once it is on disk."""
         _check_examples(store, self._task.examples)
-        open_groups = _OpenGroups(store, len(self._task.examples), num_generations)
+        open_groups = OpenGroups(store, len(self._task.examples), num_generations)
         try:
             await self._run_all(open_groups, store, prefix, num_generations, on_group)
         except BaseExceptionGroup as group:
@@ -79,7 +80,7 @@ class Collector:
 
     async def _run_all(
         self,
-        open_groups: _OpenGroups,
+        open_groups: OpenGroups,
         store: TrajectoryStore,
         prefix: str,
         num_generations: int,
@@ -102,7 +103,7 @@ class Collector:
             for _ in range(min(self._limits.max_concurrency, open_groups.num_missing)):
                 tasks.create_task(work())
 
-    def _plans(self, open_groups: _OpenGroups, num_generations: int) -> Iterator[_Plan]:
+    def _plans(self, open_groups: OpenGroups, num_generations: int) -> Iterator[_Plan]:
         for index, example in enumerate(self._task.examples):
             for generation in range(num_generations):
                 if (index, generation) not in open_groups.found:
@@ -136,7 +137,7 @@ class Collector:
             return [], replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
 
     async def _finish_group(
-        self, index: int, store: TrajectoryStore, open_groups: _OpenGroups, on_group: OnGroup | None
+        self, index: int, store: TrajectoryStore, open_groups: OpenGroups, on_group: OnGroup | None
     ) -> None:
         if self._group_evaluator is not None:
             await self._score_together(self._group_evaluator, index, store)
@@ -171,40 +172,6 @@ def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None
             f"dataset {now}",
             hint="bring back the dataset as it was, or start anew: -o finetuning.output_dir <directory>",
         )
-
-
-class _OpenGroups:
-    """Which rollouts of which groups exist already."""
-
-    def __init__(self, store: TrajectoryStore, num_groups: int, size: int) -> None:
-        self._store = store
-        self._num_groups = num_groups
-        self._size = size
-        self.found = {(entry.index, entry.generation) for entry in store.entries()}
-        self._left = [size] * num_groups
-        for index, _ in self.found:
-            self._left[index] -= 1
-        self._closed: dict[int, list[Trajectory]] = {}
-
-    @property
-    def num_missing(self) -> int:
-        return sum(self._left)
-
-    def complete(self) -> list[int]:
-        return [index for index, left in enumerate(self._left) if left == 0]
-
-    def done(self, index: int) -> bool:
-        """One more rollout of the group has ended; whether it was the last."""
-        self._left[index] -= 1
-        return self._left[index] == 0
-
-    def close(self, index: int) -> list[Trajectory]:
-        entries = sorted(self._store.group(index), key=lambda entry: entry.generation)
-        self._closed[index] = [self._store.trajectory(entry) for entry in entries]
-        return self._closed[index]
-
-    def trajectories(self) -> list[list[Trajectory]]:
-        return [self._closed[index] for index in range(self._num_groups)]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

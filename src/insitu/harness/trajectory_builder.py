@@ -29,6 +29,7 @@ class TrajectoryBuilder(ABC):
         """Run and score the validation examples once each (the training examples when there are none).
 
         `meta["name"]` names the evaluation: what was already run under that name is not run again.
+        `meta["title"]` is what people see.
         """
 
     @abstractmethod

@@ -19,7 +19,8 @@ Json = dict[str, Any]
 async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str) -> Json:
     """The entry of validation_history.json after `epoch` epochs. Failed rollouts are counted, never 0."""
     name = f"validation-{epoch:04d}"
-    trajectories = await builder.run_eval({"name": name})
+    title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
+    trajectories = await builder.run_eval({"name": name, "title": title})
     failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
     figures = statistics([trajectories])
     entry = {
@@ -39,10 +40,10 @@ async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, ste
         raise InvalidRequest(
             f"the validation before the first update failed: all {len(failed)} rollouts, for example "
             f"{failed[0].ending}: {failed[0].reason}",
-            hint=f"mend the validation dataset, the agent or the evaluator; these rollouts are kept in "
+            hint="mend the validation dataset, the agent or the evaluator; these rollouts are kept in "
             f"{kept} and are run again by the same command (another configuration needs another output_dir)",
         )
-    _say(run, entry)
+    _say(run, title.capitalize(), entry)
     return entry
 
 
@@ -60,11 +61,9 @@ def early_stop(validations: Sequence[Json], settings: EarlyStopping | None) -> s
     )
 
 
-def _say(run: FinetuneRun, entry: Json) -> None:
+def _say(run: FinetuneRun, title: str, entry: Json) -> None:
     counts = f"{entry['num_examples']} examples, {entry['num_failed']} failed"
     if entry["avg_reward"] is None:
-        run.progress.warn(f"Validation after {entry['epoch']} epochs failed: {counts}: {entry['endings']}")
+        run.progress.warn(f"{title} failed: {counts}: {entry['endings']}")
     else:
-        run.progress.info(
-            f"Validation after {entry['epoch']} epochs - Avg Reward: {entry['avg_reward']:.4f} ({counts})"
-        )
+        run.progress.info(f"{title} - Avg Reward: {entry['avg_reward']:.4f} ({counts})")

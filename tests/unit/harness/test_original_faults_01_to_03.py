@@ -103,7 +103,7 @@ async def test_fault_01_a_failed_validation_is_no_reward_of_zero(tmp_path, monke
         assert [entry["num_failed"] for entry in found] == [0, 1, 4]
         assert found[1]["endings"] == {"completed": 3, "tool_error": 1}
         assert found[2]["endings"] == {"tool_error": 4}
-        assert any("Validation after 2 epochs failed" in line for line in bench.progress.said)
+        assert any("Validation after epoch 2 failed" in line for line in bench.progress.said)
         # The step that could not be validated is not the best one.
         assert summary.best_step == 1
 
