@@ -16,6 +16,7 @@ from insitu.gateway.app import build_app
 from insitu.gateway.settings import Settings
 from insitu.keys import DEFAULT_KEY, is_loopback
 from insitu.logs import log_to
+from insitu.open_files import allow_open_files
 
 
 def settings_from(arguments: list[str]) -> Settings:
