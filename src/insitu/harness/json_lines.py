@@ -6,6 +6,7 @@ when the file is opened; damage anywhere else is never passed over.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -180,10 +181,12 @@ def _refuse_non_finite(value: Any, where: str) -> None:
         for key, inner in cast(Mapping[Any, Any], value).items():
             _refuse_non_finite(inner, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
-        for position, inner in enumerate(cast(list[Any], value)):
-            # Lists of thousands of logprobs and token ids are the rule: no call for a plain good number.
-            if isinstance(inner, (str, int)) or (isinstance(inner, float) and math.isfinite(inner)):
-                continue
+        values = cast(list[Any], value)
+        # Lists of thousands of logprobs and token ids are the rule: those are looked at in one go.
+        with contextlib.suppress(TypeError, OverflowError):
+            if all(map(math.isfinite, values)):
+                return
+        for position, inner in enumerate(values):
             _refuse_non_finite(inner, f"{where}[{position}]")
 
 

@@ -141,7 +141,7 @@ class Collector:
     ) -> None:
         if self._group_evaluator is not None:
             await self._score_together(self._group_evaluator, index, store)
-        store.sync()
+        await asyncio.to_thread(store.sync)  # a slow disk must not hold up the other rollouts
         group = open_groups.close(index)
         if on_group is not None:
             await on_group(group)
