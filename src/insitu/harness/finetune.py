@@ -13,6 +13,7 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
+from insitu.harness.open_files import check_open_files
 from insitu.harness.progress import Progress
 from insitu.harness.run import FinetuneRun
 from insitu.harness.run_directory import RunDirectory
@@ -40,6 +41,7 @@ async def build_components(parts: Assembly) -> Components:
     config, chosen = parts.config, parts.config.finetuning
     if not chosen.enabled:
         raise InvalidRequest("finetuning.enabled is false", hint="set it: -o finetuning.enabled true")
+    check_open_files(config.eval.general.max_concurrency)
     # That all three are named was checked with `enabled`.
     assert chosen.trajectory_builder is not None
     assert chosen.trainer_adapter is not None

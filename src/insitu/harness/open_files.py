@@ -1,0 +1,22 @@
+"""Open files: every rollout under way holds connections or pipes, and the usual limit is soon reached."""
+
+from __future__ import annotations
+
+from insitu.errors import InvalidRequest
+from insitu.open_files import allow_open_files
+
+_FILES_PER_ROLLOUT = 2
+"""A connection of the agent, and at its end one that reads its calls."""
+_OTHER_FILES = 100
+
+
+def check_open_files(max_concurrency: int) -> None:
+    """Raise this process's limit as far as it may be; refuse more rollouts at once than it then carries."""
+    allowed, needed = allow_open_files(), _FILES_PER_ROLLOUT * max_concurrency + _OTHER_FILES
+    if allowed < needed:
+        fitting = max(1, (allowed - _OTHER_FILES) // _FILES_PER_ROLLOUT)
+        raise InvalidRequest(
+            f"eval.general.max_concurrency is {max_concurrency}: so many rollouts at once need about "
+            f"{needed} open files, and this process may have {allowed}",
+            hint=f"raise the hard limit (`ulimit -Hn`), or use -o eval.general.max_concurrency {fitting}",
+        )
