@@ -66,10 +66,11 @@ def _run(loaded: Any) -> int:
 
     from insitu.harness.console import open_progress
     from insitu.harness.finetune import finetune as run
+    from insitu.harness.redaction import Redaction
     from insitu.harness.safe_output import print_lines
     from insitu.harness.summary import exit_code, lines
 
-    command = shlex.join(["insitu", *sys.argv[1:]])
+    command = shlex.join(["insitu", *Redaction(loaded.config).hide_arguments(sys.argv[1:])])
     with open_progress() as progress:
         summary = asyncio.run(_until_signal(run(loaded, progress, command)))
     print_lines(lines(summary))

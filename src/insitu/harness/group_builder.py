@@ -13,6 +13,7 @@ from insitu.evaluation.evaluator import GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.score import score_group, score_item
 from insitu.harness.episode import Trajectory, TrajectoryCollection
+from insitu.harness.redaction import Redaction
 from insitu.harness.rollouts import Collector, Limits
 from insitu.harness.run import FinetuneRun, Task
 from insitu.harness.settings import BuilderConfig
@@ -123,7 +124,7 @@ class GroupBuilder(TrajectoryBuilder):
             general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
         )
         targets = Targets(task.agent.binding.model, frozenset(finetuning.target_functions))
-        return Collector(task, targets, run.gateway, limits, run.progress)
+        return Collector(task, targets, run.gateway, limits, run.progress, Redaction(run.config))
 
     def _opened(self) -> FinetuneRun:
         if self._run is None:

@@ -24,6 +24,7 @@ from insitu.gateway_client import GatewayClient
 from insitu.harness.episode import Trajectory
 from insitu.harness.open_groups import OpenGroups
 from insitu.harness.progress import Progress
+from insitu.harness.redaction import Redaction
 from insitu.harness.run import Task
 from insitu.harness.targets import Call, Targets
 from insitu.harness.trajectory_builder import OnGroup
@@ -55,13 +56,20 @@ class Collector:
     """Collects the rollouts of one epoch, or of one validation, into one store."""
 
     def __init__(
-        self, task: Task, targets: Targets, gateway: GatewayClient, limits: Limits, progress: Progress
+        self,
+        task: Task,
+        targets: Targets,
+        gateway: GatewayClient,
+        limits: Limits,
+        progress: Progress,
+        redaction: Redaction,
     ) -> None:
         self._task = task
         self._targets = targets
         self._gateway = gateway
         self._limits = limits
         self._progress = progress
+        self._redaction = redaction
         evaluator = task.evaluator
         self._group_evaluator = evaluator if isinstance(evaluator, GroupEvaluator) else None
         self._evaluator = evaluator if isinstance(evaluator, Evaluator) else None
@@ -123,7 +131,7 @@ class Collector:
         if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
             item = _item(plan.example, record)
             _apply(record, await score_item(self._evaluator, item, self._limits.evaluator_seconds))
-        store.append(record)
+        self._keep(record, store)
         num_tokens = sum(call["num_output_tokens"] for call in calls)
         self._progress.rollout_ended(
             Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
@@ -155,7 +163,11 @@ class Collector:
         results = await score_group(evaluator, items, self._limits.evaluator_seconds)
         for record, result in zip(records, results, strict=True):
             _apply(record, result)
-            store.append(record)
+            self._keep(record, store)
+
+    def _keep(self, record: Json, store: TrajectoryStore) -> None:
+        record["reason"] = self._redaction.hide(record["reason"])
+        store.append(record)
 
 
 def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None:
