@@ -86,7 +86,7 @@ async def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
     async with StandinEngine(behaviour) as engine, aiohttp.ClientSession() as session:
         arguments = f"--port {port} --records {url} --upstream {engine.url}"
         command = f"ulimit -Sn 64; exec {sys.executable} -m insitu.gateway {arguments}"
-        child = await asyncio.create_subprocess_exec("bash", "-c", command, stderr=asyncio.subprocess.PIPE)
+        child = await asyncio.create_subprocess_exec("bash", "-c", command, stderr=asyncio.subprocess.DEVNULL)
         try:
             await until(lambda: answers(session, gateway), "the gateway answers", 15)
             body, path = {"model": "tiny", "messages": MESSAGES}, f"{gateway}/v1/chat/completions"
