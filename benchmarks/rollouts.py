@@ -9,7 +9,9 @@ scored and on the disk, and every group uploaded.
 
 The ideal is what the engine's delays alone take with as many rollouts at once: the delays that it drew in
 this very run, replayed in their order with no cost in between. It is longer than their sum divided by the
-number of rollouts at once, because the last rollouts end with most of the others gone.
+number of rollouts at once (`work_seconds`), because the last rollouts end with most of the others gone.
+`share_in_engine` leaves that out: of the rollouts that could be under way from the first start to the last,
+the share that was waiting for the engine, on average.
 """
 
 from __future__ import annotations
@@ -206,7 +208,9 @@ def run_all(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             child(*command, cwd=project.path, output=log, PYTHONPATH=str(project.path))
         )
         peaks["harness"] = Peaks(harness.pid)
+        busy: list[tuple[float, int]] = []
         while harness.poll() is None:
+            busy.append((time.time(), get(f"{engine_url}/standin/load")["num_generating"]))
             for peak in peaks.values():
                 peak.look()
             time.sleep(0.25)
@@ -217,25 +221,28 @@ def run_all(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             sys.stderr.write(log.read()[-4000:])
     return {
         "exit_code": harness.returncode,
-        **rollout_figures(project, given, drawn["delays"]),
+        **rollout_figures(project, given, drawn["delays"], busy),
         "command_seconds": round(command_seconds, 1),
         **{name: peak.figures() for name, peak in peaks.items()},
     }
 
 
-def rollout_figures(project: Project, given: argparse.Namespace, delays: Sequence[float]) -> dict[str, Any]:
+def rollout_figures(
+    project: Project, given: argparse.Namespace, delays: Sequence[float], busy: Sequence[tuple[float, int]]
+) -> dict[str, Any]:
     """What the run's own files say, compared with the ideal."""
     endings: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    first, overhead = float("inf"), list[float]()
+    started, lasted = list[float](), list[float]()
     for line in (project.output / "trajectories" / "epoch-0000.jsonl").open():
         record = json.loads(line)
         endings[record["ending"]] += 1
         reasons[record["reason"]] += bool(record["reason"])
-        first = min(first, record["started_at"])
-        overhead.append(record["seconds"])
+        started.append(record["started_at"])
+        lasted.append(record["seconds"])
     submitted = [event["at"] for event in project.lines("journal.jsonl") if event["event"] == "submitted"]
-    seconds = submitted[0] - first
+    seconds = submitted[0] - min(started)
+    generating = [count for at, count in busy if min(started) <= at <= max(started)]
     num_rollouts = given.rollouts // GENERATIONS * GENERATIONS
     ideal = replay(delays, num_rollouts, given.concurrent, given.turns)
     return {
@@ -249,7 +256,8 @@ def rollout_figures(project: Project, given: argparse.Namespace, delays: Sequenc
         "rollouts_per_second": round(num_rollouts / seconds, 2),
         "ideal_seconds": round(ideal, 2),
         "share_of_ideal": round(ideal / seconds, 3),
-        "added_seconds_per_rollout": round((sum(overhead) - sum(delays)) / num_rollouts, 3),
+        "share_in_engine": round(sum(generating) / max(1, len(generating)) / given.concurrent, 3),
+        "added_seconds_per_rollout": round((sum(lasted) - sum(delays)) / num_rollouts, 3),
         "work_seconds": round(sum(delays) / given.concurrent, 2),
         "arithmetic_seconds": round(num_rollouts * given.turns * sum(given.delay) / 2 / given.concurrent, 2),
         "share_of_work": round(sum(delays) / given.concurrent / seconds, 3),

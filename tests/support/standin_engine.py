@@ -112,6 +112,7 @@ class StandinEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/standin/delays", self._list_delays)
+        app.router.add_get("/standin/load", self._load)
         app.router.add_post("/v1/chat/completions", self._direct)
         app.router.add_post("/v1/chat/completions/render", self._render_chat)
         app.router.add_post("/v1/chat/completions/derender", self._derender_chat)
@@ -147,6 +148,9 @@ class StandinEngine:
 
     async def _list_delays(self, _request: web.Request) -> web.Response:
         return _json({"delays": self.delays, "num_aborted": self.num_aborted})
+
+    async def _load(self, _request: web.Request) -> web.Response:
+        return _json({"num_generating": self.num_generating})
 
     async def _models(self, _request: web.Request) -> web.Response:
         cards = [{"id": name, "parent": None} for name in self.behaviour.models]
