@@ -110,8 +110,7 @@ class KilledRun:
         self.num_kills += 1
         disk, recorded = self.on_disk(), self.recorded()
         lost = [i for slot, begun in recorded.items() for i in begun if i not in disk.get(slot, ())]
-        lost_before = [i for slot, begun in self.begun.items() for i in begun if i != self.kept[slot]]
-        assert len(lost) - len(lost_before) <= MAX_CONCURRENCY * self.num_kills
+        assert len(lost) <= MAX_CONCURRENCY * self.num_kills
         for slot, rollouts in disk.items():
             assert len(rollouts) == 1, f"{slot} was rolled out twice: {rollouts}"
             assert self.kept.setdefault(slot, rollouts[0]) == rollouts[0]
