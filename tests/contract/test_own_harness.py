@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from insitu.harness.episode import TrajectoryCollection
+from insitu.harness.loop import EpochTrainer
+from insitu.harness.settings import TrainerConfig
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract, TrainerContract, TrajectoryBuilderContract
-from insitu.testing.standins import StandinAdapter, StandinParts, built
+from insitu.testing.standins import StandinAdapter, StandinBuilder, StandinParts, built, make_run
 
 
 class TestGroupBuilder(TrajectoryBuilderContract):
@@ -34,3 +39,30 @@ class TestStandinAdapter(TrainerAdapterContract):
 
     def make_unreachable(self) -> Any:
         return StandinAdapter(healthy=False)
+
+
+class FirstGroupOnly(EpochTrainer):
+    def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
+        return replace(collection, trajectories=collection.trajectories[:1])
+
+
+async def test_a_trainer_that_chooses_the_groups_itself_is_heard(tmp_path: Path) -> None:
+    seen: list[TrajectoryCollection] = []
+
+    class Adapter(StandinAdapter):
+        async def submit(self, trajectories: TrajectoryCollection) -> Any:
+            seen.append(trajectories)
+            return await super().submit(trajectories)
+
+    trainer = FirstGroupOnly(TrainerConfig.model_validate({"_type": "x"}), StandinParts(tmp_path))
+    run = make_run(tmp_path)
+    with run.directory:
+        await trainer.bind_components(StandinBuilder(), Adapter())
+        await trainer.initialize(run)
+        await trainer.run(1)
+        metrics = await trainer.get_metrics(run.run_id)
+        await trainer.cleanup()
+    assert [[each.example_id for each in group] for group in seen[0].trajectories] == [["example-0"] * 2]
+    account = metrics["epochs"][0]["account"]
+    assert account["line"] == "trained 2/6: 4 curriculum"
+    assert metrics["epochs"][0]["filtered_num_groups"] == 1

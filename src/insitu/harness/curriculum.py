@@ -116,6 +116,19 @@ def select(
     return Selection(chosen, state, {reason: count for reason, count in dropped.items() if count})
 
 
+def as_chosen(
+    selection: Selection, groups: list[list[Trajectory]], collected: Sequence[Sequence[Trajectory]]
+) -> Selection:
+    """The selection with these groups instead, for a trainer that chooses by rules of its own."""
+    if groups == selection.groups:
+        return selection
+    trained = {trajectory.rollout_id for group in groups for trajectory in group}
+    left = [t for group in collected for t in group if t.rollout_id not in trained]
+    num_failed = sum(usable_reward(t) is None for t in left)
+    dropped = {FAILED: num_failed, CURRICULUM: len(left) - num_failed}
+    return replace(selection, groups=groups, dropped={why: count for why, count in dropped.items() if count})
+
+
 def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: Counter[str]) -> list[Trajectory]:
     """The trajectories to train on, nothing when the group has no signal. Counts what it leaves out."""
     usable: list[Trajectory] = []

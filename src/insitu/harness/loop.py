@@ -17,7 +17,7 @@ from typing import Any
 
 from insitu.errors import InvalidRequest
 from insitu.harness.account import make_account
-from insitu.harness.curriculum import Selection, select
+from insitu.harness.curriculum import Selection, as_chosen, select
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.metrics import statistics, write_metrics
 from insitu.harness.plots import write_plot
@@ -91,13 +91,15 @@ class EpochTrainer(Trainer):
         meta = {"epoch": epoch, "on_group": on_group}
         await self._builder.start_run(run_id, meta)
         collection = await self._builder.finalize(run_id, meta)
-        selection = self._select(collection, epoch)
+        # By the public method, so that a trainer that overrides it chooses.
+        groups = self.apply_curriculum_learning(collection, epoch).trajectories
+        selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
         figures = self._figures(epoch, collection, selection)
         if not selection.groups:
             self._end_epoch(epoch, figures, selection_state=asdict(selection.state))
             return None
-        chosen = replace(collection, trajectories=selection.groups, attempt=self.state.failures[epoch])
-        ref = await self._adapter.submit(chosen)
+        attempt = self.state.failures[epoch]
+        ref = await self._adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
         self._note(
             "submitted", epoch=epoch, ref=asdict(ref), line=figures, curriculum=asdict(selection.state)
         )
