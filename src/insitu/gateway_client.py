@@ -49,8 +49,9 @@ class GatewayClient:
     async def rollout_calls(self, rollout_id: str, *, tokens: bool = True) -> list[Json]:
         """The calls of a rollout in the order in which they ended, every answered one among them.
 
-        Each has the fields of `ModelCall`, `num_prompt_tokens` and `num_output_tokens`; without `tokens`
-        its `prompt_ids`, `output_ids` and `logprobs` are left out.
+        Each has the fields of `ModelCall`, `num_prompt_tokens` and `num_output_tokens`, and leaves out what
+        its parent holds: `insitu.recorded.expand` makes them whole. Without `tokens` they have no
+        `prompt_ids`, `output_ids` and `logprobs`.
         """
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
         return (await self._transport.call("GET", path))["calls"]

@@ -1,5 +1,7 @@
 """The calls of one rollout as a list, with every call that was answered before it was asked for.
 
+Each comes without what an earlier one holds, see `insitu.recorded`.
+
     request ──► turn (few at once) ──► wait for the writer ──► one indexed query in a thread ──► JSON
 
 A call is handed to the recorder before its answer goes out. Waiting until everything handed over so far is
@@ -21,6 +23,7 @@ from insitu.errors import InvalidRequest, Unavailable
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.records import ListedCall, RecordStore
 from insitu.gateway.settings import Limits
+from insitu.recorded import SHARING
 from insitu.types import ModelCall
 
 _FIELDS = tuple(field.name for field in fields(ModelCall))
@@ -76,6 +79,9 @@ class Listings:
 def _view(listed: ListedCall, names: list[str]) -> dict[str, Any]:
     # Not `asdict`, which would copy every token id.
     view: dict[str, Any] = {name: getattr(listed.call, name) for name in names}
+    shared = listed.shared
+    sharing = (shared.parent, shared.num_tokens, shared.num_messages, shared.tools)
+    view |= zip(SHARING, sharing, strict=True)
     view["num_prompt_tokens"] = listed.num_prompt_tokens
     view["num_output_tokens"] = listed.num_output_tokens
     return view

@@ -128,8 +128,13 @@ def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
     }
 
 
+def shared_of(row: dict[str, Any]) -> Shared:
+    """What a row leaves to its parent."""
+    return Shared(row["parent_id"], row["shared_tokens"], row["shared_messages"], bool(row["shared_tools"]))
+
+
 def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
-    """The call of a row; `parent` is needed when the row shares something."""
+    """The call of a row; what it shares with its parent is missing without `parent`."""
     body = orjson.loads(zlib.decompress(row["body"]))
     prompt_ids, messages, tools = unpack_ids(row["prompt_ids"]), body["messages"], body["tools"]
     if parent is not None:

@@ -16,7 +16,16 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from insitu.errors import NotFound
-from insitu.gateway.packing import BYTES_PER_VALUE, Shared, Tail, pack_call, shared_with, tail_of, unpack_call
+from insitu.gateway.packing import (
+    BYTES_PER_VALUE,
+    Shared,
+    Tail,
+    pack_call,
+    shared_of,
+    shared_with,
+    tail_of,
+    unpack_call,
+)
 from insitu.types import ModelCall
 
 BUSY_TIMEOUT_SECONDS = 30
@@ -56,9 +65,10 @@ _NO_TOKENS: dict[str, Any] = {column.name: b"" for column in _TOKEN_COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class ListedCall:
-    """A call of a rollout and its sizes, which are known also when its tokens were not read."""
+    """A call of a rollout without what its parent holds, and its sizes, known also without its tokens."""
 
     call: ModelCall
+    shared: Shared
     num_prompt_tokens: int
     num_output_tokens: int
 
@@ -116,15 +126,19 @@ class RecordStore:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
     def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
-        """The calls of a rollout in recorded order with their sizes; without `tokens` none is even read."""
+        """The calls of a rollout in recorded order, as stored; without `tokens` none is even read."""
         columns = list(_calls.c) if tokens else [c for c in _calls.c if c not in _TOKEN_COLUMNS]
         sizes = [_num_values(_calls.c.prompt_ids, "own_prompt"), _num_values(_calls.c.output_ids, "output")]
         query = sa.select(*columns, *sizes).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
         with self._engine.begin() as connection:
             rows = [_NO_TOKENS | dict(row) for row in connection.execute(query).mappings()]
-        calls = _unpack_all(rows, None)
         return [
-            ListedCall(calls[row["id"]], row["shared_tokens"] + row["own_prompt"], row["output"])
+            ListedCall(
+                unpack_call(row, None),
+                shared_of(row),
+                row["shared_tokens"] + row["own_prompt"],
+                row["output"],
+            )
             for row in rows
         ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from insitu.types import Ending
 
 Call = Mapping[str, Any]
-"""One recorded model call, as the backend describes it (`GET /v1/rollouts/{id}/calls`)."""
+"""One recorded model call, whole, with the fields of `ModelCall`."""
 
 
 class EpisodeItemRole(StrEnum):

@@ -29,6 +29,7 @@ from insitu.harness.run import Task
 from insitu.harness.targets import Call, Targets
 from insitu.harness.trajectory_builder import OnGroup
 from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.recorded import expand
 from insitu.types import Ending
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
@@ -237,7 +238,7 @@ def _item(example: Example, record: Json) -> EvalItem:
         expected=example.expected,
         output=record["output"],
         row=example.row,
-        calls=record["calls"],
+        calls=expand(record["calls"], tokens=False),
         rollout_id=record["rollout_id"],
     )
 

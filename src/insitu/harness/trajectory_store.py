@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.episode import Call, Trajectory
 from insitu.harness.json_lines import DamagedFile, JsonLines, Span, encode, read_record
+from insitu.recorded import expand
 from insitu.types import Ending
 
 
@@ -179,4 +180,4 @@ def _read(path: Path, entry: Entry) -> dict[str, Any]:
 
 
 def _read_calls(path: Path, entry: Entry) -> Sequence[Call]:
-    return cast(Sequence[Call], _read(path, entry).get("calls") or ())
+    return expand(_read(path, entry).get("calls") or ())

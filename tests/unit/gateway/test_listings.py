@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from insitu.errors import DeadlineExceeded, InvalidRequest, Unauthorized, Unavailable, UpstreamError
 from insitu.gateway.records import RecordStore
 from insitu.gateway_client import GatewayClient
+from insitu.recorded import expand
 from insitu.transport import RetryPolicy
 from insitu.types import ModelCall
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest
@@ -32,7 +33,10 @@ async def test_a_list_has_every_field(gateway: GatewayUnderTest, client: Gateway
     _, _, first = await gateway.post(f"/rollouts/ro/functions/planner/{CHAT}", model="run")
     _, _, second = await gateway.post(f"/rollouts/ro/{CHAT}")
     await gateway.post(f"/rollouts/another/{CHAT}")
-    calls = await client.rollout_calls("ro")
+    listed = await client.rollout_calls("ro")
+    assert listed[1]["parent_id"] == first
+    assert listed[1]["messages"] == [], "the parent holds them"
+    calls = expand(listed)
     assert [(c["id"], c["function"], c["run"]) for c in calls] == [
         (first, "planner", "run"),
         (second, None, None),
@@ -42,10 +46,13 @@ async def test_a_list_has_every_field(gateway: GatewayUnderTest, client: Gateway
     store = RecordStore(gateway.records_url)
     recorded = {k: v for k, v in calls[0].items() if not k.startswith("num_")}
     assert ModelCall(**recorded) == store.get([first])[0]
+    recorded = {k: v for k, v in calls[1].items() if not k.startswith("num_")}
+    assert ModelCall(**recorded) == store.get([second])[0]
     store.close()
     assert (calls[0]["messages"], calls[0]["num_output_tokens"]) == (MESSAGES, 4)
     short = await client.rollout_calls("ro", tokens=False)
-    assert short == [{k: v for k, v in c.items() if k not in TOKENS} for c in calls]
+    assert short == [{k: v for k, v in c.items() if k not in TOKENS} for c in listed]
+    assert expand(short) == expand(listed, tokens=False)
     assert await client.rollout_calls("nobody") == []
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from insitu.backend.batch import make_batch
 from insitu.harness.episode import EpisodeItemRole
+from insitu.recorded import expand
 from tests.support.finetune_bench import (
     FinetuneBench,
     agent,
@@ -95,7 +96,7 @@ async def test_fault_08_every_call_is_trained_on(tmp_path, monkeypatch):
         records = {record["rollout_id"]: record for record in bench.records()}
         assert len(records) == 8
         for rollout_id, record in records.items():
-            kept = [call["messages"] for call in record["calls"]]
+            kept = [call["messages"] for call in expand(record["calls"])]
             assert len(kept) == 6
             assert sorted(map(str, kept)) == sorted(map(str, SENT[rollout_id]))
             assert record["call_ids"] == [call["id"] for call in record["calls"]]

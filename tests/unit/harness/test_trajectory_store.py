@@ -97,7 +97,7 @@ def test_failed_rollout_has_no_reward(path: Path) -> None:
     assert trajectory.reward is None
     assert trajectory.reason == "600 s"
     assert not trajectory.trainable
-    assert trajectory.read_calls() == ()
+    assert list(trajectory.read_calls()) == []
 
 
 def test_cut_at_every_byte_of_the_last_three_records(path: Path) -> None:
