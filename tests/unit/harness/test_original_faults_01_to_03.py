@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from insitu.config.load import load_config
 from insitu.harness.assembly import Assembly
 from insitu.harness.finetune import build_components
+from insitu.harness.options import with_options
 from tests.support.finetune_bench import agent, by_generation, one_call, open_bench, position, rewards
+from tests.support.finetuning import Project
 
 ROWS = [{"id": f"other-{i}", "question": f"other question {i}", "answer": str(i)} for i in range(3)]
 
@@ -47,18 +50,19 @@ def write_rows(path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet", "xlsx"])
 async def test_fault_01_dataset_options_take_files_of_each_kind(tmp_path, monkeypatch, suffix):
     """The original passes a path where an object is needed and dies of a TypeError."""
-    async with open_bench(tmp_path, monkeypatch) as bench:
-        bench.project.configure(workflow=agent(one_call), eval=rewards(by_generation))
-        write_rows(bench.project.path / f"other.{suffix}")
-        loaded = bench.loaded(dataset=f"other.{suffix}", validation_dataset=f"other.{suffix}")
-        async with Assembly(loaded) as parts:
-            model = (await build_components(parts)).adapter.trained_model
-            training = await parts.training_task(model)
-            validation = await parts.validation_task(training, model)
-        assert validation is not None
-        for task in (training, validation):
-            assert [example.id for example in task.examples] == ["other-0", "other-1", "other-2"]
-            assert [example.input for example in task.examples] == [row["question"] for row in ROWS]
+    project = Project(tmp_path, 7623, "http://127.0.0.1:8000")
+    project.configure(workflow=agent(one_call), eval=rewards(by_generation))
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / f"other.{suffix}")
+    given = {"dataset": f"other.{suffix}", "validation_dataset": f"other.{suffix}"}
+    async with Assembly(with_options(load_config("config.yml"), given)) as parts:
+        model = (await build_components(parts)).adapter.trained_model
+        training = await parts.training_task(model)
+        validation = await parts.validation_task(training, model)
+    assert validation is not None
+    for task in (training, validation):
+        assert [example.id for example in task.examples] == ["other-0", "other-1", "other-2"]
+        assert [example.input for example in task.examples] == [row["question"] for row in ROWS]
 
 
 async def test_fault_01_both_options_train_to_the_end(tmp_path, monkeypatch):
