@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from insitu.harness.episode import TrajectoryCollection
 from insitu.harness.loop import EpochTrainer
 from insitu.harness.settings import TrainerConfig
@@ -22,6 +24,11 @@ class TestGroupBuilder(TrajectoryBuilderContract):
 
 
 class TestEpochTrainer(TrainerContract):
+    @pytest.fixture(autouse=True)
+    def _no_plots(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They take most of the time, and have tests of their own."""
+        monkeypatch.setattr("insitu.harness.loop.write_plot", lambda *_: None)
+
     def make(self) -> Any:
         return built(Kind.TRAINER, "insitu", StandinParts(self.directory))
 
