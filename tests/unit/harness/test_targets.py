@@ -1,0 +1,90 @@
+"""Which calls of a rollout are trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from insitu.config.load import parse_config
+from insitu.errors import InvalidRequest
+from insitu.harness.assembly import bind_llms
+from insitu.harness.targets import Targets
+from insitu.harness.trained_model import TrainedModel
+
+MODEL = TrainedModel("my-run", "base/model", "http://10.0.0.1:8000", "key")
+
+
+def call(run: str | None = "my-run", function: str | None = None, model: str = "my-run") -> dict[str, Any]:
+    return {"id": f"{run}-{function}", "run": run, "function": function, "model": model}
+
+
+def test_only_calls_of_the_run_and_of_targeted_functions_are_chosen() -> None:
+    calls = [call(), call(function="planner"), call(run=None, model="base/model"), call(run="other")]
+    assert Targets("my-run", frozenset({"<workflow>"})).chosen(calls) == calls[:1]
+    assert Targets("my-run", frozenset({"planner"})).chosen(calls) == calls[1:2]
+    assert Targets("my-run", frozenset({"planner", "<workflow>"})).chosen(calls) == calls[:2]
+
+
+def test_why_nothing_can_be_trained() -> None:
+    targets = Targets("my-run", frozenset({"planer"}))
+    assert "no model call" in targets.why_none([])
+    assert "went to base/model" in targets.why_none([call(run=None, model="base/model")])
+    reason = targets.why_none([call(function="planner"), call(function="planner"), call()])
+    assert "['planer']" in reason
+    assert "planner (2)" in reason
+    assert "<workflow> (1)" in reason
+
+
+def config(target_model: str | None = None, **llms: dict[str, Any]) -> Any:
+    entries = {name: {"_type": "openai", **fields} for name, fields in llms.items()}
+    return parse_config({"llms": entries, "finetuning": {"target_model": target_model}})
+
+
+def test_entries_with_the_base_model_or_the_run_are_trained() -> None:
+    binding = bind_llms(
+        config(
+            policy={"model_name": "base/model", "base_url": "http://g:8000/v1", "api_key": "own"},
+            same={"model_name": "my-run"},
+            judge={"model_name": "gpt", "base_url": "http://judge/v1"},
+        ),
+        MODEL,
+    )
+    assert binding.trained == {"policy", "same"}
+    assert (binding.model, binding.gateway_url, binding.api_key) == ("my-run", "http://g:8000", "own")
+    bound = binding.settings("policy", "r1", "<workflow>")
+    assert (bound.model, bound.base_url) == ("my-run", "http://g:8000/rollouts/r1/v1")
+    assert binding.settings("judge", "r1", "<workflow>").base_url == "http://judge/v1"
+
+
+def test_target_model_picks_one_entry() -> None:
+    policy = {"model_name": "base/model"}
+    assert bind_llms(config("first", first=policy, second=policy), MODEL).trained == {"first"}
+
+
+def test_without_an_address_the_backends_gateway_is_used() -> None:
+    binding = bind_llms(config(policy={"model_name": "base/model"}), MODEL)
+    assert (binding.gateway_url, binding.api_key) == ("http://10.0.0.1:8000", "key")
+
+
+@pytest.mark.parametrize(
+    ("llms", "target", "complaint"),
+    [
+        ({"policy": {"model_name": "base/modle"}}, None, "llms.policy: base/modle"),
+        ({}, None, "the configuration has none"),
+        ({"a": {"model_name": "base/model"}, "b": {"model_name": "x"}}, "b", "llms.b: x"),
+        (
+            {
+                "a": {"model_name": "base/model", "base_url": "http://one/v1"},
+                "b": {"model_name": "base/model", "base_url": "http://two/v1"},
+            },
+            None,
+            "several addresses",
+        ),
+    ],
+)
+def test_models_that_would_not_be_trained_are_refused(
+    llms: dict[str, Any], target: str | None, complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        bind_llms(config(target, **llms), MODEL)
