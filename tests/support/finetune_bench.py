@@ -24,6 +24,7 @@ from insitu.harness.run import FinetuneRun
 from insitu.harness.run_directory import RunDirectory
 from insitu.harness.summary import Summary
 from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.recorded import expand
 from tests.support.finetuning import Project
 from tests.support.standin_backend import StandinBackend
 from tests.support.standin_engine import Behaviour
@@ -83,7 +84,8 @@ class FinetuneBench:
     def records(self, name: str = "epoch-0000") -> list[dict[str, Any]]:
         """Every stored rollout of an epoch or a validation, whole."""
         with self.store(name) as store:
-            return [store.read(entry.rollout_id) for entry in store.entries()]
+            records = [store.read(entry.rollout_id) for entry in store.entries()]
+        return [record | {"calls": expand(record["calls"])} for record in records]
 
     def store(self, name: str = "epoch-0000") -> TrajectoryStore:
         return TrajectoryStore(self.project.output / "trajectories" / f"{name}.jsonl")

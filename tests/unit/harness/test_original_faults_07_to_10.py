@@ -7,7 +7,6 @@ from typing import Any
 
 from insitu.backend.batch import make_batch
 from insitu.harness.episode import EpisodeItemRole
-from insitu.recorded import expand
 from tests.support.finetune_bench import (
     FinetuneBench,
     agent,
@@ -96,7 +95,7 @@ async def test_fault_08_every_call_is_trained_on(tmp_path, monkeypatch):
         records = {record["rollout_id"]: record for record in bench.records()}
         assert len(records) == 8
         for rollout_id, record in records.items():
-            kept = [call["messages"] for call in expand(record["calls"])]
+            kept = [call["messages"] for call in record["calls"]]
             assert len(kept) == 6
             assert sorted(map(str, kept)) == sorted(map(str, SENT[rollout_id]))
             assert record["call_ids"] == [call["id"] for call in record["calls"]]
@@ -121,30 +120,38 @@ def sampled_tokens(bench: FinetuneBench) -> dict[str, list[list[int]]]:
     return found
 
 
+async def two_turns(value: Any, context: Any) -> str:
+    messages = [{"role": "user", "content": str(value)}]
+    messages.append((await ask(context.llm(), messages))["message"])
+    messages.append({"role": "user", "content": "and?"})
+    return (await ask(context.llm(), messages))["message"]["content"]
+
+
 async def test_fault_09_the_sampled_tokens_are_the_trained_ones(tmp_path, monkeypatch):
     """The original never captures token ids; its backend renders the chat again."""
     behaviour = Behaviour(texts=["short", "a longer answer", "ünïcödé"])
     async with open_bench(tmp_path, monkeypatch, behaviour) as bench:
         bench.backend.engine._keep_seen = True
         bench.project.configure(
-            workflow=agent(one_call), eval=rewards(by_generation), finetuning={"num_epochs": 1}
+            workflow=agent(two_turns), eval=rewards(by_generation), finetuning={"num_epochs": 1}
         )
         assert (await bench.run()).outcome == "succeeded"
-        engine_prompts = [
-            body["token_ids"] for body in bench.backend.engine.calls_to("/inference/v1/generate")
-        ]
+        sent = [body["token_ids"] for body in bench.backend.engine.calls_to("/inference/v1/generate")]
         trained = sampled_tokens(bench)
         records = bench.records()
         assert len(records) == len(trained) == 12
-        async with bench.backend.gateway_client() as gateway:
-            for record in records:
-                (call,) = record["calls"]
-                (known,) = await gateway.rollout_calls(record["rollout_id"])
-                assert call == known
-                assert call["prompt_ids"] in engine_prompts
-                assert "".join(chr(token - 100_000) for token in call["output_ids"]) == record["output"]
-                assert len(call["logprobs"]) == len(call["output_ids"])
-                assert trained[record["rollout_id"]] == [call["output_ids"]]
+        for record in records:
+            recorded = bench.backend._records.get(record["call_ids"])
+            assert len(recorded) == 2
+            for call, known in zip(record["calls"], recorded, strict=True):
+                assert call["prompt_ids"] == known.prompt_ids
+                assert call["prompt_ids"] in sent
+                assert call["output_ids"] == known.output_ids
+                assert call["logprobs"] == known.logprobs
+                text = "".join(chr(token - 100_000) for token in call["output_ids"])
+                assert text == call["answer"]["content"]
+            outputs = [call["output_ids"] for call in record["calls"]]
+            assert sum(trained[record["rollout_id"]], []) == sum(outputs, [])
 
 
 def long_for_odd(messages: list[dict[str, str]]) -> str:

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from insitu.recorded import expand
 from tests.support.finetune_bench import (
     FinetuneBench,
     agent,
@@ -229,5 +228,5 @@ async def test_fault_14_every_rollout_is_kept_whole(tmp_path, monkeypatch):
                 assert record["input"].startswith("question ")
                 assert record["expected"] == record["input"].split()[-1]
                 assert record["output"] == record["calls"][-1]["answer"]["content"]
-                assert [len(call["messages"]) for call in expand(record["calls"])] == [1, 3]
+                assert [len(call["messages"]) for call in record["calls"]] == [1, 3]
                 assert record["reward"] is not None
