@@ -150,8 +150,8 @@ async def test_fault_09_the_sampled_tokens_are_the_trained_ones(tmp_path, monkey
                 assert call["logprobs"] == known.logprobs
                 text = "".join(chr(token - 100_000) for token in call["output_ids"])
                 assert text == call["answer"]["content"]
-            outputs = [call["output_ids"] for call in record["calls"]]
-            assert sum(trained[record["rollout_id"]], []) == sum(outputs, [])
+            outputs = [token for call in record["calls"] for token in call["output_ids"]]
+            assert [token for ids in trained[record["rollout_id"]] for token in ids] == outputs
 
 
 def long_for_odd(messages: list[dict[str, str]]) -> str:
