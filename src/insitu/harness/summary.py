@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from insitu.harness.safe_output import printable
-from insitu.types import policy_name
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
@@ -104,18 +103,15 @@ def _best(summary: Summary) -> str | None:
 def _commands(summary: Summary) -> list[str]:
     if not summary.updates and not summary.best_step:
         return []
-    commands = [
-        f"Ask it at the gateway ({summary.model_name} is always its newest step):",
-        f"  {_curl(summary)}",
-    ]
+    commands = ["Ask its newest step at the gateway:", f"  {_curl(summary)}"]
     if summary.checkpoint_path and summary.best_step:
-        commands += ["Serve it elsewhere, with the checkpoint copied there:", f"  {_vllm(summary)}"]
+        commands += ["Serve the best checkpoint with vLLM, where its files are:", f"  {_vllm(summary)}"]
     return commands
 
 
 def _curl(summary: Summary) -> str:
-    model = policy_name(summary.model_name, summary.best_step) if summary.best_step else summary.model_name
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    # Not `name@best`: older steps are not served everywhere.
+    body = json.dumps({"model": summary.model_name, "messages": [{"role": "user", "content": "Hello"}]})
     url = f"{summary.gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
     # The key is read by the shell, so that it is never on the screen.
     headers = "-H \"Authorization: Bearer ${INSITU_API_KEY:-default}\" -H 'Content-Type: application/json'"

@@ -41,11 +41,11 @@ def test_a_good_run_says_what_it_gained_and_how_to_use_it() -> None:
     assert exit_code(GOOD) == 0
 
 
-def test_the_curl_line_asks_the_best_step_at_the_gateway() -> None:
+def test_the_curl_line_asks_the_newest_step_which_is_always_served() -> None:
     for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
         words = _command(replace(GOOD, gateway_url=url), "curl")
         assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
-        assert json.loads(words[-1])["model"] == "adder@15"
+        assert json.loads(words[-1])["model"] == "adder"
         assert "Authorization: Bearer ${INSITU_API_KEY:-default}" in words
     newest = _command(replace(GOOD, best_step=None), "curl")
     assert json.loads(newest[-1])["model"] == "adder"
