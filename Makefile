@@ -21,19 +21,20 @@ check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/unit tests/contract -q
+	$(BIN)/python -m pytest tests/unit -q
 
-test: setup  ## integration and fault tests: real vLLM, tiny model
+test: setup  ## contract, integration and fault tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
-	$(BIN)/python -m pytest tests/integration tests/faults -v
+	$(BIN)/python -m pytest tests/contract tests/integration tests/faults -v
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
 	$(BIN)/python -m pytest tests/e2e -v -s
 
-bench: setup  ## figures of the gateway and of a training step
+bench: setup  ## figures of the gateway, of a training step and of thousands of rollouts
 	$(BIN)/python benchmarks/gateway.py --json
 	$(BIN)/python benchmarks/step.py --json
+	$(BIN)/python benchmarks/rollouts.py --json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ import pytest
 
 from insitu.client import InsituClient
 from insitu.errors import ChildFailed
+from insitu.recorded import expand
 from insitu.types import GroupState, Trajectory, TrajectoryGroup
 from tests.support.standin_backend import KEY, StandinBackend
 from tests.support.standin_engine import Behaviour
@@ -41,7 +42,7 @@ async def roll(backend: StandinBackend, rollout: str) -> Trajectory:
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "Sure?"}]
     last = await chat(backend.gateway_url, rollout, messages)
     async with backend.gateway_client() as gateway:
-        calls = await gateway.rollout_calls(rollout)
+        calls = expand(await gateway.rollout_calls(rollout))
     assert [call["answer"]["content"] for call in calls] == [first, last]
     one, two = calls
     assert two["prompt_ids"][: len(one["prompt_ids"]) + 1] == one["prompt_ids"] + one["output_ids"]

@@ -93,8 +93,13 @@ def test_a_rollout_is_listed_with_its_sizes_with_or_without_tokens(store: Record
     for tokens in (True, False):
         listed = store.list_rollout("ro", tokens=tokens)
         assert [(one.num_prompt_tokens, one.num_output_tokens) for one in listed] == sizes
-        nothing = {} if tokens else {"prompt_ids": [], "output_ids": [], "logprobs": []}
-        assert [one.call for one in listed] == [replace(c, **nothing) for c in calls]
+        assert [one.shared.parent for one in listed] == [None, "c0", "c1", "c2", "c3"]
+        for one, call in zip(listed, calls, strict=True):
+            own = {"messages": (call.messages or [])[one.shared.num_messages :]}
+            own |= {"tools": None} if one.shared.tools else {}
+            own |= {"prompt_ids": call.prompt_ids[one.shared.num_tokens :]}
+            own |= {} if tokens else {"prompt_ids": [], "output_ids": [], "logprobs": []}
+            assert one.call == replace(call, **own)
     assert store.list_rollout("another", tokens=True) == []
 
 

@@ -292,7 +292,13 @@ def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
         "context = WorkflowContext(rollout_id='r', example_id='e', binding=LLMBinding({}), config=config)\n"
         "asyncio.run(execute(CommandWorkflow(config, None), 1, context, 60))\n"
     )
-    harness = subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True)
+    harness = subprocess.Popen(
+        [sys.executable, program],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs ignore Ctrl-C and hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         (pid,) = asyncio.run(pids_in(path, 1))
         group = [pid, *(child.pid for child in psutil.Process(pid).children())]
