@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -38,8 +40,13 @@ async def train(client: InsituClient, *steps: int) -> None:
         assert (await client.wait_job(job.id, 10, poll_seconds=0.02)).step == step
 
 
-def directories(backend: StandinBackend) -> list[int]:
-    return sorted(int(path.name) for path in (backend.state_dir / "runs/run/checkpoints").iterdir())
+async def directories(backend: StandinBackend, wanted: list[str]) -> None:
+    """Old checkpoints are removed after the job has succeeded: wait until only the wanted ones are left."""
+    folder = backend.state_dir / "runs/run/checkpoints"
+    deadline = time.monotonic() + 5
+    while (found := sorted(path.name for path in folder.iterdir())) != wanted:
+        assert time.monotonic() < deadline, f"{found} instead of {wanted}"
+        await asyncio.sleep(0.02)
 
 
 async def kept(client: InsituClient) -> list[tuple[int, bool]]:
@@ -51,12 +58,12 @@ async def test_a_pinned_checkpoint_outlives_the_others(backend: StandinBackend, 
     for _ in range(2):
         assert (await client.pin_checkpoint("run", 2)).pinned
     await train(client, 4, 5, 6)
+    await directories(backend, ["000002", "000004", "000005", "000006"])
     assert await kept(client) == [(2, True), (4, False), (5, False), (6, False)]
-    assert directories(backend) == [2, 4, 5, 6]
     for _ in range(2):
         assert not (await client.unpin_checkpoint("run", 2)).pinned
     await train(client, 7)
-    assert directories(backend) == [5, 6, 7]
+    await directories(backend, ["000005", "000006", "000007"])
 
 
 async def test_a_deleted_checkpoint_is_gone_with_its_files(
@@ -64,7 +71,7 @@ async def test_a_deleted_checkpoint_is_gone_with_its_files(
 ) -> None:
     await train(client, 1, 2, 3)
     await client.delete_checkpoint("run", 1)
-    assert directories(backend) == [2, 3]
+    await directories(backend, ["000002", "000003"])
     assert await kept(client) == [(2, False), (3, False)]
     assert len(await client.steps("run")) == 3
     with pytest.raises(NotFound, match="no checkpoint of step 1"):
@@ -80,7 +87,7 @@ async def test_what_may_not_be_deleted(backend: StandinBackend, client: InsituCl
     for step in (2, 3):
         with pytest.raises(Conflict, match="among the newest 2"):
             await client.delete_checkpoint("run", step)
-    assert directories(backend) == [1, 2, 3]
+    await directories(backend, ["000001", "000002", "000003"])
 
 
 async def test_what_is_not_there_or_no_step(client: InsituClient) -> None:
