@@ -38,11 +38,17 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: errors meant for people are printed without a traceback."""
+    """Entry point: errors meant for people are printed without a traceback, Ctrl-C is 130 at any moment."""
     from insitu.errors import InsituError
 
     try:
-        cli()
+        sys.exit(cli.main(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
     except InsituError as error:
         if "--debug" in sys.argv:
             raise

@@ -72,7 +72,10 @@ def _run(loaded: Any) -> int:
 
     command = shlex.join(["insitu", *Redaction(loaded.config).hide_arguments(sys.argv[1:])])
     with open_progress() as progress:
-        summary = asyncio.run(_until_signal(run(loaded, progress, command)))
+        try:
+            summary = asyncio.run(_until_signal(run(loaded, progress, command)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # stopped before the run directory was opened
     print_lines(lines(summary))
     return exit_code(summary)
 
