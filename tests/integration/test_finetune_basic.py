@@ -92,3 +92,5 @@ async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch
     assert len(steps) >= 15, "most epochs have groups with two different rewards"
     assert f"Completed epoch {20}/{20}" in done.stdout
     assert (output / "reward_plot.png").stat().st_size > 10_000
+    evaluations = output.parent / "eval"
+    assert len(list(evaluations.glob("epoch-*/my_reward_output.json"))) == 20

@@ -14,11 +14,13 @@ from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.score import score_group, score_item
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.redaction import Redaction
+from insitu.harness.results import write_results
 from insitu.harness.rollouts import Collector, Limits
 from insitu.harness.run import FinetuneRun, Task
 from insitu.harness.settings import BuilderConfig
 from insitu.harness.targets import Targets
 from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.harness.trajectory_store import TrajectoryStore
 from insitu.plugins import Parts
 
 Groups = list[list[Trajectory]]
@@ -57,6 +59,7 @@ class GroupBuilder(TrajectoryBuilder):
                 groups = await self._collector(task).collect(store, f"{run.run_id}.{name}", 1)
             finally:
                 run.progress.phase_ended()
+            await self._write_results(name, store)
         return [trajectory for group in groups for trajectory in group]
 
     async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
@@ -113,9 +116,17 @@ class GroupBuilder(TrajectoryBuilder):
             try:
                 collector = self._collector(run.training)
                 prefix = f"{run.run_id}.e{epoch}"
-                return await collector.collect(store, prefix, self._num_generations, on_group)
+                groups = await collector.collect(store, prefix, self._num_generations, on_group)
             finally:
                 run.progress.phase_ended()
+            await self._write_results(_store_name(epoch), store)
+        return groups
+
+    async def _write_results(self, name: str, store: TrajectoryStore) -> None:
+        config = self._opened().config
+        directory, reward = config.eval.general.results_dir, config.finetuning.reward_function
+        if directory is not None and reward is not None:
+            await asyncio.to_thread(write_results, directory, name, reward.name, store)
 
     def _collector(self, task: Task) -> Collector:
         run = self._opened()

@@ -257,5 +257,6 @@ class EpochTrainer(Trainer):
     def _write_files(self, output_dir: Path | None = None) -> None:
         directory = output_dir or self._run.directory.path
         write_metrics(directory, self.state.epochs, self.state.validations, self.get_curriculum_state())
-        title = f"{self._run.run_id}: {self._run.training.agent.binding.model}"
+        alias = self._run.config.eval.general.workflow_alias
+        title = f"{self._run.run_id}: {alias or self._run.training.agent.binding.model}"
         write_plot(directory / "reward_plot.png", self.state.epochs, self.state.validations, title)
