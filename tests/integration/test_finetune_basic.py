@@ -13,8 +13,7 @@ import pytest
 
 from insitu.testing.models import tiny
 from tests.support.backend import Backend, running_backend
-
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+from tests.support.original_documents import original_documents
 
 COMPONENTS = '''
 """What the user of the basic configuration brings: a workflow and an evaluator, found by entry point."""
@@ -43,8 +42,7 @@ def my_custom_evaluator(item: EvalItem) -> float:
 
 def basic_configuration() -> str:
     """The first complete YAML block of the documents."""
-    assert SEEDS.is_dir(), f"{SEEDS} is missing: it lies beside the checkout"
-    texts = [path.read_text() for path in sorted(SEEDS.glob("*.txt"))]
+    texts = original_documents()
     blocks = [block for text in texts for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
     return next(block for block in blocks if "finetuning:" in block and "llms:" in block)
 

@@ -16,8 +16,8 @@ from insitu import plugins
 from insitu.cli.finetune import finetune
 from insitu.config import Config, load_config, parse_config, to_yaml
 from insitu.plugins import ComponentConfig, Kind
+from tests.support.original_documents import original_documents
 
-DOCUMENTS = Path(__file__).resolve().parents[3].parent / "shared" / "seeds"
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
 )
@@ -32,12 +32,6 @@ def my_components(components: None) -> None:
     """What the documents take for granted: the reader's own workflow and evaluator."""
     plugins.register(Kind.WORKFLOW, "my_workflow", MyWorkflowConfig)(lambda config, parts: None)
     plugins.register(Kind.EVALUATOR, "my_custom_evaluator")(lambda config, parts: None)
-
-
-def documents() -> list[str]:
-    texts = [path.read_text() for path in sorted(DOCUMENTS.glob("*.txt"))]
-    assert texts, f"{DOCUMENTS} holds no *.txt: the documents must lie beside the checkout"
-    return texts
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -56,7 +50,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
 
     The first block of a document is a whole file; the others are parts to be put over it.
     """
-    for document in documents():
+    for document in original_documents():
         basic: dict[str, Any] = {}
         for block in blocks(document, "yaml"):
             part = yaml.safe_load(block)
@@ -68,7 +62,7 @@ def commands() -> list[list[str]]:
     """The arguments of every `nat finetune`, continued lines joined."""
     lines = [
         line
-        for document in documents()
+        for document in original_documents()
         for block in blocks(document, "bash")
         for line in block.replace("\\\n", " ").splitlines()
     ]
@@ -77,7 +71,7 @@ def commands() -> list[list[str]]:
 
 
 def test_nothing_is_overlooked() -> None:
-    text = "\n".join(documents())
+    text = "\n".join(original_documents())
     assert len(list(configurations())) == len(re.findall(r"^ *```yaml$", text, re.MULTILINE)) >= 8
     assert len(commands()) == len(re.findall(r"^ *nat finetune ", text, re.MULTILINE)) >= 3
 
