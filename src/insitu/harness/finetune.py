@@ -17,6 +17,7 @@ from insitu.harness.open_files import check_open_files
 from insitu.harness.progress import Progress
 from insitu.harness.run import FinetuneRun
 from insitu.harness.run_directory import RunDirectory
+from insitu.harness.state import fold
 from insitu.harness.summary import Summary
 from insitu.harness.trainer import Trainer
 from insitu.harness.trainer_adapter import TrainerAdapter
@@ -93,9 +94,16 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
     except InsituError as error:
         outcome, reason = "failed", str(error)
     finally:
-        # Shielded: a second signal ends the process, the first one must not cut the clean-up short.
-        await asyncio.shield(asyncio.wait_for(trainer.cleanup(), _CLEANUP_SECONDS))
+        await _clean_up(trainer, run.progress)
     return _summary(run, made, outcome, reason, resume_command)
+
+
+async def _clean_up(trainer: Trainer, progress: Progress) -> None:
+    """Shielded: a second signal ends the process, the first one must not cut the clean-up short."""
+    try:
+        await asyncio.shield(asyncio.wait_for(trainer.cleanup(), _CLEANUP_SECONDS))
+    except TimeoutError:
+        progress.warn(f"the clean-up did not end within {_CLEANUP_SECONDS:.0f} s and was given up")
 
 
 async def check_served(run: FinetuneRun) -> None:
@@ -116,8 +124,6 @@ def _failure(statuses: Sequence[TrainingJobStatus]) -> str:
 
 
 def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resume_command: str) -> Summary:
-    from insitu.harness.state import fold
-
     state = fold(run.directory.journal.events(), run.config.finetuning.curriculum_learning)
     rewards = {e["step"]: e["avg_reward"] for e in state.validations if e["avg_reward"] is not None}
     model, best = made.adapter.trained_model, state.best
