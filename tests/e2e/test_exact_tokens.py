@@ -56,7 +56,8 @@ def said(body: str, *, stream: bool) -> str:
 
     if not stream:
         return json.loads(body)["choices"][0]["message"]["content"] or ""
-    chunks = [line[6:] for line in body.splitlines() if line.startswith("data: {")]
+    # Not `splitlines`: a sampled U+2028 or the like is no end of an event.
+    chunks = [line[6:] for line in body.split("\n") if line.startswith("data: {")]
     deltas = [choice["delta"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
 

@@ -97,4 +97,5 @@ def check_files(output: Path, history: list[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # Bytes: sampled text may hold characters that `str.splitlines` takes for an end of line.
+    return [json.loads(line) for line in path.read_bytes().splitlines()]

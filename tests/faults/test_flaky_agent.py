@@ -186,7 +186,7 @@ EXPECTED: dict[str | None, set[Ending]] = {
 
 def rollouts_of(project: Project) -> list[dict[str, Any]]:
     files = sorted(project.output.glob("trajectories/epoch-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 
 def check_endings(records: list[dict[str, Any]], faults: Any) -> None:

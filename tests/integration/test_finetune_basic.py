@@ -84,7 +84,7 @@ async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch
         async with backend.client() as client:
             steps = await client.steps("my_training_run")
     output = tmp_path / ".tmp" / "nat" / "finetuning" / "output"
-    lines = [json.loads(line) for line in (output / "training_metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (output / "training_metrics.jsonl").read_bytes().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(20))
     assert [step.step for step in steps] == [line["step"] for line in lines if line["step"]]
     assert len(steps) >= 15, "most epochs have groups with two different rewards"

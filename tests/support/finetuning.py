@@ -124,7 +124,7 @@ class Project:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The records of a JSON-lines file of the run directory."""
-        return [json.loads(line) for line in (self.output / name).read_text().splitlines()]
+        return [json.loads(line) for line in (self.output / name).read_bytes().splitlines()]
 
     def json(self, name: str) -> Any:
         return json.loads((self.output / name).read_text())
