@@ -192,14 +192,14 @@ async def test_a_cut_event_stream_is_resumed_without_loss_or_repeat(lossy, ledge
 
 async def test_waits_end(client: InsituClient, ledger: Ledger, inline):
     with pytest.raises(DeadlineExceeded, match="run 'run' to be ready; it is registered"):
-        await client.wait_run_ready("run", 0.1, poll_seconds=0.02)
+        await client.wait_run_ready("run", 1.0, poll_seconds=0.02)
     ledger.transition_run("run", RunState.LOADING)
     ledger.transition_run("run", RunState.READY)
     assert (await client.wait_run_ready("run", 5)).state is RunState.READY
     await client.put_group(group("g"), inline(group("g")))
     job = await client.submit_step("run", ["g"], idempotency_key="k")
     with pytest.raises(DeadlineExceeded, match="it is queued"):
-        await client.wait_job(job.id, 0.1, poll_seconds=0.02)
+        await client.wait_job(job.id, 1.0, poll_seconds=0.02)
     ledger.transition_job(job.id, JobState.RUNNING)
     ledger.fail_job(job.id, "the probe disagrees")
     with pytest.raises(ChildFailed, match="the probe disagrees"):
