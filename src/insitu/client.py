@@ -11,8 +11,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -33,7 +32,7 @@ from insitu.answers import (
     to_job,
     to_run,
 )
-from insitu.transport import BROKEN, RetryPolicy, Transport, text_of
+from insitu.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.types import (
     GroupState,
     JobState,
@@ -47,7 +46,7 @@ from insitu.types import (
 _UPLOAD_BYTES = 64 * 2**10
 
 
-class InsituClient:
+class InsituClient(Connected):
     """Talks to one backend. Use it as `async with InsituClient(url, key) as client`."""
 
     def __init__(
@@ -59,20 +58,8 @@ class InsituClient:
         request_seconds: float = 60.0,
         upload_seconds: float = 600.0,
     ) -> None:
-        self._transport = Transport(base_url, api_key, retry=retry, request_seconds=request_seconds)
+        super().__init__(Transport(base_url, api_key, retry=retry, request_seconds=request_seconds))
         self._upload_seconds = upload_seconds
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._transport.close()
 
     async def health(self) -> Json:
         """What works on the backend."""

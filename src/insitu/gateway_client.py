@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 
 from insitu.answers import Json
-from insitu.transport import RetryPolicy, Transport
+from insitu.transport import Connected, RetryPolicy, Transport
 
 
-class GatewayClient:
+class GatewayClient(Connected):
     """Talks to one gateway. Use it as `async with GatewayClient(url, key) as gateway`."""
 
     def __init__(
@@ -22,21 +20,9 @@ class GatewayClient:
         request_seconds: float = 60.0,
     ) -> None:
         # No limit on connections: one that finished must not wait behind thousands that have.
-        self._transport = Transport(
-            gateway_url, api_key, retry=retry, request_seconds=request_seconds, max_connections=0
+        super().__init__(
+            Transport(gateway_url, api_key, retry=retry, request_seconds=request_seconds, max_connections=0)
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._transport.close()
 
     async def health(self) -> Json:
         """Whether calls would be served now, and by which replicas."""

@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 import aiohttp
 import orjson
@@ -114,6 +115,25 @@ class Transport:
                     ) from error
             await asyncio.sleep(pause)
         raise AssertionError("max_attempts must be at least 1")
+
+
+class Connected:
+    """A client over one transport, closed with `async with` or `close`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
 
 
 def text_of(error: Exception) -> str:

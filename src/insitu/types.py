@@ -10,6 +10,9 @@ from typing import Any
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 """What a run or project may be called: safe as a path part and in a model name."""
 
+WORKFLOW_FUNCTION = "<workflow>"
+"""The name of the workflow itself among the functions of an agent."""
+
 
 class Ending(StrEnum):
     """How a rollout ended. Only `completed` and `length` ones carry a reward."""

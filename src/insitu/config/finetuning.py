@@ -8,6 +8,7 @@ from pydantic import Field
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.plugins import Section
+from insitu.types import WORKFLOW_FUNCTION
 
 
 class RewardFunction(Section):
@@ -49,7 +50,7 @@ class FinetuningConfig(Section):
     trajectory_builder: str | None = None
     trainer_adapter: str | None = None
     reward_function: RewardFunction | None = None
-    target_functions: list[str] = Field(default_factory=lambda: ["<workflow>"], min_length=1)
+    target_functions: list[str] = Field(default_factory=lambda: [WORKFLOW_FUNCTION], min_length=1)
     """Only the model calls of these functions are trained on."""
     target_model: str | None = None
     """A key of `llms`: only its calls are trained on."""

@@ -214,7 +214,7 @@ class EpochTrainer(Trainer):
             "timestamp": datetime.now(UTC).isoformat(),
             "run_id": collection.run_id,
             **statistics(collection.trajectories),
-            **{f"filtered_{name}": value for name, value in statistics(selection.groups).items()},
+            **statistics(selection.groups, "filtered_"),
             "curriculum_percentile": selection.state.current_percentile if curriculum.enabled else 1.0,
             "curriculum_state": asdict(selection.state),
             "account": {**account.to_dict(), "line": account.line()},

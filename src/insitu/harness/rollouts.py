@@ -128,12 +128,12 @@ class Collector:
         calls, outcome = await self._recorded(rollout_id, outcome)
         chosen = self._targets.chosen(calls)
         outcome = _judged_by_calls(outcome, chosen, self._targets.why_none(calls))
-        record = _record(plan, rollout_id, outcome, calls, chosen) | {"started_at": started_at}
+        record: Json = {**_record(plan, rollout_id, outcome, calls, chosen), "started_at": started_at}
         if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
             item = _item(plan.example, record)
             _apply(record, await score_item(self._evaluator, item, self._limits.evaluator_seconds))
         self._keep(record, store)
-        num_tokens = sum(call["num_output_tokens"] for call in calls)
+        num_tokens = record["metadata"]["num_output_tokens"]
         self._progress.rollout_ended(
             Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
         )

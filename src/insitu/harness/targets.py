@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from insitu.types import WORKFLOW_FUNCTION
+
 Call = Mapping[str, Any]
-WORKFLOW = "<workflow>"
-"""The name of the workflow itself among the functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,4 @@ class Targets:
 
 
 def _function(call: Call) -> str:
-    return call.get("function") or WORKFLOW
+    return call.get("function") or WORKFLOW_FUNCTION

@@ -9,11 +9,10 @@ from urllib.parse import quote, urlsplit
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
+from insitu.types import WORKFLOW_FUNCTION
 from insitu.workflow.llm import LLMSettings
 
 OPENAI_URL = "https://api.openai.com/v1"
-WORKFLOW_FUNCTION = "<workflow>"
-"""The name of the workflow itself among the functions."""
 
 
 class LLMEntry(Protocol):

@@ -11,7 +11,8 @@ from typing import Any
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.plugins import ComponentConfig, nearest
-from insitu.workflow.binding import OPENAI_URL, WORKFLOW_FUNCTION, LLMBinding, rollout_headers
+from insitu.types import WORKFLOW_FUNCTION
+from insitu.workflow.binding import OPENAI_URL, LLMBinding, rollout_headers
 from insitu.workflow.cleanup import Callback, CleanUps
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
