@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,15 +19,53 @@ class _Growing:
     mask: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
-    def extend_with(self, call: ModelCall) -> None:
-        unseen_ids = call.prompt_ids[len(self.token_ids) :]
+    def extend_with(self, call: ModelCall, *, trained: bool) -> None:
+        unseen_ids, num_sampled = call.prompt_ids[len(self.token_ids) :], len(call.output_ids)
         self.token_ids += unseen_ids + call.output_ids
-        self.mask += [0] * len(unseen_ids) + [1] * len(call.output_ids)
-        self.logprobs += [0.0] * len(unseen_ids) + call.logprobs
+        self.mask += [0] * len(unseen_ids) + [int(trained)] * num_sampled
+        self.logprobs += [0.0] * len(unseen_ids) + (call.logprobs if trained else [0.0] * num_sampled)
+
+
+class _Index:
+    """Growing sequences by the digest of their tokens.
+
+    The prefixes of a prompt are digested in one pass over it, so joining costs the sum of the prompts'
+    lengths, however many sequences a rollout has.
+    """
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, dict[bytes, list[_Growing]]] = {}
+
+    def take_longest(self, prompt_ids: list[int]) -> _Growing | None:
+        """Remove and return the longest sequence that `prompt_ids` starts with."""
+        packed = memoryview(_packed(prompt_ids))
+        digest, digested = hashlib.blake2b(), 0
+        found: tuple[int, bytes] | None = None
+        for length in sorted(length for length in self._by_length if length <= len(prompt_ids)):
+            end = length * array("q").itemsize
+            digest.update(packed[digested:end])
+            digested = end
+            if (key := digest.digest()) in self._by_length[length]:
+                found = (length, key)
+        if found is None:
+            return None
+        length, key = found
+        by_digest = self._by_length[length]
+        growing = by_digest[key].pop()
+        if not by_digest[key]:
+            del by_digest[key]
+        if not by_digest:
+            del self._by_length[length]
+        return growing
+
+    def put(self, growing: _Growing) -> None:
+        """Offer a sequence to later calls."""
+        key = hashlib.blake2b(_packed(growing.token_ids)).digest()
+        self._by_length.setdefault(len(growing.token_ids), {}).setdefault(key, []).append(growing)
 
 
 def build_sequences(
-    calls: Sequence[ModelCall], rollout_id: str, advantage: float
+    calls: Sequence[ModelCall], rollout_id: str, advantage: float, *, mask_constrained: bool = False
 ) -> tuple[list[TrainingSequence], int]:
     """Join calls whose prompt continues an earlier call exactly; start a new sequence otherwise.
 
@@ -33,22 +73,30 @@ def build_sequences(
     and output); with several candidates the longest wins, so interleaved conversations each stay whole.
     Nothing is spliced and nothing is unmasked. Returns the sequences and the number of prefix breaks:
     calls after the first that had to start a sequence of their own.
+
+    `mask_constrained` takes tokens sampled under a grammar out of the loss: they stay as context, and a
+    sequence of nothing else is left out.
     """
-    growing: list[_Growing] = []
+    every: list[_Growing] = []
+    index = _Index()
     for call in calls:
         _check(call)
-        target = _longest_prefix(growing, call.prompt_ids)
+        target = index.take_longest(call.prompt_ids)
         if target is None:
             target = _Growing()
-            growing.append(target)
-        target.extend_with(call)
-    sequences = [TrainingSequence(rollout_id, g.token_ids, g.mask, g.logprobs, advantage) for g in growing]
-    return sequences, max(0, len(growing) - 1)
+            every.append(target)
+        target.extend_with(call, trained=not (mask_constrained and call.constrained))
+        index.put(target)
+    sequences = [
+        TrainingSequence(rollout_id, g.token_ids, g.mask, g.logprobs, advantage)
+        for g in every
+        if not mask_constrained or any(g.mask)
+    ]
+    return sequences, max(0, len(every) - 1)
 
 
-def _longest_prefix(growing: Sequence[_Growing], prompt_ids: list[int]) -> _Growing | None:
-    matching = [g for g in growing if prompt_ids[: len(g.token_ids)] == g.token_ids]
-    return max(matching, key=lambda g: len(g.token_ids), default=None)
+def _packed(ids: list[int]) -> bytes:
+    return array("q", ids).tobytes()
 
 
 def _check(call: ModelCall) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -49,39 +50,110 @@ def test_missing_logprobs_and_empty_prompts_are_refused() -> None:
         build_sequences([call([], [2])], "r", 1.0)
 
 
-_TOKENS = st.lists(st.integers(0, 3), max_size=6)
+def test_the_same_prompt_sampled_twice_gives_two_sequences_and_each_goes_on() -> None:
+    calls = [call([1], [2]), call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 3], [5])]
+    sequences, breaks = build_sequences(calls, "r", 1.0)
+    assert sorted(s.token_ids for s in sequences) == [[1, 2, 3, 4], [1, 2, 3, 5]]
+    assert breaks == 1
+
+
+def test_a_history_that_was_already_continued_starts_its_own_sequence() -> None:
+    calls = [call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 3], [5]), call([1, 2, 3, 4], [6])]
+    sequences, breaks = build_sequences(calls, "r", 1.0)
+    assert [s.token_ids for s in sequences] == [[1, 2, 3, 4, 6], [1, 2, 3, 5]]
+    assert [s.mask for s in sequences] == [[0, 1, 0, 1, 1], [0, 0, 0, 1]]
+    assert breaks == 1
+
+
+def test_a_prompt_that_goes_on_from_the_prompt_alone_does_not_merge() -> None:
+    sequences, breaks = build_sequences([call([1, 2], [3, 4]), call([1, 2, 9], [5])], "r", 1.0)
+    assert ([s.token_ids for s in sequences], breaks) == ([[1, 2, 3, 4], [1, 2, 9, 5]], 1)
+
+
+def test_tokens_sampled_under_a_grammar_may_be_left_out_of_the_loss() -> None:
+    forced = replace(call([1, 2, 3], [4, 5]), constrained=True)
+    calls = [call([1], [2]), forced, call([1, 2, 3, 4, 5], [6]), replace(call([9], [8]), constrained=True)]
+    kept, breaks = build_sequences(calls, "r", 1.0)
+    assert ([s.mask for s in kept], breaks) == ([[0, 1, 0, 1, 1, 1], [0, 1]], 1)
+    masked, breaks = build_sequences(calls, "r", 1.0, mask_constrained=True)
+    assert masked == [
+        TrainingSequence("r", [1, 2, 3, 4, 5, 6], [0, 1, 0, 0, 0, 1], [0.0, -2.5, 0.0, 0.0, 0.0, -6.5], 1.0)
+    ]
+    assert breaks == 1  # the sequence of nothing but forced tokens is left out, its break is not
+
+
+@pytest.mark.timeout(60)
+def test_joining_takes_time_in_proportion_to_the_tokens() -> None:
+    def seconds(num_calls: int) -> float:
+        """Of calls that share their history and never join: each is compared with all before it."""
+        calls = [call([*range(2000), 5000 + i, *range(i)], [1]) for i in range(num_calls)]
+        started = time.process_time()
+        assert len(build_sequences(calls, "r", 1.0)[0]) == num_calls
+        return (time.process_time() - started) / sum(len(c.prompt_ids) for c in calls)
+
+    few, many = (min(seconds(num_calls) for _ in range(3)) for num_calls in (40, 640))
+    assert many < 6 * few  # per token: 2 times; comparing with each sequence in turn takes 15 times as long
+
+
+_IDS = st.lists(st.integers(0, 3), max_size=6)
 
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls that mostly continue an earlier one (exactly, or with a damaged token) in a tiny vocabulary."""
+    """Calls that mostly continue an earlier one (exactly, cut or with a damaged token), each with its own
+    logprobs, in a vocabulary so small that prefixes meet by chance."""
     calls: list[ModelCall] = []
-    for number in range(draw(st.integers(1, 6))):
+    for number in range(draw(st.integers(1, 8))):
         history: list[int] = []
         if calls and draw(st.booleans()):
             earlier = draw(st.sampled_from(calls))
             history = earlier.prompt_ids + earlier.output_ids
-            if draw(st.integers(0, 3)) == 0:
+            how = draw(st.integers(0, 5))
+            if how == 0:
                 history[draw(st.integers(0, len(history) - 1))] += 1
-        prompt = history + draw(_TOKENS) or [0]
-        calls.append(call(prompt, draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)), f"c{number}"))
+            elif how == 1:
+                history = history[: draw(st.integers(1, len(history)))]
+        prompt = history + draw(_IDS) or [0]
+        output = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+        logprobs = [-float(100 * number + i + 1) for i in range(len(output))]
+        made = replace(call(prompt, output, f"c{number}"), logprobs=logprobs)
+        calls.append(replace(made, constrained=draw(st.booleans())))
     return calls
 
 
-@given(conversations())
-def test_every_sampled_token_is_trained_once_in_its_own_context(calls: list[ModelCall]) -> None:
-    sequences, breaks = build_sequences(calls, "r", 1.0)
-    assert breaks == len(sequences) - 1
-    assert sum(sum(s.mask) for s in sequences) == sum(len(c.output_ids) for c in calls)
-    unclaimed = [(c.prompt_ids, token, lp) for c in calls for token, lp in _sampled(c)]
+@pytest.mark.timeout(60)
+@given(conversations(), st.booleans())
+def test_every_sampled_token_is_trained_once_in_its_own_context(
+    calls: list[ModelCall], mask_constrained: bool
+) -> None:
+    sequences, breaks = build_sequences(calls, "r", 1.0, mask_constrained=mask_constrained)
+    trained = [c for c in calls if not (mask_constrained and c.constrained)]
+    if len(trained) == len(calls):
+        assert breaks == len(sequences) - 1
+    # Logprobs are unique, so each sampled token can be found again.
+    where = {lp: (s, i) for s in sequences for i, lp in enumerate(s.logprobs) if s.mask[i]}
+    assert sum(sum(s.mask) for s in sequences) == len(where) == sum(len(c.output_ids) for c in trained)
+    for c in trained:
+        for i, (token, logprob) in enumerate(zip(c.output_ids, c.logprobs, strict=True)):
+            sequence, position = where[logprob]
+            assert sequence.token_ids[position] == token
+            assert sequence.token_ids[:position] == c.prompt_ids + c.output_ids[:i]
     for s in sequences:
         assert len(s.token_ids) == len(s.mask) == len(s.logprobs)
-        for i in (i for i, flag in enumerate(s.mask) if flag):
-            start = i - next(k for k in range(i + 1) if not s.mask[i - k]) + 1
-            prompts = [p for p, t, lp in unclaimed if t == s.token_ids[i] and lp == s.logprobs[i]]
-            assert any(p == s.token_ids[: len(p)] and start <= len(p) <= i for p in prompts)
         assert all(lp == 0.0 for lp, flag in zip(s.logprobs, s.mask, strict=True) if not flag)
 
 
-def _sampled(c: ModelCall) -> list[tuple[int, float]]:
-    return list(zip(c.output_ids, c.logprobs, strict=True))
+@given(conversations())
+def test_a_new_sequence_starts_only_where_no_other_is_continued(calls: list[ModelCall]) -> None:
+    open_ends: list[list[int]] = []
+    num_started = 0
+    for c in calls:
+        joined = [e for e in open_ends if c.prompt_ids[: len(e)] == e]
+        if joined:
+            open_ends.remove(max(joined, key=len))
+        else:
+            num_started += 1
+        open_ends.append(c.prompt_ids + c.output_ids)
+    sequences, _ = build_sequences(calls, "r", 1.0)
+    assert len(sequences) == num_started
+    assert sorted(s.token_ids for s in sequences) == sorted(open_ends)
