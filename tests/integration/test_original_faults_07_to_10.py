@@ -7,6 +7,7 @@ from typing import Any
 
 from insitu.backend.batch import make_batch
 from insitu.harness.episode import EpisodeItemRole
+from insitu.types import StepSettings
 from tests.support.finetune_bench import (
     FinetuneBench,
     agent,
@@ -112,7 +113,7 @@ async def test_fault_08_every_call_is_trained_on(tmp_path, monkeypatch):
 
 def sampled_tokens(bench: FinetuneBench) -> dict[str, list[list[int]]]:
     """By rollout, the sampled tokens of every sequence that a step would train on."""
-    batch = make_batch(bench.trained_groups(), bench.backend._records)
+    batch = make_batch(bench.trained_groups(), bench.backend._records, StepSettings(), 0)
     found: dict[str, list[list[int]]] = {}
     for sequence in batch.sequences:
         ids = [token for token, chosen in zip(sequence.token_ids, sequence.mask, strict=True) if chosen]

@@ -229,7 +229,7 @@ class StandinBackend:
             return
         run = await asyncio.to_thread(self.ledger.get_run, job.run)
         groups = await asyncio.to_thread(self.ledger.groups_of_job, job.id)
-        batch = await asyncio.to_thread(make_batch, groups, self._records)
+        batch = await asyncio.to_thread(make_batch, groups, self._records, job.settings, run.step)
         await self._progress(job, "collect", 0.05)
         async with AsyncExitStack() as stack:
             if self.hold_calls:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from insitu.gateway.records import RecordStore
 from insitu.training.advantage import group_advantages
+from insitu.training.objective import objective_of
 from insitu.training.sequences import build_sequences
-from insitu.types import ModelCall, TrainingSequence, Trajectory, TrajectoryGroup
+from insitu.types import Ending, ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
+
+COMPONENTS = "components"
+"""Where a trajectory's metadata holds the parts of its reward by name."""
+
+_COUNTS = (
+    "groups",
+    "trajectories",
+    "trained",
+    "zero_variance",
+    "stale",
+    "truncated",
+    "prefix_breaks",
+    "constrained_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +36,81 @@ class Batch:
     metrics: dict[str, float]
 
 
-def make_batch(groups: Sequence[TrajectoryGroup], records: RecordStore) -> Batch:
-    """Sequences of all trajectories that teach something; the rest is counted by reason."""
+@dataclass(slots=True)
+class _Account:
+    """What became of everything, while the batch is made."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    rewards: list[float] = field(default_factory=list[float])
+    components: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    advantages: list[float] = field(default_factory=list[float])
+    staleness: list[int] = field(default_factory=list[int])
+
+    def add(self, group: TrajectoryGroup) -> None:
+        self.counts["groups"] += 1
+        self.counts["trajectories"] += len(group.trajectories)
+        for trajectory in group.trajectories:
+            self.rewards.append(trajectory.reward)
+            for name, value in _components(trajectory).items():
+                self.components[name].append(value)
+
+    def metrics(self) -> dict[str, float]:
+        figures = {f"account/{name}": float(self.counts[name]) for name in _COUNTS}
+        figures |= _spread("reward", self.rewards) | _spread("advantage", self.advantages)
+        for name, values in self.components.items():
+            figures[f"reward/component/{name}"] = math.fsum(values) / len(values)
+        if self.staleness:
+            figures["staleness/mean"] = sum(self.staleness) / len(self.staleness)
+            figures["staleness/max"] = float(max(self.staleness))
+        return figures
+
+
+def make_batch(
+    groups: Sequence[TrajectoryGroup], records: RecordStore, settings: StepSettings, step: int
+) -> Batch:
+    """Sequences of all trajectories that teach something; the rest is counted by reason.
+
+    `step` is where the run stands. A group is as stale as its oldest call; siblings age together.
+    """
+    kind = objective_of(settings).advantage
+    account = _Account()
     sequences: list[TrainingSequence] = []
-    rewards: list[float] = []
-    counts = dict.fromkeys(("trajectories", "trained", "zero_variance", "prefix_breaks"), 0)
     for group in groups:
-        own_rewards = [trajectory.reward for trajectory in group.trajectories]
-        advantages = group_advantages(own_rewards)
-        rewards += own_rewards
-        counts["trajectories"] += len(own_rewards)
+        account.add(group)
+        advantages = group_advantages([trajectory.reward for trajectory in group.trajectories], kind)
         if not any(advantages):
-            counts["zero_variance"] += len(own_rewards)
+            account.counts["zero_variance"] += len(group.trajectories)
             continue
         calls = _calls_of(group.trajectories, records)
+        age = max((step - call.policy_step for call in calls.values() if call.run is not None), default=0)
+        account.staleness.append(age)
+        if age > settings.max_staleness:
+            account.counts["stale"] += len(group.trajectories)
+            continue
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+            if settings.mask_truncated and trajectory.ending is Ending.LENGTH:
+                account.counts["truncated"] += 1
+                continue
             own = [calls[call_id] for call_id in trajectory.call_ids]
-            made, breaks = build_sequences(own, trajectory.rollout_id, advantage)
-            sequences += made
-            counts["prefix_breaks"] += breaks
-            counts["trained"] += 1
-    metrics = {f"account/{name}": float(count) for name, count in counts.items()}
-    return Batch(sequences, metrics | _spread(rewards) | {"account/groups": float(len(groups))})
+            sequences += _sequences(own, trajectory, advantage, settings, account)
+    return Batch(sequences, account.metrics())
+
+
+def _sequences(
+    calls: Sequence[ModelCall],
+    trajectory: Trajectory,
+    advantage: float,
+    settings: StepSettings,
+    account: _Account,
+) -> list[TrainingSequence]:
+    made, breaks = build_sequences(
+        calls, trajectory.rollout_id, advantage, mask_constrained=settings.mask_constrained
+    )
+    account.counts["trained"] += 1
+    account.counts["prefix_breaks"] += breaks
+    account.counts["constrained_tokens"] += sum(len(call.output_ids) for call in calls if call.constrained)
+    account.advantages.append(advantage)
+    return made
 
 
 def _calls_of(trajectories: Sequence[Trajectory], records: RecordStore) -> dict[str, ModelCall]:
@@ -49,9 +118,22 @@ def _calls_of(trajectories: Sequence[Trajectory], records: RecordStore) -> dict[
     return {call.id: call for call in records.get(ids)}
 
 
-def _spread(rewards: Sequence[float]) -> dict[str, float]:
-    if not rewards:
+def _components(trajectory: Trajectory) -> dict[str, float]:
+    """The parts of a reward; metadata is the client's own, so only finite numbers are taken."""
+    parts = trajectory.metadata.get(COMPONENTS)
+    if not isinstance(parts, dict):
         return {}
-    mean = math.fsum(rewards) / len(rewards)
-    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return {"reward/mean": mean, "reward/std": spread, "reward/min": min(rewards), "reward/max": max(rewards)}
+    return {
+        str(name): float(value)
+        for name, value in parts.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    figures = {"mean": mean, "std": spread, "min": min(values), "max": max(values)}
+    return {f"{name}/{figure}": value for figure, value in figures.items()}

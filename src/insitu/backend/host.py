@@ -21,6 +21,7 @@ from insitu.backend.publication import BASE_VERSION, AdapterPublisher, MergedPub
 from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Served
 from insitu.errors import CorruptCheckpoint
+from insitu.types import StepSettings
 
 log = logging.getLogger(__name__)
 
@@ -117,17 +118,29 @@ class ModelHost:
             return None
         return ",".join(replica.devices for replica in self.replicas.replicas.values())
 
+    def reference(self, run: Run, settings: StepSettings) -> Path | None:
+        """The checkpoint of the KL penalty; None when there is no penalty or the base model is meant."""
+        if settings.beta == 0 or not settings.reference_step:
+            return None
+        return self._checkpoint(run, settings.reference_step, verify=True)
+
     def _committed_checkpoint(self, run: Run) -> Path | None:
         """The checkpoint of the committed step, verified; a damaged one is never loaded silently."""
         if run.step == 0:
             return None
+        return self._checkpoint(run, run.step, verify=self.trainer.opened.get(run.name) != run.step)
+
+    def _checkpoint(self, run: Run, step: int, *, verify: bool) -> Path:
         kept = {checkpoint.step: checkpoint for checkpoint in self._ledger.checkpoints(run.name)}
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
-        path = checkpoints.checkpoint_path(run_dir, run.step)
-        if run.step not in kept:
-            raise CorruptCheckpoint(f"the ledger has no checkpoint of step {run.step} of run {run.name}")
-        if self.trainer.opened.get(run.name) != run.step:
-            checkpoints.verify(path, kept[run.step].manifest_sha256)
+        path = checkpoints.checkpoint_path(run_dir, step)
+        if step not in kept:
+            raise CorruptCheckpoint(
+                f"the ledger has no checkpoint of step {step} of run {run.name}; it has {sorted(kept)}",
+                hint=f"pin a checkpoint to keep it: PUT /v1/runs/{run.name}/checkpoints/{step}/pin",
+            )
+        if verify:
+            checkpoints.verify(path, kept[step].manifest_sha256)
         return path
 
 

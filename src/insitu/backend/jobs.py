@@ -114,14 +114,15 @@ class StepRunner:
         clock = Clock()
         run = await asyncio.to_thread(self._ledger.get_run, job.run)
         step = run.step + 1
-        batch = await asyncio.to_thread(self._collect, job)
+        batch = await asyncio.to_thread(self._collect, job, run)
+        reference = await asyncio.to_thread(host.reference, run, job.settings)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
         before = await self._baseline(run, batch, host)
         clock.lap("collect")
         async with self._calls_held(f"run {run.name} trains step {step}", host):
             clock.lap("drain")
             await self._say(job, "train", 0.1)
-            metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings)
+            metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings, reference)
             clock.lap("train")
             await self._say(job, "checkpoint", 0.7)
             path, digest = await self._checkpoint(run, step, host)
@@ -139,8 +140,8 @@ class StepRunner:
         log.info("run %s is at step %d: %s", run.name, step, figures)
         await self._retire_old(run.name, step, host)
 
-    def _collect(self, job: Job) -> Batch:
-        return make_batch(self._ledger.groups_of_job(job.id), self._records)
+    def _collect(self, job: Job, run: Run) -> Batch:
+        return make_batch(self._ledger.groups_of_job(job.id), self._records, job.settings, run.step)
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
         """Open the run on the trainer; score its fixed sequences on both sides at the last step."""

@@ -126,7 +126,7 @@ class BackendAdapter(TrainerAdapter):
                 f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
                 hint="submit groups with at least two different rewards",
             )
-        settings = StepSettings(self._training.learning_rate, self._training.beta)
+        settings = StepSettings(**self._training.model_dump())
         key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
         job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
         self._uploaded.clear()

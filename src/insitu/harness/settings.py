@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import Field, SecretStr, field_validator
 
 from insitu.plugins import ComponentConfig, Section
-from insitu.types import NAME_PATTERN
+from insitu.types import NAME_PATTERN, AdvantageKind, Loss, StepSettings
 
 Scalar = str | int | float | bool | None
+_STEP = StepSettings()
 
 
 class BuilderConfig(ComponentConfig):
@@ -61,9 +62,24 @@ class BackendSettings(Section):
 class TrainingSettings(Section):
     """What each update is asked to do."""
 
-    learning_rate: float = Field(default=5e-5, gt=0)
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty to the base model."""
+    learning_rate: float = Field(default=_STEP.learning_rate, gt=0)
+    loss: Loss = _STEP.loss
+    advantage: AdvantageKind | None = _STEP.advantage
+    """None: that of the loss."""
+    clip_low: float | None = Field(default=_STEP.clip_low, gt=0, le=1)
+    clip_high: float | None = Field(default=_STEP.clip_high, gt=0)
+    max_sampler_weight: float | None = Field(default=_STEP.max_sampler_weight, ge=1)
+    """Cap of the weights that correct for the difference between sampler and trainer; null: no weights."""
+    beta: float = Field(default=_STEP.beta, ge=0)
+    """Weight of the KL penalty to the base model, or to `reference_step`."""
+    reference_step: int | None = Field(default=_STEP.reference_step, ge=0)
+    entropy_bonus: float = Field(default=_STEP.entropy_bonus, ge=0)
+    num_passes: int = Field(default=_STEP.num_passes, ge=1)
+    mask_truncated: bool = _STEP.mask_truncated
+    mask_constrained: bool = _STEP.mask_constrained
+    max_staleness: int = Field(default=_STEP.max_staleness, ge=0)
+    max_rollout_tokens: int | None = Field(default=_STEP.max_rollout_tokens, ge=1)
+    max_grad_norm: float = Field(default=_STEP.max_grad_norm, gt=0)
 
 
 class AdapterConfig(ComponentConfig):

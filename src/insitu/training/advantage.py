@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from insitu.types import AdvantageKind
+
 _EPSILON = 1e-6
 """Keeps nearly equal rewards from blowing up; a spread below it counts as none."""
 
 
-def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """``(r - mean) / (std + 1e-6)`` with the unbiased std; zeros when all rewards are equal.
+def group_advantages(rewards: Sequence[float], kind: AdvantageKind = "std") -> list[float]:
+    """One advantage per rollout of a group of n, exactly zero for all when the rewards do not differ.
 
-    A group without spread (or of one) says nothing about which rollout was better: its advantages are
-    exactly zero, so it moves no weight.
+    ``std``   ``(r - mean) / (std + 1e-6)`` with the unbiased std: GRPO as published
+    ``mean``  ``r - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
+    ``rloo``  ``r - mean of the others = (r - mean) · n / (n - 1)``: an unbiased baseline
     """
     count = len(rewards)
     if count < 2:
@@ -22,4 +25,5 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
     if std <= _EPSILON:
         return [0.0] * count
-    return [(reward - mean) / (std + _EPSILON) for reward in rewards]
+    scale = {"std": 1.0 / (std + _EPSILON), "mean": 1.0, "rloo": count / (count - 1)}[kind]
+    return [(reward - mean) * scale for reward in rewards]

@@ -13,13 +13,15 @@ Shape suffixes: b rows, l padded length, t sampled tokens of the micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from insitu.training.shares import Share
 from insitu.types import TrainingSequence
 
 _FILLER_IDS = [0, 0]
@@ -35,11 +37,11 @@ class Row:
     """Sequences that start with the same `num_shared` tokens."""
 
     num_shared: int
-    sequences: list[TrainingSequence]
+    shares: list[Share]
 
     @property
     def length(self) -> int:
-        return self.num_shared + sum(len(s.token_ids) - self.num_shared for s in self.sequences)
+        return self.num_shared + sum(len(s.sequence.token_ids) - self.num_shared for s in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,12 @@ class MicroBatch:
     position_t: Tensor
     """Flat index (into B·L) of the hidden state that predicts each sampled token."""
     target_t: Tensor
-    old_t: Tensor
+    sampler_t: Tensor
+    """The log-probability that the sampler recorded."""
     advantage_t: Tensor
+    weight_t: Tensor
+    rollout_t: Tensor
+    """The number of the token's rollout within the step."""
     branch_bl: Tensor | None = None
     """0 for a shared prompt, 1, 2, … for its branches, -1 for padding; None when no row has branches."""
     offset_bl: Tensor | None = None
@@ -73,39 +79,40 @@ class MicroBatch:
         return ((query == key) | (key == 0)).tril()
 
 
-def share_prompts(sequences: Sequence[TrainingSequence], max_tokens: int) -> list[Row]:
+def share_prompts(shares: Sequence[Share], max_tokens: int) -> list[Row]:
     """Put sequences with the same prompt (all tokens before the first sampled one) on common rows.
 
     A row of several sequences has at most `max_tokens`, and at most what its mask allows.
     """
     limit = min(max_tokens, _MAX_SHARED_TOKENS)
-    families: dict[tuple[int, ...], list[TrainingSequence]] = {}
-    for sequence in sequences:
-        families.setdefault(tuple(sequence.token_ids[: _num_prompt(sequence)]), []).append(sequence)
+    families: dict[tuple[int, ...], list[Share]] = {}
+    for share in shares:
+        prompt = share.sequence.token_ids[: _num_prompt(share.sequence)]
+        families.setdefault(tuple(prompt), []).append(share)
     return [row for prompt, members in families.items() for row in _rows(len(prompt), members, limit)]
 
 
-def separate(sequences: Sequence[TrainingSequence]) -> list[Row]:
+def separate(shares: Sequence[Share]) -> list[Row]:
     """One row per sequence, for models whose attention cannot be given branches."""
-    return [Row(_num_prompt(sequence), [sequence]) for sequence in sequences]
+    return [Row(_num_prompt(share.sequence), [share]) for share in shares]
 
 
 def _num_prompt(sequence: TrainingSequence) -> int:
     return next((i for i, flag in enumerate(sequence.mask) if flag), len(sequence.token_ids))
 
 
-def _rows(num_shared: int, members: Sequence[TrainingSequence], limit: int) -> list[Row]:
+def _rows(num_shared: int, members: Sequence[Share], limit: int) -> list[Row]:
     rows: list[Row] = []
     room = 0
-    for sequence in members:
-        num_own = len(sequence.token_ids) - num_shared
+    for share in members:
+        num_own = len(share.sequence.token_ids) - num_shared
         # a short prompt under long branches saves little and makes attention work harder
         if rows and num_own <= room and num_own <= 4 * num_shared:
-            rows[-1].sequences.append(sequence)
+            rows[-1].shares.append(share)
             room -= num_own
         else:
-            rows.append(Row(num_shared, [sequence]))
-            room = limit - len(sequence.token_ids)
+            rows.append(Row(num_shared, [share]))
+            room = limit - len(share.sequence.token_ids)
     return rows
 
 
@@ -147,10 +154,10 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
     positions: list[int] = []
     for number, row in enumerate(rows):
         shared = row.num_shared
-        ids.append(row.sequences[0].token_ids[:shared])
+        ids.append(row.shares[0].sequence.token_ids[:shared])
         branches.append([0] * shared)
         offsets.append(list(range(shared)))
-        for branch, s in enumerate(row.sequences, start=1):
+        for branch, s in enumerate((share.sequence for share in row.shares), start=1):
             # where the token before i is: in the prompt for the first of a branch, else right before it
             start = number * width + len(ids[-1]) - shared - 1
             positions += [
@@ -159,34 +166,47 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
             ids[-1] += s.token_ids[shared:]
             branches[-1] += [branch] * (len(s.token_ids) - shared)
             offsets[-1] += range(shared, len(s.token_ids))
-    sequences = [s for row in rows for s in row.sequences]
-    has_branches = len(sequences) > len(rows)
+    shares = [share for row in rows for share in row.shares]
+    has_branches = len(shares) > len(rows)
     return MicroBatch(
         _pad(ids),
         torch.tensor(positions, dtype=torch.long),
-        torch.tensor([t for s in sequences for t, flag in _pairs(s.token_ids, s) if flag], dtype=torch.long),
-        torch.tensor(
-            [p for s in sequences for p, flag in _pairs(s.logprobs, s) if flag], dtype=torch.float32
-        ),
-        torch.tensor([s.advantage for s in sequences for flag in s.mask if flag], dtype=torch.float32),
+        torch.tensor(_sampled(shares, lambda s: s.sequence.token_ids), dtype=torch.long),
+        torch.tensor(_sampled(shares, lambda s: s.sequence.logprobs), dtype=torch.float32),
+        torch.tensor(_sampled(shares, lambda s: repeat(s.sequence.advantage)), dtype=torch.float32),
+        torch.tensor(_sampled(shares, lambda s: repeat(s.weight)), dtype=torch.float32),
+        torch.tensor(_sampled(shares, lambda s: repeat(s.rollout)), dtype=torch.long),
         _pad(branches, -1) if has_branches else None,
         _pad(offsets) if has_branches else None,
     )
 
 
-def _pairs(values: list[Any], sequence: TrainingSequence) -> Iterable[tuple[Any, int]]:
-    return zip(values, sequence.mask, strict=True)
+def _sampled(shares: Sequence[Share], values: Callable[[Share], Iterable[Any]]) -> list[Any]:
+    """What `values` gives for each sampled token, in sequence order."""
+    return [
+        value
+        for share in shares
+        for value, flag in zip(values(share), share.sequence.mask, strict=False)
+        if flag
+    ]
 
 
 def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> MicroBatch:
-    """A micro-batch that asks for every token from the second on; old and advantage are zero."""
+    """A micro-batch that asks for every token from the second on; nothing else about them is known."""
     ids_bl = _pad(rows)
     width = ids_bl.shape[1]
     positions = [row * width + i - 1 for row, ids in enumerate(rows) for i in range(1, len(ids))]
     targets = [token for ids in rows for token in ids[1:]]
     zeros_t = torch.zeros(len(targets))
     return MicroBatch(
-        ids_bl, torch.tensor(positions), torch.tensor(targets), zeros_t, zeros_t, is_filler=is_filler
+        ids_bl,
+        torch.tensor(positions),
+        torch.tensor(targets),
+        sampler_t=zeros_t,
+        advantage_t=zeros_t,
+        weight_t=zeros_t,
+        rollout_t=torch.zeros(len(targets), dtype=torch.long),
+        is_filler=is_filler,
     )
 
 

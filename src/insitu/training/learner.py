@@ -71,8 +71,7 @@ class Learner:
         mine = {"run": self.run, "lora": asdict(self.adapter.settings)}
         if {key: state[key] for key in mine} != mine:
             raise Conflict(f"the checkpoint {directory} belongs to {state}, not to {mine}")
-        adapter_file = directory / "adapter" / "adapter_model.safetensors"
-        self.adapter.load(_read_tensors(adapter_file), str(adapter_file))
+        load_adapter(self.adapter, directory)
         self._load_optimizer(directory)
         self._rng = _read_tensors(directory / "rng.safetensors")
         self.step = int(state["step"])
@@ -99,6 +98,12 @@ class Learner:
         for name, parameter in self.parameters.items():
             restored = {m: moments[f"{m}.{name}"].to(parameter.device) for m in _MOMENTS}
             self.optimizer.state[parameter] = {"step": torch.tensor(float(num_updates)), **restored}
+
+
+def load_adapter(adapter: Adapter, directory: Path) -> None:
+    """Set an adapter's weights to those of a checkpoint."""
+    path = directory / "adapter" / "adapter_model.safetensors"
+    adapter.load(_read_tensors(path), str(path))
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -30,17 +30,23 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen_t = logprobs_tv.gather(-1, target_t[:, None]).squeeze(-1).clone()
         probs_tv = torch.exp(logprobs_tv)
         entropy_t = -torch.linalg.vecdot(probs_tv, logprobs_tv)
-        ctx.save_for_backward(probs_tv, target_t)
+        ctx.save_for_backward(probs_tv, target_t, entropy_t)
         ctx.logits_dtype = logits_tv.dtype
-        ctx.mark_non_differentiable(entropy_t)
+        ctx.set_materialize_grads(False)
         return chosen_t, entropy_t
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        probs_tv, target_t = ctx.saved_tensors
-        grad_t = grads[0]
-        grad_tv = probs_tv * -grad_t[:, None]
-        grad_tv.scatter_add_(-1, target_t[:, None], grad_t[:, None])
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:
+        """``d chosen / dz = onehot - p`` and ``d entropy / dz = -p · (log p + entropy)``."""
+        probs_tv, target_t, entropy_t = ctx.saved_tensors
+        of_chosen_t, of_entropy_t = grads
+        if of_chosen_t is None:
+            of_chosen_t = torch.zeros_like(entropy_t)
+        grad_tv = probs_tv * -of_chosen_t[:, None]
+        grad_tv.scatter_add_(-1, target_t[:, None], of_chosen_t[:, None])
+        if of_entropy_t is not None:
+            slope_tv = torch.special.entr(probs_tv).sub_(probs_tv * entropy_t[:, None])
+            grad_tv += slope_tv * of_entropy_t[:, None]
         return grad_tv.to(ctx.logits_dtype), None
 
 

@@ -1,6 +1,6 @@
-"""One micro-batch forward and backward, and the one optimizer step of a batch.
+"""One micro-batch forward and backward, and one optimizer step.
 
-Shape suffix t: one entry per sampled token of the micro-batch.
+Shape suffix t: one entry per sampled token of the micro-batch; r: one per rollout of the step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,34 @@ import torch
 from torch import Tensor, nn
 
 from insitu.training.batching import MicroBatch
-from insitu.training.loss import is_clipped, k3_kl, policy_loss
+from insitu.training.loss import (
+    cispo_loss,
+    clipped_high,
+    clipped_loss,
+    clipped_low,
+    k3_kl,
+    rollout_ratio,
+    sampler_weight,
+    token_ratio,
+)
+from insitu.training.objective import Objective
 from insitu.types import StepSettings
 
-SUM_NAMES = ("loss", "mismatch_abs", "mismatch_kl", "ratio", "ratio_squared", "clipped", "entropy", "base_kl")
-"""Order of the sums that `forward_backward` returns; each divided by the tokens of the step is a mean."""
+SUM_NAMES = (
+    "loss",
+    "mismatch_abs",
+    "mismatch_kl",
+    "weight",
+    "weight_squared",
+    "weight_capped",
+    "good",
+    "bad",
+    "clipped_high",
+    "clipped_low",
+    "entropy",
+    "reference_kl",
+)
+"""Order of the sums that `forward_backward` returns. The loss is weighted, the others count every token."""
 
 Score = Callable[[MicroBatch], tuple[Tensor, Tensor]]
 """(log-probability, entropy) of the sampled tokens of a micro-batch."""
@@ -30,53 +53,98 @@ class Update:
     skipped: bool
 
 
-def forward_backward(
-    score: Score, score_base: Score, batch: MicroBatch, settings: StepSettings, num_tokens: int
-) -> Tensor:
-    """Add this micro-batch's gradient to the adapter; return its sums in the order of `SUM_NAMES`.
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a second pass over a micro-batch knows from before."""
 
-    `num_tokens` counts the sampled tokens of the whole step over all micro-batches and ranks, so gradients
-    only have to be added up. The KL penalty costs one more forward pass and is left out when beta is 0.
+    old_t: Tensor
+    """The trainer's log-probabilities before the first update of the step."""
+    mean_log_ratio_r: Tensor | None = None
+    """Of whole rollouts, where the surrogate asks for it."""
+
+
+def forward_backward(
+    score: Score,
+    score_reference: Score,
+    batch: MicroBatch,
+    objective: Objective,
+    settings: StepSettings,
+    earlier: Earlier | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add this micro-batch's gradient to the adapter; return its sums (`SUM_NAMES`) and its new logprobs.
+
+    Weights count the whole step over all micro-batches and ranks, so gradients only have to be added up.
+    The KL penalty costs one more forward pass and is left out when beta is 0.
     """
-    base_t: Tensor | None = None
+    reference_t: Tensor | None = None
     if settings.beta > 0:
         with torch.no_grad():
-            base_t, _ = score_base(batch)
+            reference_t, _ = score_reference(batch)
     new_t, entropy_t = score(batch)
     if batch.is_filler:
         (new_t.sum() * 0.0).backward()
-        return torch.zeros(len(SUM_NAMES), device=new_t.device)
-    loss_t = policy_loss(new_t, batch.old_t, batch.advantage_t, settings.clip_low, settings.clip_high)
-    if base_t is not None:
-        loss_t = loss_t + settings.beta * k3_kl(new_t, base_t)
-    loss = loss_t.sum()
-    (loss / num_tokens).backward()
-    return _sums(loss.detach(), new_t.detach(), entropy_t.detach(), base_t, batch, settings)
+        return torch.zeros(len(SUM_NAMES), device=new_t.device), new_t.detach()
+    old_t = new_t.detach() if earlier is None else earlier.old_t
+    ratio_t = _ratio(new_t, old_t, batch, objective, earlier)
+    if objective.surrogate == "cispo":
+        loss_t = cispo_loss(new_t, ratio_t, batch.advantage_t, objective.clip_high)
+    else:
+        loss_t = clipped_loss(ratio_t, batch.advantage_t, objective.clip_low, objective.clip_high)
+    if settings.max_sampler_weight is not None:
+        loss_t = loss_t * sampler_weight(old_t, batch.sampler_t, settings.max_sampler_weight)
+    if reference_t is not None:
+        loss_t = loss_t + settings.beta * k3_kl(new_t, reference_t)
+    if settings.entropy_bonus > 0:
+        loss_t = loss_t - settings.entropy_bonus * entropy_t
+    loss = (loss_t * batch.weight_t).sum()
+    loss.backward()
+    with torch.no_grad():
+        sums = _sums(loss, new_t, old_t, ratio_t, entropy_t, reference_t, batch, objective, settings)
+    return sums, new_t.detach()
+
+
+def _ratio(
+    new_t: Tensor, old_t: Tensor, batch: MicroBatch, objective: Objective, earlier: Earlier | None
+) -> Tensor:
+    if objective.surrogate != "rollout_clip":
+        return token_ratio(new_t, old_t)
+    if earlier is None or earlier.mean_log_ratio_r is None:
+        return rollout_ratio(new_t, torch.zeros_like(old_t))
+    return rollout_ratio(new_t, earlier.mean_log_ratio_r[batch.rollout_t])
 
 
 def _sums(
     loss: Tensor,
     new_t: Tensor,
+    old_t: Tensor,
+    ratio_t: Tensor,
     entropy_t: Tensor,
-    base_t: Tensor | None,
+    reference_t: Tensor | None,
     batch: MicroBatch,
+    objective: Objective,
     settings: StepSettings,
 ) -> Tensor:
-    difference_t = new_t - batch.old_t
-    ratio_t = torch.exp(difference_t)
-    clipped_t = is_clipped(new_t, batch.old_t, batch.advantage_t, settings.clip_low, settings.clip_high)
-    base_kl = k3_kl(new_t, base_t).sum() if base_t is not None else torch.zeros_like(loss)
+    """Mismatch figures compare raw ratios, before any cap."""
+    difference_t = old_t - batch.sampler_t
+    weight_t = torch.exp(difference_t)
+    cap = settings.max_sampler_weight
+    zero = torch.zeros_like(loss)
+    is_cispo = objective.surrogate == "cispo"
     sums = (
         loss,
         difference_t.abs().sum(),
-        k3_kl(batch.old_t, new_t).sum(),
-        ratio_t.sum(),
-        ratio_t.square().sum(),
-        clipped_t.float().sum(),
+        k3_kl(batch.sampler_t, old_t).sum(),
+        weight_t.sum(),
+        weight_t.square().sum(),
+        (weight_t > cap).sum() if cap is not None else zero,
+        (batch.advantage_t > 0).sum(),
+        (batch.advantage_t < 0).sum(),
+        clipped_high(ratio_t, batch.advantage_t, objective.clip_high).sum(),
+        clipped_low(ratio_t, batch.advantage_t, objective.clip_low).sum() if not is_cispo else zero,
         entropy_t.sum(),
-        base_kl,
+        k3_kl(new_t, reference_t).sum() if reference_t is not None else zero,
     )
-    return torch.stack(sums)
+    return torch.stack([value.to(torch.float32) for value in sums])
 
 
 def optimizer_step(

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.training.batching import collate, plan, separate, share_prompts
+from insitu.training.shares import Share
 from insitu.types import TrainingSequence
 
 
@@ -29,12 +30,14 @@ def test_ranks_carry_nearly_the_same_tokens() -> None:
 def test_collate_points_each_sampled_token_at_the_state_before_it() -> None:
     long = TrainingSequence("a", [5, 6, 7, 8], [0, 1, 0, 1], [0.0, -0.1, 0.0, -0.2], 2.0)
     short = TrainingSequence("b", [9, 4], [0, 1], [0.0, -0.3], -1.0)
-    batch = collate(separate([long, short]))
+    batch = collate(separate([Share(long, 0, 0.5), Share(short, 1, 0.25)]))
     assert batch.ids_bl.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
     assert batch.position_t.tolist() == [0, 2, 4]
     assert batch.target_t.tolist() == [6, 8, 4]
     assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0]
-    assert [round(x, 3) for x in batch.old_t.tolist()] == [-0.1, -0.2, -0.3]
+    assert [round(x, 3) for x in batch.sampler_t.tolist()] == [-0.1, -0.2, -0.3]
+    assert batch.weight_t.tolist() == [0.5, 0.5, 0.25]
+    assert batch.rollout_t.tolist() == [0, 0, 1]
     assert collate([]).is_filler
 
 
@@ -46,8 +49,8 @@ def rollout(prompt: list[int], rest: list[int], mask: list[int], advantage: floa
 def test_rollouts_of_one_prompt_share_it() -> None:
     one, two = rollout([1, 2, 3], [4, 5], [1, 1], 2.0), rollout([1, 2, 3], [6, 7, 8], [1, 0, 1], -1.0)
     other = rollout([1, 2], [9], [1])
-    rows = share_prompts([one, other, two], 4096)
-    assert [(row.num_shared, row.length, len(row.sequences)) for row in rows] == [(3, 8, 2), (2, 3, 1)]
+    rows = share_prompts([Share(s, i, 1.0) for i, s in enumerate((one, other, two))], 4096)
+    assert [(row.num_shared, row.length, len(row.shares)) for row in rows] == [(3, 8, 2), (2, 3, 1)]
     batch = collate(rows)
     assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 9, 0, 0, 0, 0, 0]]
     assert batch.target_t.tolist() == [4, 5, 6, 8, 9]
@@ -67,8 +70,9 @@ def test_rollouts_of_one_prompt_share_it() -> None:
 )
 def test_sharing_keeps_every_sequence_and_bounds_the_rows(shapes: list[tuple[int, int]], limit: int) -> None:
     sequences = [rollout([prompt] * (40 * prompt + 1), [5] * n, [1] * n) for prompt, n in shapes]
-    rows = share_prompts(sequences, limit)
-    assert sorted(id(s) for row in rows for s in row.sequences) == sorted(map(id, sequences))
+    rows = share_prompts([Share(s, 0, 1.0) for s in sequences], limit)
+    kept = [share.sequence for row in rows for share in row.shares]
+    assert sorted(map(id, kept)) == sorted(map(id, sequences))
     for row in rows:
-        assert len({tuple(s.token_ids[: row.num_shared]) for s in row.sequences}) == 1
-        assert len(row.sequences) == 1 or row.length <= min(limit, 2048)
+        assert len({tuple(s.sequence.token_ids[: row.num_shared]) for s in row.shares}) == 1
+        assert len(row.shares) == 1 or row.length <= min(limit, 2048)

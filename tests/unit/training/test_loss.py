@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from insitu.training import logprobs
-from insitu.training.loss import is_clipped, k3_kl, policy_loss
+from insitu.training.loss import (
+    cispo_loss,
+    clipped_high,
+    clipped_loss,
+    clipped_low,
+    k3_kl,
+    rollout_ratio,
+    sampler_weight,
+    token_ratio,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,17 +32,44 @@ from insitu.training.loss import is_clipped, k3_kl, policy_loss
     ],
 )
 def test_clip_by_hand(ratio: float, advantage: float, expected: float, clipped: bool) -> None:
-    new, old, a = torch.tensor([math.log(ratio) - 3.0]), torch.tensor([-3.0]), torch.tensor([advantage])
-    assert policy_loss(new, old, a, 0.2, 0.28).item() == pytest.approx(expected, rel=1e-6)
-    assert is_clipped(new, old, a, 0.2, 0.28).item() is clipped
+    ratio_t, a = torch.tensor([ratio]), torch.tensor([advantage])
+    assert clipped_loss(ratio_t, a, 0.2, 0.28).item() == pytest.approx(expected, rel=1e-6)
+    assert (clipped_high(ratio_t, a, 0.28) | clipped_low(ratio_t, a, 0.2)).item() is clipped
 
 
 def test_clipped_tokens_have_no_gradient() -> None:
     new = torch.tensor([-1.0, -2.0, -2.5], requires_grad=True)
     old, advantage = torch.tensor([-2.0, -2.0, -1.0]), torch.tensor([1.0, 1.0, -1.0])
-    policy_loss(new, old, advantage, 0.2, 0.28).sum().backward()
+    clipped_loss(token_ratio(new, old), advantage, 0.2, 0.28).sum().backward()
     assert new.grad is not None
     assert new.grad.tolist() == pytest.approx([0.0, -1.0, 0.0])
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    ratio = token_ratio(new, torch.tensor([-3.0, -2.0]))  # e², 1
+    cispo_loss(new, ratio, torch.tensor([1.0, -2.0]), 4.0).sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-5.0, 2.0])
+
+
+def test_rollout_ratio_has_the_value_and_the_gradient_of_the_whole() -> None:
+    old = torch.tensor([-1.0, -2.0, -0.5])
+    new = torch.tensor([-0.7, -2.5, -0.1], requires_grad=True)
+    whole = torch.exp((new - old).mean())
+    whole.backward()
+    expected, new.grad = new.grad, None
+    ratio = rollout_ratio(new, (new - old).mean().expand(3))
+    assert ratio.tolist() == pytest.approx([whole.item()] * 3)
+    ratio.mean().backward()
+    torch.testing.assert_close(new.grad, expected)
+
+
+def test_sampler_weights_are_capped_and_carry_no_gradient() -> None:
+    old = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    weight = sampler_weight(old, torch.tensor([-1.0, -3.0, 0.0]), 2.0)
+    assert weight.tolist() == pytest.approx([1.0, 2.0, math.exp(-1)])
+    assert not weight.requires_grad
 
 
 def test_k3_by_hand_and_in_expectation() -> None:
@@ -44,19 +80,22 @@ def test_k3_by_hand_and_in_expectation() -> None:
     assert (p * k3_kl(p.log(), q.log())).sum().item() == pytest.approx(true_kl, rel=1e-5)
 
 
+@pytest.mark.parametrize("bonus", [0.0, 0.3])
 @pytest.mark.parametrize("chunk", [4096, 3])
-def test_logprobs_entropy_and_gradient_equal_autograd(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_entropy_and_gradient_equal_autograd(
+    chunk: int, bonus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logprobs, "_CHUNK_TOKENS", chunk)
     torch.manual_seed(0)
     head = torch.nn.Linear(5, 11, bias=False)
     hidden, target, weight = torch.randn(8, 5, requires_grad=True), torch.randint(11, (8,)), torch.randn(8)
     chosen, entropy = logprobs.token_logprobs(hidden, head, target)
-    (chosen * weight).sum().backward()
+    (chosen * weight - bonus * entropy).sum().backward()
     grads = hidden.grad, head.weight.grad
     hidden.grad, head.weight.grad = None, None
     reference = torch.log_softmax(head(hidden), -1)
     expected = reference.gather(-1, target[:, None]).squeeze(-1)
-    (expected * weight).sum().backward()
+    (expected * weight + bonus * (reference.exp() * reference).sum(-1)).sum().backward()
     torch.testing.assert_close(chosen, expected)
     torch.testing.assert_close(entropy, -(reference.exp() * reference).sum(-1))
     torch.testing.assert_close(grads[0], hidden.grad)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from insitu.types import NAME_PATTERN, Ending, LoraSettings, StepSettings
+from insitu.types import NAME_PATTERN, AdvantageKind, Ending, LoraSettings, Loss, StepSettings
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN.pattern, examples=["my-run"])]
 Reference = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
@@ -84,9 +84,19 @@ class SettingsBody(Body):
     """How one step trains; every field is honoured."""
 
     learning_rate: float = Field(default=_STEP.learning_rate, ge=0, le=1)
+    loss: Loss = _STEP.loss
+    advantage: AdvantageKind | None = _STEP.advantage
+    clip_low: float | None = Field(default=_STEP.clip_low, gt=0, le=1)
+    clip_high: float | None = Field(default=_STEP.clip_high, gt=0, le=100)
+    max_sampler_weight: float | None = Field(default=_STEP.max_sampler_weight, ge=1, le=100)
     beta: float = Field(default=_STEP.beta, ge=0, le=100)
-    clip_low: float = Field(default=_STEP.clip_low, gt=0, le=1)
-    clip_high: float = Field(default=_STEP.clip_high, gt=0, le=100)
+    reference_step: int | None = Field(default=_STEP.reference_step, ge=0)
+    entropy_bonus: float = Field(default=_STEP.entropy_bonus, ge=0, le=100)
+    num_passes: int = Field(default=_STEP.num_passes, ge=1, le=32)
+    mask_truncated: bool = _STEP.mask_truncated
+    mask_constrained: bool = _STEP.mask_constrained
+    max_staleness: int = Field(default=_STEP.max_staleness, ge=0)
+    max_rollout_tokens: int | None = Field(default=_STEP.max_rollout_tokens, ge=1)
     max_grad_norm: float = Field(default=_STEP.max_grad_norm, gt=0, le=1e6)
 
     def value(self) -> StepSettings:

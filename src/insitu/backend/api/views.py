@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from insitu.types import Ending, GroupState, JobState, RunState
+from insitu.types import AdvantageKind, Ending, GroupState, JobState, Loss, RunState
 
 
 class View(BaseModel):
@@ -27,9 +27,19 @@ class SettingsView(View):
     """How a step trains."""
 
     learning_rate: float
+    loss: Loss
+    advantage: AdvantageKind | None
+    clip_low: float | None
+    clip_high: float | None
+    max_sampler_weight: float | None
     beta: float
-    clip_low: float
-    clip_high: float
+    reference_step: int | None
+    entropy_bonus: float
+    num_passes: int
+    mask_truncated: bool
+    mask_constrained: bool
+    max_staleness: int
+    max_rollout_tokens: int | None
     max_grad_norm: float
 
 

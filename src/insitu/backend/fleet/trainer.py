@@ -105,11 +105,12 @@ class TrainerGroup:
         await self._all("close_run", run)
 
     async def train_step(
-        self, run: str, sequences: list[TrainingSequence], settings: StepSettings
+        self, run: str, sequences: list[TrainingSequence], settings: StepSettings, reference: Path | None
     ) -> dict[str, float]:
-        """One optimizer step; the run is one step further in memory, and nowhere else."""
+        """One training step; the run is one step further in memory, and nowhere else."""
         deadline = self._settings.deadlines.step
-        results = await self._all("train_step", run, ray.put(sequences), settings, deadline_seconds=deadline)
+        arguments = (run, ray.put(sequences), settings, None if reference is None else str(reference))
+        results = await self._all("train_step", *arguments, deadline_seconds=deadline)
         self.opened[run] += 1
         return results[0]
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -26,11 +28,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from insitu.errors import InvalidRequest, NotFound
 from insitu.training.batching import MicroBatch, collate, plan, score_batch, separate, share_prompts
 from insitu.training.export import MergedExport
-from insitu.training.learner import Learner
+from insitu.training.figures import step_figures
+from insitu.training.learner import Learner, load_adapter
 from insitu.training.lora import AdapterPool, merged_tensors
+from insitu.training.objective import objective_of
+from insitu.training.passes import Passes
 from insitu.training.policy import load_policy, model_directory, shard
 from insitu.training.sequences import check_sequence
-from insitu.training.step import SUM_NAMES, Update, forward_backward, optimizer_step
+from insitu.training.shares import Share, shares_of
+from insitu.training.step import Score, Update, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -120,56 +126,85 @@ class TrainerRank:
     # ── learning ────────────────────────────────────────────────────────────────────────────────────
 
     def train_step(
-        self, run: str, sequences: list[TrainingSequence], settings: StepSettings
+        self,
+        run: str,
+        sequences: list[TrainingSequence],
+        settings: StepSettings,
+        reference_dir: str | None = None,
     ) -> dict[str, float]:
-        """One optimizer step over all sequences. Metrics that are not finite are left out of the result.
+        """One step over all sequences: `num_passes` updates. Metrics that are not finite are left out.
 
-        Sequences without a sampled token are left aside, and so are those of zero advantage unless a KL
-        penalty gives them a gradient. When nothing is left, weights and moments do not change at all.
+        Sequences without a gradient are left aside. When nothing is left, weights and moments do not change
+        at all; a gradient that is not finite ends the step without its update. `reference_dir` holds the
+        checkpoint of the KL penalty; without it the base model is the reference.
         """
         started = time.perf_counter()
-        learner = self._learner(run)
+        learner, objective = self._learner(run), objective_of(settings)
         for sequence in sequences:
             check_sequence(sequence, self._vocabulary_size, self._max_length)
-        trained = [s for s in sequences if any(s.mask) and (s.advantage != 0.0 or settings.beta > 0)]
-        num_tokens = sum(sum(s.mask) for s in trained)
-        sums, update = torch.zeros(len(SUM_NAMES)), Update(grad_norm=0.0, skipped=False)
-        backward_seconds = 0.0
+        shares = shares_of(sequences, objective, settings)
+        num_tokens = sum(sum(share.sequence.mask) for share in shares)
+        sums: list[Tensor] = []
+        updates: list[Update] = []
         self._adapters.activate(learner.adapter)
-        with learner.rng():
-            if trained:
-                sums = self._accumulate(trained, settings, num_tokens)
-                backward_seconds = time.perf_counter() - started
-                update = self._update(learner, settings)
+        with learner.rng(), self._reference(learner, reference_dir) as score_reference:
+            num_rollouts = 1 + max((share.rollout for share in shares), default=0)
+            passes = Passes(self._micro_batches(shares), num_rollouts, objective, settings, self._add_up)
+            while shares and len(updates) < settings.num_passes:
+                sums.append(passes.run(self._score, score_reference))
+                updates.append(self._update(learner, settings))
+                if updates[-1].skipped:
+                    break
         learner.step += 1
         counts = {
             "num_tokens": num_tokens,
-            "num_sequences": len(trained),
-            "num_input_tokens": sum(len(s.token_ids) for s in trained),
-            "updated": int(bool(trained) and not update.skipped),
-            "skipped": int(update.skipped),
-            "grad_norm": update.grad_norm,
+            "num_sequences": len(shares),
+            "num_input_tokens": sum(len(share.sequence.token_ids) for share in shares),
+            "updated": int(any(not update.skipped for update in updates)),
+            "skipped": sum(update.skipped for update in updates),
+            "grad_norm": updates[0].grad_norm if updates else 0.0,
         }
-        times = {
-            "time/forward_backward_seconds": backward_seconds,
-            "time/train_seconds": time.perf_counter() - started,
-        }
-        metrics = _means(sums.tolist(), num_tokens) | counts | times
+        seconds = time.perf_counter() - started
+        speed = {"time/train_seconds": seconds, "tokens_per_second": counts["num_input_tokens"] / seconds}
+        metrics = step_figures([added.tolist() for added in sums], num_tokens) | counts | speed
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
-    def _accumulate(self, trained: list[TrainingSequence], settings: StepSettings, num_tokens: int) -> Tensor:
+    def _micro_batches(self, shares: list[Share]) -> list[MicroBatch]:
+        """This rank's part of the step, the same for every pass."""
         # rows short enough that every rank gets some
-        share = math.ceil(sum(len(s.token_ids) for s in trained) / self._world_size)
-        limit = min(self._max_micro_batch_tokens, share)
-        rows = share_prompts(trained, limit) if self._policy.can_branch else separate(trained)
+        limit = math.ceil(sum(len(share.sequence.token_ids) for share in shares) / self._world_size)
+        limit = min(self._max_micro_batch_tokens, limit)
+        rows = share_prompts(shares, limit) if self._policy.can_branch else separate(shares)
         batches = plan([row.length for row in rows], self._max_micro_batch_tokens, self._world_size)
-        sums = torch.zeros(len(SUM_NAMES), device=self._device)
-        for indices in batches[self._rank]:
-            batch = collate([rows[i] for i in indices]).to(self._device)
-            sums += forward_backward(self._score, self._score_base, batch, settings, num_tokens)
+        mine = batches[self._rank]
+        return [collate([rows[i] for i in indices]).to(self._device) for indices in mine]
+
+    def _add_up(self, tensor: Tensor) -> None:
         if self._world_size > 1:
-            dist.all_reduce(sums)
-        return sums
+            dist.all_reduce(tensor)
+
+    @contextmanager
+    def _reference(self, learner: Learner, reference_dir: str | None) -> Iterator[Score]:
+        """Scores with the reference of the KL penalty; a checkpoint is loaded for this step only."""
+        if reference_dir is None:
+            yield self._score_base
+            return
+        reference = self._adapters.add(learner.adapter.settings)
+
+        def score(batch: MicroBatch) -> tuple[Tensor, Tensor]:
+            self._adapters.activate(reference)
+            try:
+                return self._score(batch)
+            finally:
+                self._adapters.activate(learner.adapter)
+
+        try:
+            load_adapter(reference, Path(reference_dir))
+            self._adapters.activate(learner.adapter)
+            yield score
+        finally:
+            self._adapters.remove(reference)
+            self._adapters.activate(learner.adapter)
 
     def _update(self, learner: Learner, settings: StepSettings) -> Update:
         parameters = list(learner.parameters.values())
@@ -259,19 +294,3 @@ def _sum_gradients(gradients: list[Tensor]) -> None:
     dist.all_reduce(flat)
     for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))
-
-
-def _means(sums: list[float], num_tokens: int) -> dict[str, float]:
-    """Metrics per sampled token. All but the loss compare raw ratios, before any clip."""
-    count = max(1, num_tokens)
-    total = dict(zip(SUM_NAMES, sums, strict=True))
-    return {
-        "loss": total["loss"] / count,
-        "mismatch/mean_abs": total["mismatch_abs"] / count,
-        "mismatch/kl": total["mismatch_kl"] / count,
-        "mismatch/mean_ratio": total["ratio"] / count,
-        "mismatch/effective_samples": total["ratio"] ** 2 / max(1e-30, total["ratio_squared"] * count),
-        "clip_fraction": total["clipped"] / count,
-        "entropy": total["entropy"] / count,
-        "kl/base": total["base_kl"] / count,
-    }
