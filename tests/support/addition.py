@@ -31,6 +31,15 @@ def reward(text: str, answer: str) -> float:
     return 0.1 if answer in re.findall(r"\d+", text) else 0.0
 
 
+@dataclass(frozen=True)
+class Said:
+    """What the model answered in one call."""
+
+    text: str
+    call_id: str
+    truncated: bool
+
+
 @dataclass
 class Rollouts:
     """Samples answers through the gateway as any OpenAI client would, with retries across restarts."""
@@ -44,6 +53,11 @@ class Rollouts:
 
     async def chat(self, rollout_id: str, messages: list[dict[str, str]], model: str = "") -> tuple[str, str]:
         """One call; returns the text and the id of the recorded call."""
+        said = await self.say(rollout_id, messages, model)
+        return said.text, said.call_id
+
+    async def say(self, rollout_id: str, messages: list[dict[str, str]], model: str = "") -> Said:
+        """One call, with how it ended."""
         body = {"model": model or self.run, "messages": messages, "max_tokens": self.max_tokens}
         url = f"{self.gateway_url}/rollouts/{rollout_id}/v1/chat/completions"
         headers = {"Authorization": f"Bearer {self.key}"}
@@ -52,8 +66,9 @@ class Rollouts:
             try:
                 async with self.http.post(url, json=body, headers=headers) as answer:
                     if answer.status == 200:
-                        message = (await answer.json())["choices"][0]["message"]
-                        return message["content"] or "", answer.headers["x-insitu-call-id"]
+                        choice = (await answer.json())["choices"][0]
+                        text, call_id = choice["message"]["content"] or "", answer.headers["x-insitu-call-id"]
+                        return Said(text, call_id, choice["finish_reason"] == "length")
                     last = f"{answer.status}: {await answer.text()}"
                     assert answer.status >= 429, last
             except aiohttp.ClientError as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from insitu.backend.fleet.engine import Device, EngineSettings, Publication
+from insitu.backend.fleet.engine import Device, Dtype, EngineSettings, Publication
 from insitu.errors import CannotHonour
 from insitu.keys import check_key
 
@@ -32,7 +32,7 @@ class ServeSettings:
 
     state_dir: Path
     device: Device
-    dtype: Literal["bfloat16", "float32"]
+    dtype: Dtype
     publication: Publication
     placement: Placement
     api_key: str = field(repr=False)
@@ -92,7 +92,7 @@ class ServeSettings:
 
     @property
     def threshold(self) -> float:
-        """What the probe tolerates: float32 agrees to 1e-4, bfloat16 rounds merged weights."""
+        """What the probe tolerates: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
         if self.probe_threshold is not None:
             return self.probe_threshold
-        return 0.005 if self.dtype == "float32" else 0.25
+        return {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}[self.dtype]

@@ -29,12 +29,14 @@ class Passes:
         objective: Objective,
         settings: StepSettings,
         add_up: AddUp,
+        loss_scale: float,
     ) -> None:
         self._batches = batches
         self._num_rollouts = num_rollouts
         self._objective = objective
         self._settings = settings
         self._add_up = add_up
+        self._loss_scale = loss_scale
         self._olds: list[Tensor] = []
         """Of each micro-batch the logprobs before the first update; empty until the first pass."""
 
@@ -45,7 +47,13 @@ class Passes:
         news: list[Tensor] = []
         for batch, earlier in zip(self._batches, known, strict=True):
             added, new_t = forward_backward(
-                score, score_reference, batch, self._objective, self._settings, earlier
+                score,
+                score_reference,
+                batch,
+                self._objective,
+                self._settings,
+                earlier,
+                self._loss_scale,
             )
             sums = sums.to(added.device) + added
             news.append(new_t)

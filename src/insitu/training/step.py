@@ -63,6 +63,15 @@ class Earlier:
     """Of whole rollouts, where the surrogate asks for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    new_t: Tensor
+    old_t: Tensor
+    ratio_t: Tensor
+    entropy_t: Tensor
+    reference_t: Tensor | None
+
+
 def forward_backward(
     score: Score,
     score_reference: Score,
@@ -70,11 +79,13 @@ def forward_backward(
     objective: Objective,
     settings: StepSettings,
     earlier: Earlier | None = None,
+    loss_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Add this micro-batch's gradient to the adapter; return its sums (`SUM_NAMES`) and its new logprobs.
 
     Weights count the whole step over all micro-batches and ranks, so gradients only have to be added up.
-    The KL penalty costs one more forward pass and is left out when beta is 0.
+    The KL penalty costs one more forward pass and is left out when beta is 0. Gradients are those of the
+    loss times `loss_scale`, which keeps them within the range of float16.
     """
     reference_t: Tensor | None = None
     if settings.beta > 0:
@@ -97,10 +108,9 @@ def forward_backward(
     if settings.entropy_bonus > 0:
         loss_t = loss_t - settings.entropy_bonus * entropy_t
     loss = (loss_t * batch.weight_t).sum()
-    loss.backward()
-    with torch.no_grad():
-        sums = _sums(loss, new_t, old_t, ratio_t, entropy_t, reference_t, batch, objective, settings)
-    return sums, new_t.detach()
+    (loss * loss_scale).backward()
+    scored = _Scored(new_t.detach(), old_t, ratio_t.detach(), entropy_t.detach(), reference_t)
+    return _sums(loss.detach(), scored, batch, objective, settings), scored.new_t
 
 
 def _ratio(
@@ -114,18 +124,10 @@ def _ratio(
 
 
 def _sums(
-    loss: Tensor,
-    new_t: Tensor,
-    old_t: Tensor,
-    ratio_t: Tensor,
-    entropy_t: Tensor,
-    reference_t: Tensor | None,
-    batch: MicroBatch,
-    objective: Objective,
-    settings: StepSettings,
+    loss: Tensor, scored: _Scored, batch: MicroBatch, objective: Objective, settings: StepSettings
 ) -> Tensor:
     """Mismatch figures compare raw ratios, before any cap."""
-    difference_t = old_t - batch.sampler_t
+    difference_t = scored.old_t - batch.sampler_t
     weight_t = torch.exp(difference_t)
     cap = settings.max_sampler_weight
     zero = torch.zeros_like(loss)
@@ -133,25 +135,31 @@ def _sums(
     sums = (
         loss,
         difference_t.abs().sum(),
-        k3_kl(batch.sampler_t, old_t).sum(),
+        k3_kl(batch.sampler_t, scored.old_t).sum(),
         weight_t.sum(),
         weight_t.square().sum(),
         (weight_t > cap).sum() if cap is not None else zero,
         (batch.advantage_t > 0).sum(),
         (batch.advantage_t < 0).sum(),
-        clipped_high(ratio_t, batch.advantage_t, objective.clip_high).sum(),
-        clipped_low(ratio_t, batch.advantage_t, objective.clip_low).sum() if not is_cispo else zero,
-        entropy_t.sum(),
-        k3_kl(new_t, reference_t).sum() if reference_t is not None else zero,
+        clipped_high(scored.ratio_t, batch.advantage_t, objective.clip_high).sum(),
+        clipped_low(scored.ratio_t, batch.advantage_t, objective.clip_low).sum() if not is_cispo else zero,
+        scored.entropy_t.sum(),
+        k3_kl(scored.new_t, scored.reference_t).sum() if scored.reference_t is not None else zero,
     )
     return torch.stack([value.to(torch.float32) for value in sums])
 
 
 def optimizer_step(
-    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, settings: StepSettings
+    parameters: Iterable[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    settings: StepSettings,
+    loss_scale: float = 1.0,
 ) -> Update:
     """Clip the summed gradient and step, unless it is not finite: then weights and moments stay untouched."""
     trained = list(parameters)
+    if loss_scale != 1.0:
+        for gradient in [p.grad for p in trained if p.grad is not None]:
+            gradient.div_(loss_scale)
     norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
     finite = bool(torch.isfinite(norm))
     if finite:

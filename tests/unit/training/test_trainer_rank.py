@@ -267,3 +267,14 @@ def test_a_checkpoint_of_another_run_or_with_damage_is_refused(
             trainer.open_run("run", LoraSettings(), str(tmp_path))
         (tmp_path / name).write_bytes(whole)
     assert trainer.open_run("run", LoraSettings(), str(tmp_path))["step"] == 1
+
+
+def test_half_precision_has_the_gradient_of_float32(model_dir: Path, make_sequences: Make) -> None:
+    norms: dict[str, float] = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), dtype, 1, "cpu", 4096)
+        rank.open_run("run", LoraSettings())
+        metrics = rank.train_step("run", make_sequences(8), StepSettings(max_grad_norm=1e9))
+        norms[dtype] = metrics["grad_norm"]
+    assert norms["float16"] == pytest.approx(norms["float32"], rel=0.005)
+    assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.05)

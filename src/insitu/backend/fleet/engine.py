@@ -11,6 +11,7 @@ from typing import Any, Literal
 from insitu.errors import CannotHonour
 
 Device = Literal["cpu", "cuda"]
+Dtype = Literal["bfloat16", "float16", "float32"]
 Publication = Literal["adapter", "merged"]
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -30,7 +31,7 @@ class EngineSettings:
     """Directory or hub id."""
     served_name: str
     device: Device
-    dtype: Literal["bfloat16", "float32"]
+    dtype: Dtype
     publication: Publication
     sleep: bool = False
     """The engine gives its memory to the trainer while a step trains (CUDA only)."""

@@ -41,14 +41,16 @@ from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_FLOAT16_LOSS_SCALE = 1024.0
+"""Gradients per token are far below 1 and would vanish in float16 without it."""
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank that waits longer for another one raises: the other has died or hangs."""
 
 
 class TrainerRank:
-    """See the module. `dtype` is the precision of the computation: with ``bfloat16`` matrix products run in
-    it (autocast) over float32 weights, with ``float32`` everything does."""
+    """See the module. `dtype` is the precision of the computation: in ``bfloat16`` and ``float16`` matrix
+    products run in it (autocast) over float32 weights, in ``float32`` everything does."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class TrainerRank:
         self._base_model = base_model
         self._base_directory = model_directory(base_model)
         self._dtype = _DTYPES[dtype]
+        self._loss_scale = _FLOAT16_LOSS_SCALE if dtype == "float16" else 1.0
         self._device = torch.device(device)
         self._max_micro_batch_tokens = max_micro_batch_tokens
         started = time.perf_counter()
@@ -149,7 +152,9 @@ class TrainerRank:
         self._adapters.activate(learner.adapter)
         with learner.rng(), self._reference(learner, reference_dir) as score_reference:
             num_rollouts = 1 + max((share.rollout for share in shares), default=0)
-            passes = Passes(self._micro_batches(shares), num_rollouts, objective, settings, self._add_up)
+            passes = Passes(
+                self._micro_batches(shares), num_rollouts, objective, settings, self._add_up, self._loss_scale
+            )
             while shares and len(updates) < settings.num_passes:
                 sums.append(passes.run(self._score, score_reference))
                 updates.append(self._update(learner, settings))
@@ -210,10 +215,10 @@ class TrainerRank:
         parameters = list(learner.parameters.values())
         if self._world_size > 1:
             _sum_gradients([p.grad for p in parameters if p.grad is not None])
-        return optimizer_step(parameters, learner.optimizer, settings)
+        return optimizer_step(parameters, learner.optimizer, settings, self._loss_scale)
 
     def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
             return self._policy(batch)
 
     def _score_base(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
