@@ -17,6 +17,7 @@ from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
+from insitu.gateway.put_back import PutBack
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.records import RecordStore
 from insitu.gateway.replicas import ReplicaPool
@@ -25,6 +26,7 @@ from insitu.gateway.routes import Routes, Table, parse_table
 from insitu.gateway.settings import Settings
 from insitu.gateway.standalone import table_of_upstreams
 from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
+from insitu.gateway.tokenizers import Tokenizers
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
@@ -42,6 +44,7 @@ class Gateway:
     routes: Routes
     pool: ReplicaPool
     recorder: Recorder
+    put_back: PutBack
     caller: Caller
     listings: Listings
 
@@ -79,7 +82,8 @@ class Gateway:
         self.recorder = Recorder(store, max_backlog=limits.max_record_backlog)
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
-        self.caller = Caller(self.routes, self.pool, self.recorder, limits)
+        self.put_back = PutBack(limits, Tokenizers(self._settings.tokenizer))
+        self.caller = Caller(self.routes, self.pool, self.recorder, self.put_back, limits)
         self.listings = Listings(store, self.recorder, limits)
         try:
             self.pool.start()
@@ -135,6 +139,7 @@ class Gateway:
             "replicas": {replica.id: replica.healthy for replica in replicas},
             "recording": refusal or "ok",
             "held": self.routes.held,
+            "put_back": self.put_back.report(),
         }
         # The process answers, so it is alive: `status` says whether a call would be served now.
         return web.json_response(body)
@@ -167,6 +172,7 @@ class Gateway:
                 "in_flight_total": self.routes.in_flight.total(),
                 "recorded": self.recorder.num_recorded,
                 "record_backlog": self.recorder.backlog,
+                "put_back": self.put_back.report(),
                 "replicas": {
                     r.id: {"healthy": r.healthy, "in_flight": r.in_flight}
                     for r in self.pool.replicas.values()

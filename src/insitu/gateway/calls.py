@@ -1,6 +1,7 @@
 """One model call from hold to record, attempt by attempt.
 
-    admit (hold) → resolve → choose replica → render → generate → verify → derender → record → answer
+    admit (hold) → resolve → choose replica → render → put back → generate → verify
+        → derender → record → answer
 
 An attempt that fails before anything was recorded or sent is made again, on another replica when there is
 one. Nothing is recorded twice: a call is submitted to the recorder once, at its end.
@@ -21,6 +22,7 @@ from insitu.errors import Overloaded, Unavailable, UpstreamError
 from insitu.gateway.faults import Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
 from insitu.gateway.labels import Labels
 from insitu.gateway.protocols.base import Answer, CallProtocol, Lane, Rendered
+from insitu.gateway.put_back import PutBack
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.replicas import Replica, ReplicaPool
 from insitu.gateway.request import MASKING_FIELDS, CallRequest
@@ -93,8 +95,10 @@ class RetryBudget:
 class Caller:
     """Carries calls to the replicas and their records to the recorder."""
 
-    def __init__(self, routes: Routes, pool: ReplicaPool, recorder: Recorder, limits: Limits) -> None:
-        self.routes, self.pool, self.recorder = routes, pool, recorder
+    def __init__(
+        self, routes: Routes, pool: ReplicaPool, recorder: Recorder, put_back: PutBack, limits: Limits
+    ) -> None:
+        self.routes, self.pool, self.recorder, self.put_back = routes, pool, recorder, put_back
         self._limits = limits
         self._budget = RetryBudget()
 
@@ -142,6 +146,20 @@ class Caller:
                 await self._pause(fault, number)
         raise AssertionError("the last attempt returns or raises")
 
+    async def render(self, attempt: Attempt) -> Rendered:
+        """The prompt as the engine will see it: what earlier calls of the rollout sampled has its own ids."""
+        context = attempt.context
+        rendered = await attempt.timed("render", context.protocol.render(attempt.lane, context.request))
+        rollout_id = context.labels.rollout_id
+        return await self.put_back.restore(rollout_id, attempt.target, attempt.lane, rendered)
+
+    def verified(self, attempt: Attempt, rendered: Rendered, generated: Generated) -> Sample:
+        """The sample, checked, and remembered for the turns that follow."""
+        sample = verify(generated, len(rendered.prompt_ids), attempt.target)
+        rollout_id = attempt.context.labels.rollout_id
+        self.put_back.remember(rollout_id, attempt.target, rendered, sample.output_ids)
+        return sample
+
     def submit(self, attempt: Attempt, rendered: Rendered, sample: Sample, answer: dict[str, Any]) -> None:
         """Hand the finished call to the recorder."""
         context, sampling = attempt.context, rendered.generate["sampling_params"]
@@ -171,13 +189,13 @@ class Caller:
 
     async def _complete_once(self, attempt: Attempt) -> Answer:
         context, lane = attempt.context, attempt.lane
-        rendered = await attempt.timed("render", context.protocol.render(lane, context.request))
+        rendered = await self.render(attempt)
         answered = await attempt.timed(
             "generate", lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
         )
         generated = Generated()
         generated.add(answered)
-        sample = verify(generated, len(rendered.prompt_ids), attempt.target)
+        sample = self.verified(attempt, rendered, generated)
         answer = await attempt.timed(
             "derender", context.protocol.answer(lane, context.request, rendered, answered, sample)
         )

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 from aiohttp import web
 
@@ -28,6 +29,7 @@ def settings_from(arguments: list[str]) -> Settings:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--managed", action="store_true", help="a supervisor sends the routing table")
     source.add_argument("--upstream", action="append", default=[], help="an engine's URL; repeatable")
+    parser.add_argument("--tokenizer", type=Path, help="the directory of the served model's tokenizer.json")
     given = parser.parse_args(arguments)
     fallback = DEFAULT_KEY if is_loopback(given.host) else ""
     return Settings(
@@ -37,6 +39,7 @@ def settings_from(arguments: list[str]) -> Settings:
         host=given.host,
         port=given.port,
         upstreams=tuple(given.upstream),
+        tokenizer=given.tokenizer,
     )
 
 

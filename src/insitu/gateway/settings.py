@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from insitu.keys import check_key
 
@@ -33,6 +34,9 @@ class Limits:
     """Lists of calls read at once; others wait, so that they never crowd out the calls themselves."""
     listing_seconds: float = 30.0
     """How long a list may wait for its turn and for the writer."""
+    max_remembered_rollouts: int = 16_384
+    max_remembered_tokens: int = 32 * 2**20
+    """Ids of recent calls kept for the turns that follow, 4 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Settings:
     port: int = 8000
     upstreams: tuple[str, ...] = ()
     """Engines of a standalone gateway; empty when a supervisor sends the table."""
+    tokenizer: Path | None = None
+    """Where the served model's `tokenizer.json` is, when it is not where the engine says its model is."""
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ from insitu.errors import InsituError
 from insitu.gateway.calls import Attempt, CallContext, Caller
 from insitu.gateway.faults import ClientGone
 from insitu.gateway.protocols.base import StreamText, usage_of
-from insitu.gateway.sample import Generated, verify
+from insitu.gateway.sample import Generated
 
 _log = logging.getLogger(__name__)
 CALL_ID_HEADER = "x-insitu-call-id"
@@ -85,12 +85,12 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
 
 async def _stream_once(caller: Caller, attempt: Attempt, writer: EventWriter) -> None:
     context, lane = attempt.context, attempt.lane
-    rendered = await attempt.timed("render", context.protocol.render(lane, context.request))
+    rendered = await caller.render(attempt)
     text = context.protocol.stream_text(lane, context.request, rendered)
     whole = Generated()
     async with lane.engine.stream(rendered.generate) as chunks:
         num_sent = await attempt.timed("generate", _relay(chunks, whole, text, writer))
-    sample = verify(whole, len(rendered.prompt_ids), attempt.target)
+    sample = caller.verified(attempt, rendered, whole)  # before the client can answer what it reads
     await writer.send(await attempt.timed("derender", text.chunk(whole.after(num_sent), sample)))
     if context.request.include_usage:
         await writer.send(text.usage_chunk(usage_of(len(rendered.prompt_ids), len(sample.output_ids))))

@@ -22,6 +22,8 @@ class Rendered:
     prompt_ids: list[int]
     generate: dict[str, Any]
     """The body of the generate request."""
+    from_text: bool = True
+    """False when the client chose the ids itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
@@ -45,7 +46,8 @@ class CompletionsProtocol:
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
         rendered = await lane.engine.post(_RENDER, {**request.body, "model": lane.engine_model})
-        return generate_body(lane, request, rendered[0])
+        made = generate_body(lane, request, rendered[0])
+        return replace(made, from_text=isinstance(request.body["prompt"], str))
 
     async def answer(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample

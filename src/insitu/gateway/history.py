@@ -1,0 +1,81 @@
+"""What the gateway itself remembers of recent rollouts: the ids of their calls, as they were sampled.
+
+Records are written off the hot path, so the next turn of a conversation cannot wait for them. A conversation
+is kept once, however many turns it has; a call that continues none of those kept starts another. The rollouts
+used longest ago are forgotten first, and all of them when the process ends.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+
+MAX_CONVERSATIONS = 32
+"""Of one rollout; the one used longest ago makes room."""
+
+Key = tuple[str, str]
+"""A rollout and what answers it: a run, or a model's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call: the lengths of its prompt and of prompt and output together."""
+
+    num_prompt: int
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """Calls of which each one's prompt starts with all ids before it."""
+
+    ids: array[int]
+    turns: list[Turn]
+
+
+class History:
+    """Conversations by rollout, bounded in rollouts and in tokens."""
+
+    def __init__(self, max_rollouts: int, max_tokens: int) -> None:
+        self.num_tokens = 0
+        self.num_forgotten = 0
+        """Rollouts that were dropped for newer ones."""
+        self._max_rollouts, self._max_tokens = max_rollouts, max_tokens
+        self._rollouts: OrderedDict[Key, list[Conversation]] = OrderedDict()
+
+    @property
+    def num_rollouts(self) -> int:
+        return len(self._rollouts)
+
+    def of(self, key: Key) -> list[Conversation]:
+        """The conversations of a rollout, that used longest ago first."""
+        if key not in self._rollouts:
+            return []
+        self._rollouts.move_to_end(key)
+        return self._rollouts[key]
+
+    def add(self, key: Key, prompt_ids: list[int], output_ids: list[int]) -> None:
+        """Remember a call: the next turn of the longest conversation that it continues, or a new one."""
+        prompt, output = array("i", prompt_ids), array("i", output_ids)
+        kept = self._rollouts.setdefault(key, [])
+        self._rollouts.move_to_end(key)
+        continued = [c for c in kept if prompt[: len(c.ids)] == c.ids]
+        found = max(continued, key=lambda c: len(c.ids), default=None)
+        conversation = found or Conversation(array("i"), [])
+        before = len(conversation.ids)
+        conversation.ids += prompt[before:] + output
+        conversation.turns.append(Turn(len(prompt), len(conversation.ids)))
+        self.num_tokens += len(conversation.ids) - before
+        if found is not None:
+            kept.remove(found)
+        kept.append(conversation)
+        self._shrink(kept)
+
+    def _shrink(self, kept: list[Conversation]) -> None:
+        if len(kept) > MAX_CONVERSATIONS:
+            self.num_tokens -= len(kept.pop(0).ids)
+        while self.num_tokens > self._max_tokens or len(self._rollouts) > self._max_rollouts:
+            _, dropped = self._rollouts.popitem(last=False)
+            self.num_tokens -= sum(len(conversation.ids) for conversation in dropped)
+            self.num_forgotten += 1

@@ -1,0 +1,158 @@
+"""The bytes behind every token id, read from a model's `tokenizer.json`.
+
+Decoded text is no ground for comparing tokens: half a character decodes to U+FFFD, whichever half it is.
+So each id is turned into its bytes, once, for the two families whose text is the concatenation of their
+tokens' bytes: byte-level BPE (GPT-2, Llama 3, Qwen …) and SentencePiece style (`▁`, `<0xXX>`). Ids without
+bytes of their own (special tokens, the unknown token, ids that the file does not list) have None: they
+equal nothing but themselves, so a marker that was spelt out is never taken for the marker.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class NoPieces(Exception):
+    """Why the bytes of a model's tokens are not known."""
+
+
+class Pieces:
+    """Bytes by token id; None for ids that must match as ids."""
+
+    def __init__(self, texts: dict[int, bytes]) -> None:
+        self._texts: list[bytes | None] = [None] * (max(texts, default=-1) + 1)
+        for token, text in texts.items():
+            self._texts[token] = text or None
+
+    def __getitem__(self, token: int) -> bytes | None:
+        return self._texts[token] if 0 <= token < len(self._texts) else None
+
+
+def find_tokenizer(root: str) -> Path | None:
+    """Where a model's `tokenizer.json` is: in its own directory or in the local hub cache; None: nowhere."""
+    folder = Path(root)
+    if not folder.is_dir() and _REPO.fullmatch(root):
+        repo = _hub_cache() / f"models--{root.replace('/', '--')}"
+        revision = repo / "refs" / "main"
+        if not revision.is_file():
+            return None
+        folder = repo / "snapshots" / revision.read_text().strip()
+    return folder if (folder / _TOKENIZER).is_file() else None
+
+
+def load_pieces(folder: Path) -> Pieces:
+    """The table of the tokenizer in `folder`; NoPieces says why there is none."""
+    try:
+        tokenizer = cast("dict[str, Any]", orjson.loads((folder / _TOKENIZER).read_bytes()))
+        config: dict[str, Any] = {}
+        if (folder / _CONFIG).is_file():
+            config = cast("dict[str, Any]", orjson.loads((folder / _CONFIG).read_bytes()))
+        return _pieces(tokenizer, config)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoPieces(f"its tokenizer.json cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _pieces(tokenizer: dict[str, Any], config: dict[str, Any]) -> Pieces:
+    text_of = _text_of(tokenizer)
+    model = cast("dict[str, Any]", tokenizer["model"])
+    vocabulary = dict(_vocabulary(model))
+    texts = {token: text for token, name in vocabulary.items() if (text := text_of(name)) is not None}
+    names = _special_names(config) | {model.get("unk_token")}
+    opaque = {token for token, name in vocabulary.items() if name in names} | {model.get("unk_id")}
+    for added in _added(tokenizer, config):
+        token, content = int(added["id"]), str(added["content"])
+        if added.get("special") or content in names:
+            opaque.add(token)
+        else:  # an added token stands for its content as it is, in a byte-level vocabulary too
+            texts[token] = content.replace("▁", " ").encode() if text_of("▁") == b" " else content.encode()
+    return Pieces({token: text for token, text in texts.items() if token not in opaque})
+
+
+def _text_of(tokenizer: dict[str, Any]) -> Callable[[str], bytes | None]:
+    """How this tokenizer's decoder turns one token into bytes."""
+    decoders = list(_flat(tokenizer.get("decoder")))
+    kinds = {str(decoder["type"]) for decoder in decoders}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    spaces = {"pattern": {"String": "▁"}, "content": " "}
+    if "Metaspace" in kinds or any(spaces.items() <= decoder.items() for decoder in decoders):
+        fallback = "ByteFallback" in kinds
+        return lambda name: _sentence_piece(name, fallback)
+    raise NoPieces(f"its decoder ({', '.join(sorted(kinds)) or 'none'}) does not join the bytes of tokens")
+
+
+def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from _flat(part)
+    else:
+        yield decoder
+
+
+def _byte_level(name: str) -> bytes | None:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in name)
+    except KeyError:
+        return None
+
+
+def _sentence_piece(name: str, fallback: bool) -> bytes:
+    if fallback and (byte := _BYTE.fullmatch(name)):
+        return bytes([int(byte[1], 16)])
+    return name.replace("▁", " ").encode()
+
+
+def _vocabulary(model: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of ids
+        for token, pair in enumerate(cast("list[list[Any]]", vocabulary)):
+            yield token, str(pair[0])
+    else:
+        for name, token in cast("dict[str, int]", vocabulary).items():
+            yield int(token), name
+
+
+def _added(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Added tokens of both files; a token that either of them calls special is special."""
+    yield from tokenizer.get("added_tokens") or []
+    for token, added in cast("dict[str, dict[str, Any]]", config.get("added_tokens_decoder") or {}).items():
+        yield {**added, "id": int(token)}
+
+
+def _special_names(config: dict[str, Any]) -> set[str | None]:
+    named: list[Any] = [config.get(key) for key in _SPECIAL_NAMES]
+    for key in _SPECIAL_LISTS:
+        several = cast("dict[str, Any] | list[Any]", config.get(key) or [])
+        named += several.values() if isinstance(several, dict) else several
+    contents = [cast("dict[str, Any]", n).get("content") if isinstance(n, dict) else n for n in named]
+    return {content for content in contents if isinstance(content, str)}
+
+
+def _hub_cache() -> Path:
+    """Where Hugging Face's libraries keep downloaded models."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _bytes_of_characters()

@@ -1,0 +1,81 @@
+"""The byte tables of the models behind the engines, looked up once each, when first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import InsituError
+from insitu.gateway.faults import Fault
+from insitu.gateway.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
+from insitu.gateway.upstream import Engine
+
+_log = logging.getLogger(__name__)
+_MAX_KNOWN = 1024  # adapters have a name for each step
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the gateway knows of a model that an engine serves."""
+
+    pieces: Pieces | None
+    max_model_len: int | None
+
+
+class Tokenizers:
+    """Asks an engine where its model lies and reads the tokenizer there; nothing is downloaded."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.states: dict[str, str] = {}
+        """By base model: `ok`, or why its ids cannot be compared."""
+        self._folder = folder
+        self._known: dict[tuple[str, str], Served] = {}
+        self._by_root: dict[str, Pieces | None] = {}
+        self._lock = asyncio.Lock()
+
+    async def of(self, engine: Engine, engine_model: str) -> Served:
+        """The table of a model; without pieces when there is none, which is logged once."""
+        key = (engine.url, engine_model)
+        if key in self._known:
+            return self._known[key]
+        async with self._lock:  # bounded: one request with its deadline, one file
+            if key not in self._known:
+                try:
+                    cards = {str(card["id"]): card for card in await engine.models()}
+                except (Fault, InsituError) as error:
+                    _log.warning("%s does not list its models: %s", engine.url, error)
+                    return Served(None, None)  # asked again at the next call
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()
+                self._known[key] = await self._look_up(cards, engine_model)
+            return self._known[key]
+
+    async def _look_up(self, cards: dict[str, dict[str, Any]], engine_model: str) -> Served:
+        card = cards.get(engine_model, {})
+        base = str(card.get("parent") or engine_model)  # an adapter has its base's tokenizer
+        card = cards.get(base, {})
+        length = card.get("max_model_len")
+        root = str(self._folder or card.get("root") or "")
+        if root not in self._by_root:
+            self._by_root[root] = await self._load(base, root)
+        return Served(self._by_root[root], int(length) if length is not None else None)
+
+    async def _load(self, base: str, root: str) -> Pieces | None:
+        try:
+            folder = await asyncio.to_thread(find_tokenizer, root) if root else None
+            if folder is None:
+                raise NoPieces("no tokenizer.json of it is on this machine")
+            pieces = await asyncio.to_thread(load_pieces, folder)
+        except NoPieces as why:
+            self.states[base] = f"off: {why}"
+            _log.warning(
+                "model `%s` (%s): sampled ids are not put back where a prompt tokenises otherwise: %s",
+                *(base, root or "the engine does not say where it lies", why),
+            )
+            return None
+        self.states[base] = "ok"
+        _log.info("model `%s`: token bytes read from %s", base, folder)
+        return pieces
