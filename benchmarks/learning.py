@@ -87,7 +87,7 @@ TASKS: dict[str, Callable[[random.Random], Episode]] = {
 async def one_rollout(rollouts: Rollouts, episode: Episode) -> Trajectory:
     rollout_id = uuid.uuid4().hex
     calls, reward = await episode(rollouts, rollout_id)
-    ending = Ending.LENGTH if any(call.truncated for call in calls) else Ending.COMPLETED
+    ending = Ending.LENGTH if calls[-1].truncated else Ending.COMPLETED
     return Trajectory(rollout_id, [call.call_id for call in calls], reward, ending)
 
 

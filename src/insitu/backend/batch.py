@@ -23,6 +23,7 @@ _COUNTS = (
     "zero_variance",
     "stale",
     "truncated",
+    "constrained",
     "prefix_breaks",
     "constrained_tokens",
 )
@@ -106,7 +107,7 @@ def _sequences(
     made, breaks = build_sequences(
         calls, trajectory.rollout_id, advantage, mask_constrained=settings.mask_constrained
     )
-    account.counts["trained"] += 1
+    account.counts["trained" if made else "constrained"] += 1
     account.counts["prefix_breaks"] += breaks
     account.counts["constrained_tokens"] += sum(len(call.output_ids) for call in calls if call.constrained)
     account.advantages.append(advantage)

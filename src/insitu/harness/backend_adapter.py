@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from insitu.answers import JobInfo, RunInfo
 from insitu.client import InsituClient
@@ -174,7 +175,9 @@ def _group_id(run_id: str, epoch: int, group: Sequence[Trajectory]) -> str:
 
 def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
     assert trajectory.reward is not None
-    metadata = {"example_id": trajectory.example_id, "generation": trajectory.generation}
+    metadata: dict[str, Any] = {"example_id": trajectory.example_id, "generation": trajectory.generation}
+    if "components" in trajectory.metadata:
+        metadata["components"] = trajectory.metadata["components"]
     return UploadedTrajectory(
         trajectory.rollout_id, list(trajectory.call_ids), trajectory.reward, trajectory.ending, metadata
     )

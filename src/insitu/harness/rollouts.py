@@ -249,3 +249,16 @@ def _apply(record: Json, result: EvalResult) -> None:
         record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
     else:
         record["reward"], record["reasoning"] = result.score, result.reasoning
+        if parts := _components(result.reasoning):
+            record["metadata"]["components"] = parts
+
+
+def _components(reasoning: object) -> dict[str, float]:
+    """The scores of a reward that is made of several, by the name of each."""
+    if not isinstance(reasoning, dict):
+        return {}
+    parts = {
+        name: cast("Json", part) for name, part in cast("Json", reasoning).items() if isinstance(part, dict)
+    }
+    scores = {name: part.get("score") for name, part in parts.items()}
+    return {name: float(score) for name, score in scores.items() if isinstance(score, int | float)}

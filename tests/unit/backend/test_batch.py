@@ -1,0 +1,96 @@
+"""What becomes of every uploaded trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from insitu.backend.batch import make_batch
+from insitu.gateway.records import RecordStore
+from insitu.types import Ending, ModelCall, StepSettings, Trajectory, TrajectoryGroup
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[RecordStore]:
+    store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
+    yield store
+    store.close()
+
+
+def record(records: RecordStore, rollout_id: str, step: int = 0, constrained: bool = False) -> ModelCall:
+    call = ModelCall(
+        id=f"call-{rollout_id}",
+        rollout_id=rollout_id,
+        model="run",
+        run="run",
+        policy_step=step,
+        policy_version=f"run@{step}",
+        prompt_ids=[1, 2],
+        output_ids=[3, 4],
+        logprobs=[-0.5, -0.25],
+        finish_reason="stop",
+        constrained=constrained,
+    )
+    records.append([call])
+    return call
+
+
+def group(records: RecordStore, name: str, rewards: list[float], steps: list[int]) -> TrajectoryGroup:
+    trajectories = [
+        Trajectory(f"{name}-{i}", [record(records, f"{name}-{i}", step).id], reward)
+        for i, (reward, step) in enumerate(zip(rewards, steps, strict=True))
+    ]
+    return TrajectoryGroup(name, "run", trajectories)
+
+
+def test_siblings_age_together_and_stale_groups_are_counted(records: RecordStore) -> None:
+    fresh = group(records, "fresh", [0.0, 1.0], [5, 4])
+    stale = group(records, "stale", [0.0, 1.0, 0.5], [5, 5, 2])
+    batch = make_batch([fresh, stale], records, StepSettings(max_staleness=2), step=5)
+    assert {sequence.rollout_id for sequence in batch.sequences} == {"fresh-0", "fresh-1"}
+    assert (batch.metrics["account/stale"], batch.metrics["account/trained"]) == (3, 2)
+    assert (batch.metrics["staleness/max"], batch.metrics["staleness/mean"]) == (3, 2)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_truncated_rollouts_are_in_the_baseline_and_masked(records: RecordStore, mask: bool) -> None:
+    whole = group(records, "g", [0.0, 1.0], [0, 0])
+    cut = replace(whole.trajectories[0], ending=Ending.LENGTH)
+    groups = [replace(whole, trajectories=[cut, whole.trajectories[1]])]
+    batch = make_batch(groups, records, StepSettings(advantage="mean", mask_truncated=mask), step=0)
+    advantages = {sequence.rollout_id: sequence.advantage for sequence in batch.sequences}
+    assert advantages == ({"g-1": 0.5} if mask else {"g-0": -0.5, "g-1": 0.5})
+    assert batch.metrics["account/truncated"] == int(mask)
+    assert batch.metrics["reward/mean"] == 0.5
+
+
+def test_constrained_tokens_are_counted_and_masked_on_request(records: RecordStore) -> None:
+    free = record(records, "free")
+    forced = record(records, "forced", constrained=True)
+    rated = [Trajectory("free", [free.id], 0.0), Trajectory("forced", [forced.id], 1.0)]
+    groups = [TrajectoryGroup("g", "run", rated)]
+    trained = make_batch(groups, records, StepSettings(), step=0)
+    assert [sum(sequence.mask) for sequence in trained.sequences] == [2, 2]
+    assert trained.metrics["account/constrained_tokens"] == 2
+    masked = make_batch(groups, records, StepSettings(mask_constrained=True), step=0)
+    assert [sum(sequence.mask) for sequence in masked.sequences] == [2]
+    assert (masked.metrics["account/trained"], masked.metrics["account/constrained"]) == (1, 1)
+
+
+def test_rewards_are_reported_by_component_and_equal_ones_dropped(records: RecordStore) -> None:
+    flat = group(records, "flat", [0.3, 0.3], [0, 0])
+    mixed = group(records, "mixed", [0.0, 1.0], [0, 0])
+    parts = [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": float("nan")}]
+    mixed = replace(
+        mixed,
+        trajectories=[
+            replace(t, metadata={"components": p}) for t, p in zip(mixed.trajectories, parts, strict=True)
+        ],
+    )
+    metrics = make_batch([flat, mixed], records, StepSettings(), step=0).metrics
+    assert (metrics["reward/component/exact"], metrics["reward/component/style"]) == (0.5, 1.0)
+    assert (metrics["account/zero_variance"], metrics["account/groups"]) == (2, 2)
+    assert metrics["advantage/mean"] == pytest.approx(0.0)
