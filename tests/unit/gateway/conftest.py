@@ -131,10 +131,14 @@ async def start_gateway(tmp_path: Path) -> AsyncIterator[StartGateway]:
     """Start a gateway with `num_engines` stand-ins; `limits` override the short ones above."""
     async with AsyncExitStack() as stack:
 
-        async def start(num_engines: int = 1, *, install: bool = True, **limits: Any) -> GatewayUnderTest:
-            engines = [
-                await stack.enter_async_context(StandinEngine(Behaviour())) for _ in range(num_engines)
-            ]
+        async def start(
+            num_engines: int = 1,
+            *,
+            install: bool = True,
+            make_engine: Callable[[], StandinEngine] = lambda: StandinEngine(Behaviour()),
+            **limits: Any,
+        ) -> GatewayUnderTest:
+            engines = [await stack.enter_async_context(make_engine()) for _ in range(num_engines)]
             url = f"sqlite:///{tmp_path}/calls.db"
             settings = Settings(url, "default", "admin", limits=replace(LIMITS, **limits))
             runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.5)
