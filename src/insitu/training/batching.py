@@ -1,68 +1,61 @@
-"""Sequences → rows → micro-batches of similar length under a token budget, the same plan on every rank.
+"""Sequences → micro-batches under a token budget, the same plan on every rank.
 
-Rollouts of one example start with the same prompt. A row computes it once and hangs the rollouts on it as
-branches: each branch sees the prompt and itself, at the positions it had alone, so every log-probability
-and gradient is that of separate rows, for a fraction of the tokens::
+Where the model's attention can be given branches, a micro-batch is one row: a forest in which every prefix
+that sequences share is computed once (`trie.py`). Else it is a padded batch with one sequence per row.
+Either way every log-probability and gradient is that of a sequence alone.
 
-    three rows     p p p p a a      one row     p p p p a a b b b c      positions 0 1 2 3 4 5 4 5 6 4
-                   p p p p b b b
-                   p p p p c
+A sequence is computed up to its last sampled token, exclusive: nothing later is predicted from it.
 
-Shape suffixes: b rows, l padded length, t sampled tokens of the micro-batch.
+Shape suffixes: b rows, l (padded) length, t sampled tokens of the micro-batch, u their distinct pairs of a
+place that predicts and a token that is predicted, n sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import repeat
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from insitu.training.shares import Share
-from insitu.types import TrainingSequence
+from insitu.training.trie import (
+    Ints,
+    cut_for_ranks,
+    lay_out,
+    row_lengths,
+    shared_prefixes,
+    sorted_order,
+)
 
 _FILLER_IDS = [0, 0]
 """What a rank without work runs so that its collectives still meet the other ranks'."""
 
 
-_MAX_SHARED_TOKENS = 2048
-"""A row with branches needs a mask of its length squared, so it stays short; a lone sequence needs none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Sequences that start with the same `num_shared` tokens."""
-
-    num_shared: int
-    shares: list[Share]
-
-    @property
-    def length(self) -> int:
-        return self.num_shared + sum(len(s.sequence.token_ids) - self.num_shared for s in self.shares)
-
-
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass. Rows are padded on the right: causal attention never looks there, so without
-    branches no mask is needed and the fast causal kernel applies."""
+    """One forward pass: a forest in one row, or rows padded on the right, where causal attention never looks.
+
+    Rollouts that sampled the same token after the same tokens share a pair u; each keeps its own t.
+    """
 
     ids_bl: Tensor
-    position_t: Tensor
-    """Flat index (into B·L) of the hidden state that predicts each sampled token."""
-    target_t: Tensor
+    predictor_u: Tensor
+    """Flat index (into B·L) of the hidden state that predicts the target."""
+    target_u: Tensor
+    pick_t: Tensor
+    """The pair u of each sampled token."""
     sampler_t: Tensor
     """The log-probability that the sampler recorded."""
     advantage_t: Tensor
     weight_t: Tensor
     rollout_t: Tensor
     """The number of the token's rollout within the step."""
-    branch_bl: Tensor | None = None
-    """0 for a shared prompt, 1, 2, … for its branches, -1 for padding; None when no row has branches."""
-    offset_bl: Tensor | None = None
-    """The position of each token in its own sequence; None as above."""
+    depth_bl: Tensor | None = None
+    """The position of each token in its own sequence; None for padded rows."""
+    end_bl: Tensor | None = None
+    """Where the subtree of each token ends; None for padded rows."""
     is_filler: bool = False
     """True for work that only keeps ranks in step: it contributes exactly zero."""
 
@@ -71,66 +64,71 @@ class MicroBatch:
         moved = {name: tensor if tensor is None else tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
-    def visible_bll(self) -> Tensor | None:
-        """Which token (last axis) each token sees: itself, earlier ones of its branch, and the prompt."""
-        if self.branch_bl is None:
-            return None
-        query, key = self.branch_bl[:, :, None], self.branch_bl[:, None, :]
-        return ((query == key) | (key == 0)).tril()
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A step's sequences dealt over ranks and micro-batches."""
+
+    ranks: list[list[list[Share]]]
+    """For each rank its micro-batches, equally many; an empty one is a filler."""
+    num_computed_tokens: int
+    """Over all ranks, padding included and fillers not."""
+    is_shared: bool
 
 
-def share_prompts(shares: Sequence[Share], max_tokens: int) -> list[Row]:
-    """Put sequences with the same prompt (all tokens before the first sampled one) on common rows.
+def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
+    """Deal the sequences so that ranks finish together, with at most `max_tokens` in a micro-batch.
 
-    A row of several sequences has at most `max_tokens`, and at most what its mask allows.
+    A sequence that is longer on its own gets a micro-batch to itself.
     """
-    limit = min(max_tokens, _MAX_SHARED_TOKENS)
-    families: dict[tuple[int, ...], list[Share]] = {}
-    for share in shares:
-        prompt = share.sequence.token_ids[: _num_prompt(share.sequence)]
-        families.setdefault(tuple(prompt), []).append(share)
-    return [row for prompt, members in families.items() for row in _rows(len(prompt), members, limit)]
+    inputs = [_inputs(share) for share in shares]
+    if not can_branch:
+        lengths = [len(ids) for ids in inputs]
+        ranks = plan(lengths, max_tokens, world_size)
+        computed = sum(len(batch) * max(lengths[i] for i in batch) for r in ranks for batch in r if batch)
+        return Packing([[[shares[i] for i in batch] for batch in r] for r in ranks], computed, False)
+    order = sorted_order(inputs)
+    in_order = [inputs[i] for i in order]
+    length_n = np.array([len(ids) for ids in in_order], dtype=np.int64)
+    shared_n = shared_prefixes(in_order)
+    rows = cut_for_ranks(length_n, shared_n, max_tokens, world_size)
+    lengths = row_lengths(length_n, shared_n, rows)
+    dealt = _even(_deal(lengths, world_size))
+    ranks = [[[shares[order[n]] for place in batch for n in rows[place]] for batch in r] for r in dealt]
+    return Packing(ranks, sum(lengths), True)
 
 
-def separate(shares: Sequence[Share]) -> list[Row]:
-    """One row per sequence, for models whose attention cannot be given branches."""
-    return [Row(_num_prompt(share.sequence), [share]) for share in shares]
-
-
-def _num_prompt(sequence: TrainingSequence) -> int:
-    return next((i for i, flag in enumerate(sequence.mask) if flag), len(sequence.token_ids))
-
-
-def _rows(num_shared: int, members: Sequence[Share], limit: int) -> list[Row]:
-    rows: list[Row] = []
-    room = 0
-    for share in members:
-        num_own = len(share.sequence.token_ids) - num_shared
-        # a short prompt under long branches saves little and makes attention work harder
-        if rows and num_own <= room and num_own <= 4 * num_shared:
-            rows[-1].shares.append(share)
-            room -= num_own
-        else:
-            rows.append(Row(num_shared, [share]))
-            room = limit - len(share.sequence.token_ids)
-    return rows
+def _inputs(share: Share) -> Ints:
+    """The tokens to compute: all that the last sampled one is predicted from."""
+    mask = share.sequence.mask
+    last = len(mask) - 1 - mask[::-1].index(1)
+    return np.array(share.sequence.token_ids[:last], dtype=np.int64)
 
 
 def plan(lengths: Sequence[int], max_tokens: int, world_size: int) -> list[list[list[int]]]:
-    """For each rank its micro-batches, as lists of indices into `lengths`.
+    """For each rank its micro-batches of padded rows, as lists of indices into `lengths`.
 
-    Sorted by length and dealt back and forth, so that ranks carry nearly the same tokens and rows of one
-    micro-batch nearly the same length. Rows × longest row stays within `max_tokens`; a sequence that is
-    longer on its own gets a micro-batch to itself. Ranks with fewer micro-batches get empty ones.
+    Ranks carry nearly the same tokens and rows of one micro-batch have nearly the same length. Rows ×
+    longest row stays within `max_tokens`; a row that is longer on its own gets a micro-batch to itself.
     """
+    shares = [[i for row in rows for i in row] for rows in _deal(lengths, world_size)]
+    return _even([_split(share, lengths, max_tokens) for share in shares])
+
+
+def _deal(lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
+    """Rows to ranks, longest first and back and forth, each a micro-batch."""
     longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    shares: list[list[int]] = [[] for _ in range(world_size)]
+    ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
     for place, index in enumerate(longest_first):
         lap, seat = divmod(place, world_size)
-        shares[seat if lap % 2 == 0 else world_size - 1 - seat].append(index)
-    batches = [_split(share, lengths, max_tokens) for share in shares]
-    most = max((len(rank_batches) for rank_batches in batches), default=0)
-    return [rank_batches + [[] for _ in range(most - len(rank_batches))] for rank_batches in batches]
+        ranks[seat if lap % 2 == 0 else world_size - 1 - seat].append([index])
+    return ranks
+
+
+def _even(ranks: list[list[list[int]]]) -> list[list[list[int]]]:
+    """Ranks with fewer micro-batches get empty ones."""
+    most = max(len(batches) for batches in ranks)
+    return [batches + [[] for _ in range(most - len(batches))] for batches in ranks]
 
 
 def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -143,52 +141,47 @@ def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int
     return batches
 
 
-def collate(rows: Sequence[Row]) -> MicroBatch:
-    """Pad the rows and gather what belongs to their sampled tokens; no rows give a filler."""
-    if not rows:
+def collate(shares: Sequence[Share], is_shared: bool = True) -> MicroBatch:
+    """One micro-batch of a `Packing`; no sequences give a filler."""
+    if not shares:
         return score_batch([_FILLER_IDS], is_filler=True)
-    width = max(row.length for row in rows)
-    ids: list[list[int]] = []
-    branches: list[list[int]] = []
-    offsets: list[list[int]] = []
-    positions: list[int] = []
-    for number, row in enumerate(rows):
-        shared = row.num_shared
-        ids.append(row.shares[0].sequence.token_ids[:shared])
-        branches.append([0] * shared)
-        offsets.append(list(range(shared)))
-        for branch, s in enumerate((share.sequence for share in row.shares), start=1):
-            # where the token before i is: in the prompt for the first of a branch, else right before it
-            start = number * width + len(ids[-1]) - shared - 1
-            positions += [
-                number * width + i - 1 if i == shared else start + i for i, flag in enumerate(s.mask) if flag
-            ]
-            ids[-1] += s.token_ids[shared:]
-            branches[-1] += [branch] * (len(s.token_ids) - shared)
-            offsets[-1] += range(shared, len(s.token_ids))
-    shares = [share for row in rows for share in row.shares]
-    has_branches = len(shares) > len(rows)
+    inputs = [_inputs(share) for share in shares]
+    if not is_shared:
+        ids_bl = _pad([ids.tolist() for ids in inputs])
+        width = ids_bl.shape[1]
+        return _gather(shares, [np.arange(len(ids)) + n * width for n, ids in enumerate(inputs)], ids_bl)
+    forest = lay_out(inputs)
+    depth_bl, end_bl = (torch.from_numpy(part)[None] for part in (forest.depth_l, forest.end_l))
+    batch = _gather(shares, forest.paths, torch.from_numpy(forest.ids_l)[None])
+    return replace(batch, depth_bl=depth_bl, end_bl=end_bl)
+
+
+def _gather(shares: Sequence[Share], paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
+    """Everything per sampled token; `paths` holds the flat places of each sequence's tokens."""
+    sampled = [np.flatnonzero(share.sequence.mask) for share in shares]
+    places_t = np.concatenate([path[at - 1] for path, at in zip(paths, sampled, strict=True)])
+    targets_t = np.concatenate([_at(s.sequence.token_ids, at) for s, at in zip(shares, sampled, strict=True)])
+    pairs_2u, pick_t = np.unique(np.stack([places_t, targets_t]), axis=1, return_inverse=True)
+    counts = [len(at) for at in sampled]
+    logprobs = [_at(share.sequence.logprobs, at) for share, at in zip(shares, sampled, strict=True)]
     return MicroBatch(
-        _pad(ids),
-        torch.tensor(positions, dtype=torch.long),
-        torch.tensor(_sampled(shares, lambda s: s.sequence.token_ids), dtype=torch.long),
-        torch.tensor(_sampled(shares, lambda s: s.sequence.logprobs), dtype=torch.float32),
-        torch.tensor(_sampled(shares, lambda s: repeat(s.sequence.advantage)), dtype=torch.float32),
-        torch.tensor(_sampled(shares, lambda s: repeat(s.weight)), dtype=torch.float32),
-        torch.tensor(_sampled(shares, lambda s: repeat(s.rollout)), dtype=torch.long),
-        _pad(branches, -1) if has_branches else None,
-        _pad(offsets) if has_branches else None,
+        ids_bl,
+        torch.from_numpy(pairs_2u[0].astype(np.int64)),
+        torch.from_numpy(pairs_2u[1].astype(np.int64)),
+        torch.from_numpy(pick_t.reshape(-1)),
+        sampler_t=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
+        advantage_t=_repeated([share.sequence.advantage for share in shares], counts, np.float32),
+        weight_t=_repeated([share.weight for share in shares], counts, np.float32),
+        rollout_t=_repeated([share.rollout for share in shares], counts, np.int64),
     )
 
 
-def _sampled(shares: Sequence[Share], values: Callable[[Share], Iterable[Any]]) -> list[Any]:
-    """What `values` gives for each sampled token, in sequence order."""
-    return [
-        value
-        for share in shares
-        for value, flag in zip(values(share), share.sequence.mask, strict=False)
-        if flag
-    ]
+def _at(values: Sequence[float], places: Ints) -> np.ndarray:
+    return np.asarray(values)[places]
+
+
+def _repeated(values: Sequence[float], counts: Sequence[int], dtype: type) -> Tensor:
+    return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), counts))
 
 
 def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> MicroBatch:
@@ -202,6 +195,7 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
         ids_bl,
         torch.tensor(positions),
         torch.tensor(targets),
+        torch.arange(len(targets)),
         sampler_t=zeros_t,
         advantage_t=zeros_t,
         weight_t=zeros_t,
@@ -210,6 +204,6 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
     )
 
 
-def _pad(rows: Sequence[Sequence[int]], value: int = 0) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
     width = max(len(ids) for ids in rows)
-    return torch.tensor([[*ids, *([value] * (width - len(ids)))] for ids in rows], dtype=torch.long)
+    return torch.tensor([[*ids, *([0] * (width - len(ids)))] for ids in rows], dtype=torch.long)

@@ -1,6 +1,6 @@
 """The base model, loaded once: frozen, and sharded with FSDP2 when there are several ranks.
 
-Shape suffixes: b rows, l padded length, t sampled tokens, h hidden size.
+Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct pairs (see `batching.py`), h hidden.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 from insitu.errors import CannotHonour, NotFound
+from insitu.training import attention
 from insitu.training.batching import MicroBatch
 from insitu.training.logprobs import token_logprobs
 
@@ -41,19 +42,19 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """(log-probability, entropy) of each sampled token given the hidden state before it."""
-        visible_bll = batch.visible_bll()
+        options: dict[str, Any] = {}
+        if batch.end_bl is not None and batch.depth_bl is not None:
+            options["tree"] = attention.tree_mask(batch.end_bl, batch.depth_bl)
         hidden_blh = self.model.base_model(
-            input_ids=batch.ids_bl,
-            attention_mask=None if visible_bll is None else visible_bll[:, None],
-            position_ids=batch.offset_bl,
-            use_cache=False,
+            input_ids=batch.ids_bl, position_ids=batch.depth_bl, use_cache=False, **options
         ).last_hidden_state
-        hidden_th = hidden_blh.flatten(0, 1).index_select(0, batch.position_t)
-        return token_logprobs(hidden_th, self.model.lm_head, batch.target_t)
+        hidden_uh = hidden_blh.flatten(0, 1).index_select(0, batch.predictor_u)
+        logprob_u, entropy_u = token_logprobs(hidden_uh, self.model.lm_head, batch.target_u)
+        return logprob_u.index_select(0, batch.pick_t), entropy_u.index_select(0, batch.pick_t)
 
     @property
     def can_branch(self) -> bool:
-        """True when attention is plain and full in every layer, so that a mask of ours is all there is."""
+        """True when attention is plain and full in every layer, so that it can be ours."""
         config = self.model.config
         return config.model_type in _BRANCHING_FAMILIES and not getattr(config, "sliding_window", None)
 
@@ -71,7 +72,10 @@ def load_policy(base_model: str, device: torch.device) -> Policy:
             )
     # eval: no dropout of the base, so that the trainer scores a token as the engine sampled it
     model.eval().requires_grad_(False)
-    return Policy(model.to(device))
+    policy = Policy(model.to(device))
+    if policy.can_branch:
+        model.set_attn_implementation(attention.NAME)
+    return policy
 
 
 def shard(policy: Policy, mesh: DeviceMesh) -> None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.training.batching import collate, plan, separate, share_prompts
+from insitu.training.batching import collate, pack, plan, score_batch
 from insitu.training.shares import Share
 from insitu.types import TrainingSequence
+from tests.support.trees import random_shares
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120), st.integers(1, 4))
-def test_every_sequence_is_in_one_micro_batch_within_the_budget(
+def test_every_row_is_in_one_micro_batch_within_the_budget(
     lengths: list[int], budget: int, world_size: int
 ) -> None:
     ranks = plan(lengths, budget, world_size)
@@ -27,52 +28,98 @@ def test_ranks_carry_nearly_the_same_tokens() -> None:
     assert abs(loads[0] - loads[1]) <= max(lengths)
 
 
-def test_collate_points_each_sampled_token_at_the_state_before_it() -> None:
-    long = TrainingSequence("a", [5, 6, 7, 8], [0, 1, 0, 1], [0.0, -0.1, 0.0, -0.2], 2.0)
-    short = TrainingSequence("b", [9, 4], [0, 1], [0.0, -0.3], -1.0)
-    batch = collate(separate([Share(long, 0, 0.5), Share(short, 1, 0.25)]))
-    assert batch.ids_bl.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
-    assert batch.position_t.tolist() == [0, 2, 4]
-    assert batch.target_t.tolist() == [6, 8, 4]
-    assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0]
-    assert [round(x, 3) for x in batch.sampler_t.tolist()] == [-0.1, -0.2, -0.3]
-    assert batch.weight_t.tolist() == [0.5, 0.5, 0.25]
-    assert batch.rollout_t.tolist() == [0, 0, 1]
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.sampled_from([1, 50, 200, 9000]),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_packing_keeps_every_sequence_within_the_budget(
+    seed: int, num_groups: int, limit: int, world_size: int, can_branch: bool
+) -> None:
+    shares = random_shares(seed, num_groups)
+    packing = pack(shares, limit, world_size, can_branch)
+    assert len(packing.ranks) == world_size
+    assert len({len(rank) for rank in packing.ranks}) == 1, "ranks must run equally many micro-batches"
+    parts = [part for rank in packing.ranks for part in rank if part]
+    assert sorted(id(share) for part in parts for share in part) == sorted(map(id, shares))
+    batches = [collate(part, packing.is_shared) for part in parts]
+    for part, batch in zip(parts, batches, strict=True):
+        assert len(part) == 1 or batch.ids_bl.numel() <= limit
+    assert sum(batch.ids_bl.numel() for batch in batches) == packing.num_computed_tokens
+    if can_branch:
+        assert packing.num_computed_tokens <= sum(len(share.sequence.token_ids) for share in shares)
+
+
+def test_every_rank_gets_nearly_as_much_work() -> None:
+    shares = [share_of([group] * 30 + [40 + answer] * 12, 30) for group in range(16) for answer in range(8)]
+    for world_size in (2, 3, 4):
+        packing = pack(shares, 512, world_size)
+        loads = [sum(collate(part).ids_bl.numel() for part in rank if part) for rank in packing.ranks]
+        assert max(loads) <= 1.15 * min(loads)
+        assert sum(loads) <= 1.1 * pack(shares, 512, 1).num_computed_tokens
+
+
+def test_one_large_tree_keeps_two_ranks_busy() -> None:
+    packing = pack([share_of([1] * 30 + [40 + answer] * 20, 30) for answer in range(8)], 4096, 2)
+    assert [len(part) for rank in packing.ranks for part in rank] == [4, 4]
+
+
+def test_no_sequences_are_no_work() -> None:
+    assert pack([], 100, 2).ranks == [[], []]
     assert collate([]).is_filler
 
 
-def rollout(prompt: list[int], rest: list[int], mask: list[int], advantage: float = 1.0) -> TrainingSequence:
-    flags = [0] * len(prompt) + mask
-    return TrainingSequence("r", prompt + rest, flags, [-0.1 * i * f for i, f in enumerate(flags)], advantage)
+def share_of(ids: list[int], num_prompt: int, rollout: int = 0, weight: float = 1.0) -> Share:
+    return masked(ids, [0] * num_prompt + [1] * (len(ids) - num_prompt), 1.0, rollout, weight)
 
 
-def test_rollouts_of_one_prompt_share_it() -> None:
-    one, two = rollout([1, 2, 3], [4, 5], [1, 1], 2.0), rollout([1, 2, 3], [6, 7, 8], [1, 0, 1], -1.0)
-    other = rollout([1, 2], [9], [1])
-    rows = share_prompts([Share(s, i, 1.0) for i, s in enumerate((one, other, two))], 4096)
-    assert [(row.num_shared, row.length, len(row.shares)) for row in rows] == [(3, 8, 2), (2, 3, 1)]
-    batch = collate(rows)
-    assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 9, 0, 0, 0, 0, 0]]
-    assert batch.target_t.tolist() == [4, 5, 6, 8, 9]
-    assert batch.position_t.tolist() == [2, 3, 2, 6, 9]
-    assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0, -1.0, 1.0]
-    assert batch.offset_bl is not None
-    assert batch.offset_bl[0].tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
-    visible = batch.visible_bll()
-    assert visible is not None
-    assert visible[0, 6].nonzero().flatten().tolist() == [0, 1, 2, 5, 6]
-    assert visible[0, 4].nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
-    assert visible.diagonal(dim1=1, dim2=2).all(), "a token that sees nothing would be NaN"
+def masked(ids: list[int], mask: list[int], advantage: float, rollout: int, weight: float) -> Share:
+    logprobs = [-0.1 * i * flag for i, flag in enumerate(mask)]
+    return Share(TrainingSequence("r", ids, mask, logprobs, advantage), rollout, weight)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=20), st.sampled_from([50, 900, 9000])
-)
-def test_sharing_keeps_every_sequence_and_bounds_the_rows(shapes: list[tuple[int, int]], limit: int) -> None:
-    sequences = [rollout([prompt] * (40 * prompt + 1), [5] * n, [1] * n) for prompt, n in shapes]
-    rows = share_prompts([Share(s, 0, 1.0) for s in sequences], limit)
-    kept = [share.sequence for row in rows for share in row.shares]
-    assert sorted(map(id, kept)) == sorted(map(id, sequences))
-    for row in rows:
-        assert len({tuple(s.sequence.token_ids[: row.num_shared]) for s in row.shares}) == 1
-        assert len(row.shares) == 1 or row.length <= min(limit, 2048)
+def test_padded_rows_point_each_sampled_token_at_the_state_before_it() -> None:
+    long, short = masked([5, 6, 7, 8], [0, 1, 0, 1], 2.0, 0, 0.5), masked([9, 4, 3], [0, 1, 0], -1.0, 1, 0.25)
+    batch = collate([long, short], is_shared=False)
+    assert batch.ids_bl.tolist() == [[5, 6, 7], [9, 0, 0]], "what follows the last predictor is left out"
+    assert batch.predictor_u[batch.pick_t].tolist() == [0, 2, 3]
+    assert batch.target_u[batch.pick_t].tolist() == [6, 8, 4]
+    assert batch.advantage_t.tolist() == [2.0, 2.0, -1.0]
+    assert batch.weight_t.tolist() == [0.5, 0.5, 0.25]
+    assert batch.rollout_t.tolist() == [0, 0, 1]
+    assert [round(x, 3) for x in batch.sampler_t.tolist()] == [-0.1, -0.3, -0.1]
+    assert batch.end_bl is None
+
+
+def test_a_forest_shares_prompts_turns_and_equal_samples() -> None:
+    shares = [
+        masked([1, 2, 3, 4, 5], [0, 0, 0, 1, 1], 2.0, 0, 0.5),
+        masked([1, 2, 3, 4, 6, 7], [0, 0, 0, 1, 0, 1], -1.0, 1, 0.25),  # the same first token, then a tool
+        masked([1, 2, 9], [0, 0, 1], 3.0, 1, 0.25),  # a prefix break after two tokens
+        masked([8, 2, 9], [0, 1, 1], 1.0, 2, 1.0),  # another tree
+    ]
+    packing = pack(shares, 100, 1)
+    (part,) = packing.ranks[0]
+    batch = collate(part)
+    assert [share.rollout for share in part] == [1, 0, 1, 2]
+    assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 6, 8, 2]]
+    assert batch.depth_bl is not None
+    assert batch.end_bl is not None
+    assert batch.depth_bl.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
+    assert batch.end_bl.tolist() == [[5, 5, 5, 5, 5, 7, 7]]
+    assert batch.predictor_u[batch.pick_t].tolist() == [1, 2, 3, 2, 4, 5, 6]
+    assert batch.target_u[batch.pick_t].tolist() == [9, 4, 5, 4, 7, 2, 9]
+    assert len(batch.target_u) == 6, "two rollouts sampled the same token: one logit for both"
+    assert batch.advantage_t.tolist() == [3.0, 2.0, 2.0, -1.0, -1.0, 1.0, 1.0]
+    assert batch.rollout_t.tolist() == [1, 0, 0, 1, 1, 2, 2]
+    assert packing.num_computed_tokens == 7
+
+
+def test_scoring_asks_for_every_token_after_the_first() -> None:
+    batch = score_batch([[5, 6, 7], [8, 9]])
+    assert batch.ids_bl.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.predictor_u[batch.pick_t].tolist() == [0, 1, 3]
+    assert batch.target_u[batch.pick_t].tolist() == [6, 7, 9]
+    assert not batch.is_filler

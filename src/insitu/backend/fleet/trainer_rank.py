@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from insitu.errors import InvalidRequest, NotFound
-from insitu.training.batching import MicroBatch, collate, plan, score_batch, separate, share_prompts
+from insitu.training.batching import MicroBatch, Packing, collate, pack, plan, score_batch
 from insitu.training.export import MergedExport
 from insitu.training.figures import step_figures
 from insitu.training.learner import Learner, load_adapter
@@ -35,7 +35,7 @@ from insitu.training.objective import objective_of
 from insitu.training.passes import Passes
 from insitu.training.policy import load_policy, model_directory, shard
 from insitu.training.sequences import check_sequence
-from insitu.training.shares import Share, shares_of
+from insitu.training.shares import shares_of
 from insitu.training.step import Score, Update, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
@@ -149,11 +149,17 @@ class TrainerRank:
         num_tokens = sum(sum(share.sequence.mask) for share in shares)
         sums: list[Tensor] = []
         updates: list[Update] = []
+        packing = pack(shares, self._max_micro_batch_tokens, self._world_size, self._policy.can_branch)
         self._adapters.activate(learner.adapter)
         with learner.rng(), self._reference(learner, reference_dir) as score_reference:
             num_rollouts = 1 + max((share.rollout for share in shares), default=0)
             passes = Passes(
-                self._micro_batches(shares), num_rollouts, objective, settings, self._add_up, self._loss_scale
+                self._micro_batches(packing),
+                num_rollouts,
+                objective,
+                settings,
+                self._add_up,
+                self._loss_scale,
             )
             while shares and len(updates) < settings.num_passes:
                 sums.append(passes.run(self._score, score_reference))
@@ -165,6 +171,7 @@ class TrainerRank:
             "num_tokens": num_tokens,
             "num_sequences": len(shares),
             "num_input_tokens": sum(len(share.sequence.token_ids) for share in shares),
+            "num_computed_tokens": packing.num_computed_tokens,
             "updated": int(any(not update.skipped for update in updates)),
             "skipped": sum(update.skipped for update in updates),
             "grad_norm": updates[0].grad_norm if updates else 0.0,
@@ -174,15 +181,10 @@ class TrainerRank:
         metrics = step_figures([added.tolist() for added in sums], num_tokens) | counts | speed
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
-    def _micro_batches(self, shares: list[Share]) -> list[MicroBatch]:
+    def _micro_batches(self, packing: Packing) -> list[MicroBatch]:
         """This rank's part of the step, the same for every pass."""
-        # rows short enough that every rank gets some
-        limit = math.ceil(sum(len(share.sequence.token_ids) for share in shares) / self._world_size)
-        limit = min(self._max_micro_batch_tokens, limit)
-        rows = share_prompts(shares, limit) if self._policy.can_branch else separate(shares)
-        batches = plan([row.length for row in rows], self._max_micro_batch_tokens, self._world_size)
-        mine = batches[self._rank]
-        return [collate([rows[i] for i in indices]).to(self._device) for indices in mine]
+        mine = packing.ranks[self._rank]
+        return [collate(shares, packing.is_shared).to(self._device) for shares in mine]
 
     def _add_up(self, tensor: Tensor) -> None:
         if self._world_size > 1:

@@ -1,0 +1,162 @@
+"""Packed and shared rows learn exactly what sequences alone learn: log-probabilities and LoRA gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from insitu.training import attention
+from insitu.training.batching import MicroBatch, collate, pack
+from insitu.training.lora import Adapter, AdapterPool
+from insitu.training.policy import Policy
+from insitu.training.shares import Share
+from insitu.types import LoraSettings
+from tests.support.trees import random_shares
+
+_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+
+
+@cache
+def policy_of(family: str) -> tuple[Policy, Adapter]:
+    """A random model with an adapter that is no longer zero."""
+    torch.manual_seed(0)
+    model: torch.nn.Module
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**_SIZES, num_attention_heads=4, num_key_value_heads=4))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**_SIZES, num_attention_heads=6, num_key_value_heads=2))
+    model.eval().requires_grad_(False)
+    policy = Policy(model)
+    adapter = AdapterPool(model).add(LoraSettings(rank=4, alpha=16))
+    for parameter in adapter.parameters().values():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return policy, adapter
+
+
+def objective(logprob_t: Tensor, batch_or_share: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Some loss that is not linear in the log-probabilities."""
+    sampler_t, advantage_t, weight_t = batch_or_share
+    ratio_t = torch.exp(0.3 * (logprob_t - sampler_t))
+    return (weight_t * (ratio_t * advantage_t + 0.1 * logprob_t.square())).sum()
+
+
+Result = tuple[dict[tuple[int, int, int], float], dict[str, Tensor]]
+"""Log-probabilities by sequence, rollout and place, and gradients by name."""
+
+
+def gradients(adapter: Adapter) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, parameter in adapter.parameters().items():
+        assert parameter.grad is not None
+        found[name], parameter.grad = parameter.grad, None
+    return found
+
+
+def alone(family: str, shares: list[Share]) -> Result:
+    """The reference: one sequence per pass, stock attention and full logits."""
+    policy, adapter = policy_of(family)
+    policy.model.set_attn_implementation("eager")
+    logprobs: dict[tuple[int, int, int], float] = {}
+    for share in shares:
+        ids, mask = torch.tensor(share.sequence.token_ids), torch.tensor(share.sequence.mask).bool()
+        logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        logprob_t = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[mask[1:], 0]
+        advantage_t = torch.full_like(logprob_t, share.sequence.advantage)
+        weight_t = torch.full_like(logprob_t, share.weight)
+        sampler_t = torch.tensor(share.sequence.logprobs)[mask]
+        objective(logprob_t, (sampler_t, advantage_t, weight_t)).backward()
+        for place, value in enumerate(logprob_t.tolist()):
+            logprobs[id(share.sequence), share.rollout, place] = value
+    return logprobs, gradients(adapter)
+
+
+def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, can_branch: bool) -> Result:
+    policy, adapter = policy_of(family)
+    policy.model.set_attn_implementation(attention.NAME if can_branch else "sdpa")
+    packing = pack(shares, max_tokens, world_size, can_branch)
+    logprobs: dict[tuple[int, int, int], float] = {}
+    computed = 0
+    for dealt in (part for rank in packing.ranks for part in rank):
+        batch = collate(dealt, packing.is_shared)
+        logprob_t, _ = policy(batch)
+        if batch.is_filler:
+            continue
+        computed += batch.ids_bl.numel()
+        check_size(batch, dealt, max_tokens)
+        objective(logprob_t, (batch.sampler_t, batch.advantage_t, batch.weight_t)).backward()
+        values = iter(logprob_t.tolist())
+        for share in dealt:
+            for place in range(sum(share.sequence.mask)):
+                logprobs[id(share.sequence), share.rollout, place] = next(values)
+    assert computed == packing.num_computed_tokens
+    return logprobs, gradients(adapter)
+
+
+def check_size(batch: MicroBatch, dealt: list[Share], max_tokens: int) -> None:
+    assert batch.ids_bl.numel() <= max_tokens or len(dealt) == 1
+    rollouts = [share.rollout for share in dealt for _ in range(sum(share.sequence.mask))]
+    assert batch.rollout_t.tolist() == rollouts
+
+
+def assert_equal(got: Result, expected: Result) -> None:
+    assert got[0].keys() == expected[0].keys()
+    for key, value in expected[0].items():
+        assert got[0][key] == pytest.approx(value, rel=1e-4, abs=1e-4)
+    for name, gradient in expected[1].items():
+        assert (got[1][name] - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    num_groups=st.integers(1, 5),
+    max_tokens=st.sampled_from([1, 40, 90, 4096]),
+    world_size=st.sampled_from([1, 2, 3]),
+    query_block=st.sampled_from([5, 64]),
+)
+def test_shared_rows_equal_sequences_alone(
+    family: str, seed: int, num_groups: int, max_tokens: int, world_size: int, query_block: int
+) -> None:
+    shares = random_shares(seed, num_groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_QUERY_BLOCK", query_block)
+        got = packed(family, shares, max_tokens, world_size, can_branch=True)
+    assert_equal(got, alone(family, shares))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_padded_rows_equal_sequences_alone(seed: int) -> None:
+    shares = random_shares(seed, 3)
+    assert_equal(packed("qwen", shares, 90, 2, can_branch=False), alone("qwen", shares))
+
+
+def test_a_wrong_end_would_be_noticed() -> None:
+    """The comparison is sharp: one token that sees one too many changes the gradient by more than allowed."""
+    policy, adapter = policy_of("llama")
+    policy.model.set_attn_implementation(attention.NAME)
+    dealt = pack(random_shares(1, 3), 4096, 1).ranks[0][0]
+    batch = collate(dealt)
+    assert batch.end_bl is not None
+    results: list[dict[str, Tensor]] = []
+    for longer in (0, 1):
+        leaf = int((batch.end_bl[0] < batch.end_bl.shape[1]).nonzero()[-1])
+        batch.end_bl[0, leaf] += longer
+        logprob_t, _ = policy(batch)
+        objective(logprob_t, (batch.sampler_t, batch.advantage_t, batch.weight_t)).backward()
+        results.append(gradients(adapter))
+    right, wrong = results
+    assert any((wrong[n] - right[n]).abs().max() > 1e-4 * right[n].abs().max() for n in right)
