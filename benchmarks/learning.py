@@ -102,7 +102,7 @@ async def learn(
     """One run from the base model on, until its goal is reached or the steps are used up."""
     lora = LoraSettings(options.rank, 2 * options.rank, seed)
     await client.register_run(rollouts.run, "smollm2", lora=lora)
-    await client.wait_run_ready(rollouts.run, 120)
+    await client.wait_run_ready(rollouts.run, 600)
     generator, began = random.Random(seed), time.monotonic()
     rewards: list[float] = []
     metrics: list[dict[str, float]] = []

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from insitu.client import InsituClient
+from insitu.gateway_client import GatewayClient
 from insitu.testing.models import tiny
+from tests.support.addition import Rollouts
 from tests.support.backend import Backend, running_backend
 from tests.support.original_documents import original_documents
 
@@ -26,7 +30,8 @@ from insitu import EvalItem, WorkflowContext, register_evaluator, register_workf
 @register_workflow("my_workflow")
 async def my_workflow(question: str, context: WorkflowContext) -> str:
     llm = context.llm()
-    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8, **llm.call_args()}
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 64, **llm.call_args()}
+    body["stop"] = ["a", "e", "i"]  # a random model ends no answer by itself, and cut ones are not trained on
     headers = {"Authorization": f"Bearer {llm.api_key}"}
     async with aiohttp.ClientSession(headers=headers) as http:
         async with http.post(f"{llm.base_url}/chat/completions", json=body) as answer:
@@ -62,6 +67,25 @@ def install_components(site: Path) -> None:
     (metadata / "entry_points.txt").write_text("[insitu.components]\nmine = my_components\n")
 
 
+async def base_model_is_back_without_a_restart(backend: Backend, client: InsituClient) -> None:
+    """A closed run leaves its engine, with the base model's own weights, to the next one."""
+    before = engines(backend)
+    await client.close_run("my_training_run")
+    await client.register_run("next", "tiny")
+    await client.wait_run_ready("next", 60)
+    async with aiohttp.ClientSession() as http:
+        rollouts = Rollouts(http, backend.gateway_url, "next", attempts=5)
+        await rollouts.chat("r", [{"role": "user", "content": "hello"}], model="tiny")
+        async with GatewayClient(backend.gateway_url, "default") as gateway:
+            (call,) = await gateway.rollout_calls("r")
+    assert call["policy_version"] == "base"
+    assert engines(backend) == before
+
+
+def engines(backend: Backend) -> set[int]:
+    return {p.pid for p in backend.descendants() if "vllm.entrypoints.openai.api_server" in p.cmdline()}
+
+
 @pytest.mark.timeout(600)
 async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
@@ -83,6 +107,7 @@ async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch
         assert done.returncode == 0
         async with backend.client() as client:
             steps = await client.steps("my_training_run")
+            await base_model_is_back_without_a_restart(backend, client)
     output = tmp_path / ".tmp" / "nat" / "finetuning" / "output"
     lines = [json.loads(line) for line in (output / "training_metrics.jsonl").read_bytes().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(20))

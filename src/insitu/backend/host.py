@@ -89,6 +89,14 @@ class ModelHost:
         checkpoint = await self.open_run(run) if run.step or self.engine.publication == "merged" else None
         return await self.publisher.publish(run.name, run.step, checkpoint)
 
+    async def reset(self) -> bool:
+        """Let the engines serve the base model alone again; False when they have to be started anew."""
+        directory = Path(self.engine.model)
+        if not isinstance(self.publisher, MergedPublisher) or not await asyncio.to_thread(directory.is_dir):
+            return False
+        await self.publisher.reset(directory)
+        return True
+
     async def put_back(self, run: Run) -> None:
         """After a failed publication: trainer and engines return to the committed step."""
         await self.trainer.forget_run(run.name)

@@ -245,6 +245,8 @@ async def _engine_scores(
     served: Served, fixed: list[list[int]], host: ModelHost
 ) -> dict[int, list[list[float]]]:
     """Every engine's log-probabilities of the fixed sequences under one version."""
+    if not fixed:
+        return {replica.pid: [] for replica in host.replicas.joined()}
     return {
         replica.pid: await replica.engine.score(served.engine_model, fixed)
         for replica in host.replicas.joined()

@@ -50,9 +50,14 @@ class ProbeResult:
 
 
 def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[int]]:
-    """The run's fixed sequences: chosen from its first batch, kept in `path`, never changed."""
+    """The run's fixed sequences: chosen from its first batch, kept in `path`, never changed.
+
+    None as long as no batch had a sequence to train on: then nothing has changed that could be probed.
+    """
     if path.exists():
         return json.loads(path.read_text())
+    if not batch:
+        return []
     moving = [sequence for sequence in batch if sequence.advantage != 0.0] or list(batch)
     stride = max(1, len(moving) // _NUM_SEQUENCES)
     chosen = [sequence.token_ids[:_MAX_TOKENS] for sequence in moving[::stride][:_NUM_SEQUENCES]]

@@ -148,6 +148,12 @@ class MergedPublisher(Publisher):
             await asyncio.to_thread(_keep_only, directory)
         return Served(self.base.engine_model, version)
 
+    async def reset(self, base: Path) -> None:
+        """Put the base model's own weights back; `base` is its directory."""
+        async with self._lock:
+            await self._on_each(lambda engine: engine.reload_weights(base, self.base.version))
+            self._current = None
+
     async def retire(self, served: Served) -> None:
         """Nothing to take off: the new weights have replaced the old ones."""
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -141,13 +142,13 @@ class Registrar:
             await host.stop()
             raise
         self.host = host
-        self._traffic.base = {
-            "name": engine.served_name,
-            "engine_model": engine.served_name,
-            "version": BASE_VERSION,
-            "refusal": None,
-        }
+        self._traffic.base = self._base_card(engine)
         await self._traffic.push()
+
+    @staticmethod
+    def _base_card(engine: EngineSettings) -> dict[str, Any]:
+        name = engine.served_name
+        return {"name": name, "engine_model": name, "version": BASE_VERSION, "refusal": None}
 
     async def _drop(self, run: Run) -> None:
         """Stop routing to a closed run and free what it holds."""
@@ -158,7 +159,12 @@ class Registrar:
             return
         await self.host.trainer.forget_run(run.name)
         if self._settings.publication == "merged" and run.step:
-            await self._load(replace(self.host.engine))  # back to the base model's own weights
+            await self._traffic.drained(self._settings.deadlines.drain)
+            if await self.host.reset():
+                self._traffic.base = self._base_card(self.host.engine)
+                await self._traffic.push()
+            else:
+                await self._load(replace(self.host.engine))
             return
         for served in versions.values():
             await self._traffic.drained(self._settings.deadlines.drain, served.version)

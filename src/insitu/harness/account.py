@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from insitu.harness.curriculum import REASONS, Selection, usable_reward
 from insitu.harness.episode import Trajectory
 from insitu.types import Ending
+
+BACKEND_REASONS = ("truncated", "stale", "constrained")
+"""Why a backend leaves a trajectory that it was given out of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Account:
     truncated: int
     """Of those trained on: cut off at the token limit."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    """By reason, see `insitu.harness.curriculum.REASONS`."""
+    """By reason: `insitu.harness.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
     endings: dict[str, int] = field(default_factory=dict[str, int])
     """The failed ones by how they ended."""
 
@@ -30,13 +33,30 @@ class Account:
         text = f"trained {self.trained}/{self.total}"
         if self.truncated:
             text += f" ({self.truncated} truncated)"
-        reasons = sorted(self.dropped.items(), key=lambda item: (-item[1], REASONS.index(item[0])))
+        order = (*REASONS, *BACKEND_REASONS)
+        reasons = sorted(self.dropped.items(), key=lambda item: (-item[1], order.index(item[0])))
         listed = ", ".join(f"{count} {reason.replace('_', '-')}" for reason, count in reasons)
         return f"{text}: {listed}" if listed else text
 
+    def after_training(self, metrics: Mapping[str, float]) -> Account:
+        """With what the backend, by the metrics of its step, left out of the trajectories given to it."""
+        left_out = {reason: int(metrics.get(f"account/{reason}", 0)) for reason in BACKEND_REASONS}
+        left_out = {reason: count for reason, count in left_out.items() if count}
+        return replace(
+            self,
+            trained=self.trained - sum(left_out.values()),
+            truncated=self.truncated - left_out.get("truncated", 0),
+            dropped=self.dropped | left_out,
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """For the metrics files."""
-        return asdict(self)
+        """For the metrics files; `from_dict` reads it."""
+        return {**asdict(self), "line": self.line()}
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Account:
+        """The account that was written."""
+        return Account(**{name: value for name, value in fields.items() if name != "line"})
 
 
 def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Account:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.errors import InvalidRequest
-from insitu.harness.account import make_account
+from insitu.harness.account import Account, make_account
 from insitu.harness.curriculum import Selection, as_chosen, select
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.metrics import statistics, write_metrics
@@ -185,9 +185,12 @@ class EpochTrainer(Trainer):
         if status.status is TrainingStatusEnum.COMPLETED:
             assert self.state.submitted is not None
             submitted = self.state.submitted
+            metrics: dict[str, float] = status.metadata.get("metrics") or {}
+            account = Account.from_dict(submitted["line"]["account"]).after_training(metrics)
             line = submitted["line"] | {
+                "account": account.to_dict(),
                 "step": status.metadata.get("step"),
-                "training": status.metadata.get("metrics") or {},
+                "training": metrics,
             }
             self._end_epoch(epoch, line, submitted["curriculum"])
         return status
@@ -217,7 +220,7 @@ class EpochTrainer(Trainer):
             **statistics(selection.groups, "filtered_"),
             "curriculum_percentile": selection.state.current_percentile if curriculum.enabled else 1.0,
             "curriculum_state": asdict(selection.state),
-            "account": {**account.to_dict(), "line": account.line()},
+            "account": account.to_dict(),
             "step": None,
         }
 

@@ -62,4 +62,15 @@ def test_an_epoch_that_failed_as_a_whole_says_so() -> None:
         "truncated": 0,
         "dropped": {"failed": 3},
         "endings": {"infrastructure": 3},
+        "line": "trained 0/3: 3 failed",
     }
+    assert Account.from_dict(made.to_dict()) == made
+
+
+def test_what_the_backend_left_out_is_named() -> None:
+    submitted = Account(64, 34, 6, {"zero_variance": 30})
+    metrics = {"account/truncated": 6.0, "account/stale": 8.0, "account/constrained": 0.0, "loss": 0.1}
+    made = submitted.after_training(metrics)
+    assert made.line() == "trained 20/64: 30 zero-variance, 8 stale, 6 truncated"
+    assert made.trained + sum(made.dropped.values()) == made.total
+    assert submitted.after_training({}) == submitted
