@@ -1,17 +1,23 @@
 """Pure learning: recorded tokens and rewards in, a changed adapter out. No HTTP, no Ray, no database.
 
-A step reads: ``group_advantages → build_sequences → plan → collate → forward_backward → optimizer_step``.
+A step reads: ``group_advantages → build_sequences → shares_of → pack → Passes → optimizer_step``.
 
 ========================  =================================================================
 ``advantage.py``          rewards of a group → one advantage per rollout
 ``sequences.py``          recorded calls of a rollout → training sequences
+``objective.py``          named losses: surrogate, weights, advantage, clip
+``shares.py``             sequences → their weights in the loss of the step
+``trie.py``               token sequences → rows that compute every common prefix once
 ``batching.py``           sequences → micro-batches under a token budget, shared over ranks
+``attention.py``          attention over such rows, for CPU and CUDA
 ``logprobs.py``           logits → log-probability and entropy of the sampled tokens
-``loss.py``               the clipped GRPO objective and the KL penalty
+``loss.py``               the parts of the objective, a pure function each
 ``policy.py``             the base model, loaded once, sharded with FSDP2 over several ranks
 ``lora.py``               adapters on that base: add, switch, remove, read, merge
 ``learner.py``            what one run owns: adapter, optimizer, RNG; to and from files
 ``step.py``               forward and backward of a micro-batch, the optimizer step
+``passes.py``             passes over the micro-batches of a step
+``figures.py``            sums over tokens → the metrics of a step
 ``export.py``             merged weights as a directory that an engine reloads
 ========================  =================================================================
 """
