@@ -86,7 +86,7 @@ class PutBack:
             exact = any(ids[: len(c.ids)] == c.ids for c in self._history.of(key))
             self._counts["exact" if exact else "not_compared"] += 1
             return given
-        matches = [match(c, ids, align(c.ids, ids, served.pieces)) for c in self._history.of(key)]
+        matches = [match(c, align(c.ids, ids, served.pieces)) for c in self._history.of(key)]
         best = max(matches, key=lambda m: m.rank, default=None)
         if best is None:  # forgotten while the table was read
             return given
@@ -107,15 +107,12 @@ class PutBack:
         return restored or given
 
 
-def match(conversation: Conversation, ids: array[int], aligned: Alignment) -> Match:
+def match(conversation: Conversation, aligned: Alignment) -> Match:
     """The longest run of whole calls that the prompt starts with, and what became of the call after it."""
     num_recorded = num_rendered = broken_at = 0
     broken: str | None = None
     for turn in conversation.turns:
         if turn.num_prompt > aligned.num_covered:
-            break
-        after_prompt = aligned.rendered_index(turn.num_prompt)
-        if after_prompt == len(ids):  # the same prompt again: it continues nothing of this call
             break
         end = aligned.rendered_index(turn.num_tokens) if turn.num_tokens <= aligned.num_covered else None
         if end is not None:
@@ -123,7 +120,7 @@ def match(conversation: Conversation, ids: array[int], aligned: Alignment) -> Ma
             continue
         if turn.num_tokens <= aligned.num_covered:
             broken = "boundary"
-        elif not aligned.ran_out:
+        elif not aligned.ran_out:  # the same prompt again, or a part of it, continues nothing
             broken = "template_changed"
         broken_at = aligned.rendered_before(turn.num_prompt)
     return Match(conversation, num_recorded, num_rendered, broken, broken_at)

@@ -74,7 +74,7 @@ def test_only_whole_calls_of_the_same_text_match(
     cuts = sorted(data.draw(st.sets(st.integers(1, max(len(recorded), 1)), max_size=6)))
     turns = [Turn(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=False) if b <= len(recorded)]
     conversation, ids = Conversation(array("i", recorded), turns), array("i", rendered)
-    found = match(conversation, ids, align(conversation.ids, ids, PIECES))
+    found = match(conversation, align(conversation.ids, ids, PIECES))
     continued = [
         (turn.num_tokens, m)
         for turn in turns

@@ -190,6 +190,7 @@ async def test_conversations_side_by_side_keep_their_own_ids(gateway: GatewayUnd
     sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
     assert (len(sequences), breaks) == (3, 2)
     assert [sum(s.mask) for s in sequences] == [8, 8, 7]
+    assert outcomes(await counts(gateway)) == {"put_back": 5, "exact": 1}  # new ones and twins are no breaks
 
 
 async def test_twins_with_the_same_text_each_continue_one(gateway: GatewayUnderTest) -> None:
@@ -200,6 +201,18 @@ async def test_twins_with_the_same_text_each_continue_one(gateway: GatewayUnderT
     await two.turn("a", ids("c", "<|end|>"))
     sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
     assert (len(sequences), breaks) == (2, 1)
+
+
+async def test_a_conversation_that_went_on_is_not_taken_for_its_younger_twin(
+    gateway: GatewayUnderTest,
+) -> None:
+    one, two = Talk(gateway), Talk(gateway)
+    await one.turn("ab", ids("a", "b", "1", "0", "<|end|>"))
+    await one.turn("a", ids("c", "<|end|>"))
+    await two.turn("ab", ids("ab", "1", "0", "<|end|>"))
+    await two.turn("b", ids("c", "<|end|>"))
+    sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
+    assert ([sum(s.mask) for s in sequences], breaks) == ([7, 6], 1)
 
 
 async def test_only_the_same_rollout_and_the_same_run_are_continued(gateway: GatewayUnderTest) -> None:
