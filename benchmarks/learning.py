@@ -15,12 +15,9 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,70 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from insitu.client import InsituClient
 from insitu.testing.models import smollm2
-from insitu.types import Ending, LoraSettings, StepSettings, Trajectory, TrajectoryGroup
-from tests.support import addition
-from tests.support.addition import Rollouts, Said, mean_reward, train
+from insitu.types import LoraSettings, StepSettings
+from tests.support.addition import Rollouts, mean_reward, train
 from tests.support.backend import running_backend
+from tests.support.episodes import TASKS, groups_of
 
 NUM_GROUPS, GROUP_SIZE, MEAN_OF = 16, 8, 3
-ITEMS = ("apple", "bread", "candle", "drum", "fork", "guitar", "hammer", "jacket", "kettle", "lamp")
-
-Outcome = tuple[list[Said], float]
-Episode = Callable[[Rollouts, str], Awaitable[Outcome]]
-"""One rollout under this id: its calls and its reward."""
-
-
-def addition_episode(generator: random.Random) -> Episode:
-    asked, answer = addition.question(generator)
-
-    async def episode(rollouts: Rollouts, rollout_id: str) -> Outcome:
-        said = await rollouts.say(rollout_id, [{"role": "user", "content": asked}])
-        return [said], addition.reward(said.text, answer)
-
-    return episode
-
-
-def prices_episode(generator: random.Random) -> Episode:
-    """The model must call a tool by name and argument, and then repeat what it said.
-
-    Reward: 0.5 for the call alone, 0.2 with other words around it, 0.05 for naming the tool; after a call,
-    0.5 more for the price alone, 0.2 with other words around it.
-    """
-    item, price = generator.choice(ITEMS), str(generator.randint(2, 99))
-    asked = f"How much is the {item}? First look it up: reply only price({item})"
-
-    async def episode(rollouts: Rollouts, rollout_id: str) -> Outcome:
-        messages = [{"role": "user", "content": asked}]
-        call = await rollouts.say(rollout_id, messages)
-        if f"price({item})" not in call.text:
-            return [call], 0.05 if "price" in call.text else 0.0
-        earned = 0.5 if call.text.strip() == f"price({item})" else 0.2
-        messages.append({"role": "assistant", "content": call.text})
-        messages.append({"role": "user", "content": f"Result: {price}. Reply with the price only."})
-        told = await rollouts.say(rollout_id, messages)
-        if told.text.strip().rstrip(".") == price:
-            return [call, told], earned + 0.5
-        return [call, told], earned + (0.2 if price in re.findall(r"\d+", told.text) else 0.0)
-
-    return episode
-
-
-TASKS: dict[str, Callable[[random.Random], Episode]] = {
-    "addition": addition_episode,
-    "prices": prices_episode,
-}
-
-
-async def one_rollout(rollouts: Rollouts, episode: Episode) -> Trajectory:
-    rollout_id = uuid.uuid4().hex
-    calls, reward = await episode(rollouts, rollout_id)
-    ending = Ending.LENGTH if calls[-1].truncated else Ending.COMPLETED
-    return Trajectory(rollout_id, [call.call_id for call in calls], reward, ending)
-
-
-async def one_group(rollouts: Rollouts, episode: Episode) -> TrajectoryGroup:
-    rated = await asyncio.gather(*[one_rollout(rollouts, episode) for _ in range(GROUP_SIZE)])
-    return TrajectoryGroup(uuid.uuid4().hex, rollouts.run, list(rated))
 
 
 async def learn(
@@ -107,8 +46,7 @@ async def learn(
     rewards: list[float] = []
     metrics: list[dict[str, float]] = []
     for step in range(1, options.steps + 1):
-        episodes = [TASKS[options.task](generator) for _ in range(NUM_GROUPS)]
-        groups = list(await asyncio.gather(*[one_group(rollouts, episode) for episode in episodes]))
+        groups = await groups_of(rollouts, options.task, generator, NUM_GROUPS, GROUP_SIZE)
         rewards.append(mean_reward(groups))
         if reached(rewards, options.goal) is not None:
             break
