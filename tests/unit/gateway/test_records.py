@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +231,18 @@ def test_writers_and_readers_share_the_file(tmp_path: Path) -> None:
         thread.join(30)
     assert not failures
     assert RecordStore(url).count() == 80
+
+
+def test_a_new_file_that_another_process_is_setting_up_is_waited_for(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "calls.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    ends = threading.Timer(0.3, other.execute, ["COMMIT"])
+    ends.start()
+    store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
+    assert store.count() == 0
+    store.close()
+    ends.join()
+    other.close()
 
 
 def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
