@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
-import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
