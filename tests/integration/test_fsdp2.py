@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.trees import random_shares
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,21 +41,27 @@ def _sequences(step: int, count: int) -> list[TrainingSequence]:
     return sequences
 
 
-def _rank(rank: int, world_size: int, port: int, out: str, steps: int = 3) -> None:
-    """Train `steps` steps, then write adapter, merged weights and scores from rank 0."""
+def _trees(step: int) -> list[TrainingSequence]:
+    """Rollouts of several turns with prefix breaks and coinciding samples."""
+    return [share.sequence for share in random_shares(step, 5, vocabulary=2000, longest=60)]
+
+
+def _rank(rank: int, world_size: int, port: int, out: str, budget: int) -> None:
+    """Train three steps, then write adapter, merged weights and scores from rank 0."""
     torch.use_deterministic_algorithms(True)
-    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", 160)
+    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", budget)
     if world_size > 1:  # each rank holds its part of every frozen tensor, not a copy of the model
         frozen = list(trainer._policy.model.parameters())
         assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in frozen)
     trainer.open_run("other", LoraSettings(rank=4))
     trainer.open_run("run", _LORA)
-    for step in range(steps):
-        metrics = trainer.train_step("run", _sequences(step, 9), _SETTINGS)
+    for step in range(3):
+        metrics = trainer.train_step("run", _sequences(step, 9) + _trees(step), _SETTINGS)
         trainer.train_step("other", _sequences(100 + step, 3), _SETTINGS)
         assert metrics["updated"] == 1
         if rank == 0:
-            print(world_size, step, metrics["loss"], metrics["grad_norm"], flush=True)
+            print(world_size, budget, step, metrics["loss"], metrics["num_computed_tokens"], flush=True)
+            assert metrics["num_computed_tokens"] < 0.8 * metrics["num_input_tokens"]
     trainer.save("run", out)
     trainer.export_merged("run", f"{out}/merged", "float32")
     scores = trainer.score("run", [s.token_ids for s in _sequences(7, 5)])
@@ -69,9 +76,10 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _train(world_size: int, out: Path) -> None:
+def _train(world_size: int, out: Path, budget: int) -> None:
     out.mkdir()
-    mp.start_processes(_rank, (world_size, _free_port(), str(out)), nprocs=world_size, start_method="spawn")
+    arguments = (world_size, _free_port(), str(out), budget)
+    mp.start_processes(_rank, arguments, nprocs=world_size, start_method="spawn")
 
 
 def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -79,14 +87,20 @@ def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) 
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-def test_two_ranks_give_the_adapter_of_one(tmp_path: Path) -> None:
-    for world_size in (1, 2):
-        _train(world_size, tmp_path / str(world_size))
-    one, two = tmp_path / "1", tmp_path / "2"
+def test_two_ranks_and_any_packing_give_the_adapter_of_one(tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    _train(1, one, budget=4096)
+    for world_size, budget in ((1, 100), (2, 4096), (2, 100)):
+        other = tmp_path / f"{world_size}-{budget}"
+        _train(world_size, other, budget)
+        _assert_same(one, other)
+
+
+def _assert_same(one: Path, two: Path) -> None:
     adapter = "adapter/adapter_model.safetensors"
     difference = _largest_difference(load_file(one / adapter), load_file(two / adapter))
     moved = max(t.abs().max().item() for name, t in load_file(two / adapter).items() if "lora_B" in name)
-    print(f"adapter difference max={difference:.2e} moved={moved:.2e}")
+    print(f"{two.name}: adapter difference max={difference:.2e} moved={moved:.2e}")
     assert difference <= 1e-5
     assert moved > 1e-3
     for part in ("model-adapted.safetensors", "model-frozen.safetensors"):
