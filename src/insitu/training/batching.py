@@ -79,7 +79,9 @@ class Packing:
 def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
     """Deal the sequences so that ranks finish together, with at most `max_tokens` in a micro-batch.
 
-    A sequence that is longer on its own gets a micro-batch to itself.
+    Rows with branches may be a quarter longer than the longest sequence: that needs little more memory than
+    the sequence alone, and long histories are what is worth sharing. Of padded rows, one that is longer than
+    `max_tokens` gets a micro-batch to itself.
     """
     inputs = [_inputs(share) for share in shares]
     if not can_branch:
@@ -91,7 +93,8 @@ def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: 
     in_order = [inputs[i] for i in order]
     length_n = np.array([len(ids) for ids in in_order], dtype=np.int64)
     shared_n = shared_prefixes(in_order)
-    rows = cut_for_ranks(length_n, shared_n, max_tokens, world_size)
+    limit = max(max_tokens, int(1.25 * max(length_n, default=0)))
+    rows = cut_for_ranks(length_n, shared_n, limit, world_size)
     lengths = row_lengths(length_n, shared_n, rows)
     dealt = _even(_deal(lengths, world_size))
     ranks = [[[shares[order[n]] for place in batch for n in rows[place]] for batch in r] for r in dealt]

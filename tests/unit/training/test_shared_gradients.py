@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from insitu.training import attention
-from insitu.training.batching import MicroBatch, collate, pack
+from insitu.training.batching import collate, pack
 from insitu.training.lora import Adapter, AdapterPool
 from insitu.training.policy import Policy
 from insitu.training.shares import Share
@@ -95,7 +95,8 @@ def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, c
         if batch.is_filler:
             continue
         computed += batch.ids_bl.numel()
-        check_size(batch, dealt, max_tokens)
+        rollouts = [share.rollout for share in dealt for _ in range(sum(share.sequence.mask))]
+        assert batch.rollout_t.tolist() == rollouts
         objective(logprob_t, (batch.sampler_t, batch.advantage_t, batch.weight_t)).backward()
         values = iter(logprob_t.tolist())
         for share in dealt:
@@ -103,12 +104,6 @@ def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, c
                 logprobs[id(share.sequence), share.rollout, place] = next(values)
     assert computed == packing.num_computed_tokens
     return logprobs, gradients(adapter)
-
-
-def check_size(batch: MicroBatch, dealt: list[Share], max_tokens: int) -> None:
-    assert batch.ids_bl.numel() <= max_tokens or len(dealt) == 1
-    rollouts = [share.rollout for share in dealt for _ in range(sum(share.sequence.mask))]
-    assert batch.rollout_t.tolist() == rollouts
 
 
 def assert_equal(got: Result, expected: Result) -> None:
