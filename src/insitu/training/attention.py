@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "insitu_tree"
 
-_QUERY_BLOCK = 192
+_QUERY_BLOCK = 128
 _FLEX_BLOCK = 128
 
 
@@ -126,15 +126,15 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, output, *logsumexps = ctx.saved_tensors
-        grad_query = torch.empty_like(query)
-        # several blocks add to the same keys: in float32, whatever the inputs are
-        grad_key = torch.zeros_like(key, dtype=torch.float32)
-        grad_value = torch.zeros_like(value, dtype=torch.float32)
-        for block, logsumexp in zip(ctx.mask.blocks, logsumexps, strict=True):
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        # in float32 whatever the inputs are: several blocks add to the same keys, and half precision has no
+        # fast kernel here (twice the time)
+        query, key, value, output, grad = (tensor.float() for tensor in (*saved[:4], *grads))
+        grad_query, grad_key, grad_value = map(torch.zeros_like, (query, key, value))
+        for block, logsumexp in zip(ctx.mask.blocks, saved[4:], strict=True):
             here, keys, values, bias = _operands(block, key, value)
             grad_query[:, :, here], of_keys, of_values = _flash_backward(
-                grads[0][:, :, here],
+                grad[:, :, here],
                 query[:, :, here],
                 keys,
                 values,
@@ -145,9 +145,10 @@ class _BlockAttention(torch.autograd.Function):
                 attn_mask=bias,
                 scale=ctx.scaling,
             )
-            grad_key.index_add_(2, block.place_k, of_keys.float())
-            grad_value.index_add_(2, block.place_k, of_values.float())
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+            grad_key.index_add_(2, block.place_k, of_keys)
+            grad_value.index_add_(2, block.place_k, of_values)
+        dtype = saved[0].dtype
+        return grad_query.to(dtype), grad_key.to(dtype), grad_value.to(dtype), None, None
 
 
 def _operands(block: QueryBlock, key: Tensor, value: Tensor) -> tuple[slice, Tensor, Tensor, Tensor]:
