@@ -8,6 +8,7 @@ log-probabilities, with Transformers alone and with the trainer's own packing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -139,3 +140,15 @@ def _refuse_beyond_exact(recomputed: Sequence[float], recorded: Sequence[float])
     if not gap <= EXACT:
         raise NotExact(f"recomputed and recorded logprobs differ by {gap:.3g}, allowed {EXACT:.3g}")
     return gap
+
+
+def check_advantages(rewards: dict[str, float], sequences: Sequence[TrainingSequence]) -> None:
+    """Within a group a better rollout has a larger advantage; a rollout has one; their mean is zero."""
+    by_rollout = {sequence.rollout_id: sequence.advantage for sequence in sequences}
+    if any(by_rollout[sequence.rollout_id] != sequence.advantage for sequence in sequences):
+        raise NotExact("a rollout has several advantages")
+    if set(by_rollout) != set(rewards) or abs(sum(by_rollout.values())) > 1e-6 * len(rewards):
+        raise NotExact(f"the advantages {by_rollout} are not relative to the group")
+    ranked = sorted(rewards, key=rewards.__getitem__)
+    if any(by_rollout[worse] >= by_rollout[better] for worse, better in pairwise(ranked)):
+        raise NotExact(f"the advantages {by_rollout} do not follow the rewards {rewards}")
