@@ -36,16 +36,20 @@ def prices_episode(generator: random.Random) -> Episode:
     0.5 more for the price alone, 0.2 with other words around it.
     """
     item, price = generator.choice(ITEMS), str(generator.randint(2, 99))
-    asked = f"How much is the {item}? First look it up: reply only price({item})"
+    opening = [
+        {"role": "user", "content": "Write the command that looks up the cup."},
+        {"role": "assistant", "content": "price(cup)"},
+        {"role": "user", "content": f"Write the command that looks up the {item}."},
+    ]
 
     async def episode(rollouts: Rollouts, rollout_id: str) -> Outcome:
-        messages = [{"role": "user", "content": asked}]
+        messages = list(opening)
         call = await rollouts.say(rollout_id, messages)
         if f"price({item})" not in call.text:
             return [call], 0.05 if "price" in call.text else 0.0
         earned = 0.5 if call.text.strip() == f"price({item})" else 0.2
         messages.append({"role": "assistant", "content": call.text})
-        messages.append({"role": "user", "content": f"Result: {price}. Reply with the price only."})
+        messages.append({"role": "user", "content": f"Result: {price}. Reply with the number only."})
         told = await rollouts.say(rollout_id, messages)
         if told.text.strip().rstrip(".") == price:
             return [call, told], earned + 0.5
