@@ -31,9 +31,10 @@ e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
 	$(BIN)/python -m pytest tests/e2e -v -s
 
-bench: setup  ## figures of the gateway, of a training step and of thousands of rollouts
+bench: setup  ## figures of the gateway, of a step, of the trainer alone and of thousands of rollouts
 	$(BIN)/python benchmarks/gateway.py --json
 	$(BIN)/python benchmarks/step.py --json
+	$(BIN)/python benchmarks/trainer.py --json
 	$(BIN)/python benchmarks/rollouts.py --json
 
 clean:
