@@ -6,13 +6,12 @@ SmolLM2-135M, LoRA r=8 on all linear layers, DAPO loss, on the CPU. Two workload
 tokens that all share, then 40 sampled) and *turns* (150 shared tokens, then four turns of 40 sampled and 40
 tool tokens, stored as a call each). *bare* is a loop written by hand over insitu's own packed rows with a
 dense mask, stock Transformers and PEFT; *trl* is the loss, clipping and optimizer of TRL's `GRPOTrainer` on
-one padded row per call, set up as fast as it gets on a CPU; `--installed` adds it with TRL's own settings,
-which are slower and need less memory.
+one padded row per call, set up as fast as it gets on a CPU; `--installed` adds it with TRL's own settings.
 
 Each side has a process, and steps alternate between them, so that the machine's moods hit all alike. Their
-first step warms up, and its gradients must agree: all three compute the same update. Ratios are
-insitu's throughput over the other side's, the median over the rounds. Each is compared with
-its bound, and insitu's peak memory with that of *bare* and *trl*.
+first step warms up, and its gradients must agree: all compute the same update. Ratios are insitu's throughput
+over the other side's, the median over the rounds. Each is compared with its bound, and insitu's peak memory
+(resident, loading left out) with that of *bare* and *trl*.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ class Side:
 
     def step(self) -> Figures:
         assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reading says so
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> Figures:

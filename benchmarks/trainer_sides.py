@@ -246,10 +246,11 @@ def serve(side: str, folder: Path, dtype: str, threads: int) -> None:
     for number, _ in enumerate(sys.stdin):
         started = time.perf_counter()
         norm = step()
-        answer(seconds=time.perf_counter() - started, grad_norm=norm, peak_mib=peak_mib())
+        figures = {"seconds": time.perf_counter() - started, "grad_norm": norm, "peak_mib": peak_mib()}
         if number == 0:
             gradients = {name: mean.detach().contiguous() for name, mean in means().items()}
             save_file(gradients, folder / f"gradient-{side}.safetensors")
+        answer(**figures)
 
 
 def main() -> None:
