@@ -176,7 +176,10 @@ async def test_records_are_what_the_model_computes(gateway: Running) -> None:
             template = tokenizer.apply_chat_template(
                 call.messages, add_generation_prompt=True, return_dict=False
             )
-            assert call.prompt_ids == template
+            if len(call.messages) == 1:
+                assert call.prompt_ids == template
+            # Later turns have the ids that were sampled, and the template's text.
+            assert tokenizer.decode(call.prompt_ids) == tokenizer.decode(template)
         assert call.policy_version == "default"
     assert num_compared > 100
 
