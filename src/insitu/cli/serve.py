@@ -22,7 +22,9 @@ import click
     "--state-dir", type=click.Path(path_type=Path), envvar="INSITU_STATE_DIR", help="Runs, ledger, logs."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True
+)
 @click.option(
     "--publication",
     type=click.Choice(["auto", "adapter", "merged"]),
