@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("--installed", action="store_true", help="also measure TRL with its own settings")
     given = parser.parse_args()
     names = ["insitu", "bare", "trl", *(["trl_installed"] if given.installed else [])]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process or directory behind
     figures: dict[str, Any] = {"dtype": given.dtype, "threads": given.threads, "cpus": os.cpu_count()}
     for workload in list(WORKLOADS) if given.workload == "all" else [given.workload]:
         figures[workload] = measure(workload, names, given.dtype, given.rounds, given.threads)
