@@ -67,8 +67,10 @@ class Side:
         assert self._process.stdout is not None
         deadline = threading.Timer(DEADLINE_SECONDS, self._process.kill)
         deadline.start()
-        line = self._process.stdout.readline()
-        deadline.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            deadline.cancel()
         if not line:
             raise SystemExit(f"{self.name} ended:\n{self._log.read_text()[-2000:]}")
         return json.loads(line)
