@@ -14,6 +14,9 @@ WORKFLOW_FUNCTION = "<workflow>"
 """The name of the workflow itself among the functions of an agent."""
 
 
+REWARD_COMPONENTS = "components"
+"""Where a trajectory's metadata holds the parts of its reward by name."""
+
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 AdvantageKind = Literal["std", "mean", "rloo"]
 

@@ -11,10 +11,15 @@ from insitu.gateway.records import RecordStore
 from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
 from insitu.training.sequences import build_sequences
-from insitu.types import Ending, ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
-
-COMPONENTS = "components"
-"""Where a trajectory's metadata holds the parts of its reward by name."""
+from insitu.types import (
+    REWARD_COMPONENTS,
+    Ending,
+    ModelCall,
+    StepSettings,
+    TrainingSequence,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 _COUNTS = (
     "groups",
@@ -121,7 +126,7 @@ def _calls_of(trajectories: Sequence[Trajectory], records: RecordStore) -> dict[
 
 def _components(trajectory: Trajectory) -> dict[str, float]:
     """The parts of a reward; metadata is the client's own, so only finite numbers are taken."""
-    parts = trajectory.metadata.get(COMPONENTS)
+    parts = trajectory.metadata.get(REWARD_COMPONENTS)
     if not isinstance(parts, dict):
         return {}
     return {

@@ -17,7 +17,7 @@ from insitu.harness.trained_model import TrainedModel
 from insitu.harness.trainer_adapter import TrainerAdapter
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.plugins import Parts
-from insitu.types import JobState, StepSettings, TrajectoryGroup
+from insitu.types import REWARD_COMPONENTS, JobState, StepSettings, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
 
 BACKEND = "insitu"
@@ -176,8 +176,8 @@ def _group_id(run_id: str, epoch: int, group: Sequence[Trajectory]) -> str:
 def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
     assert trajectory.reward is not None
     metadata: dict[str, Any] = {"example_id": trajectory.example_id, "generation": trajectory.generation}
-    if "components" in trajectory.metadata:
-        metadata["components"] = trajectory.metadata["components"]
+    if REWARD_COMPONENTS in trajectory.metadata:
+        metadata[REWARD_COMPONENTS] = trajectory.metadata[REWARD_COMPONENTS]
     return UploadedTrajectory(
         trajectory.rollout_id, list(trajectory.call_ids), trajectory.reward, trajectory.ending, metadata
     )

@@ -30,7 +30,7 @@ from insitu.harness.targets import Call, Targets
 from insitu.harness.trajectory_builder import OnGroup
 from insitu.harness.trajectory_store import TrajectoryStore
 from insitu.recorded import expand
-from insitu.types import Ending
+from insitu.types import REWARD_COMPONENTS, Ending
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
 
@@ -250,7 +250,7 @@ def _apply(record: Json, result: EvalResult) -> None:
     else:
         record["reward"], record["reasoning"] = result.score, result.reasoning
         if parts := _components(result.reasoning):
-            record["metadata"]["components"] = parts
+            record["metadata"][REWARD_COMPONENTS] = parts
 
 
 def _components(reasoning: object) -> dict[str, float]:

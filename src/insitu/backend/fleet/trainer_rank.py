@@ -243,8 +243,7 @@ class TrainerRank:
                 rows, logprob_t.split([len(token_ids[i]) - 1 for i in rows] or [1]), strict=False
             ):
                 scores[i, : len(part)] = part
-        if self._world_size > 1:
-            dist.all_reduce(scores)  # every entry is zero on all ranks but one
+        self._add_up(scores)  # every entry is zero on all ranks but one
         return [row[: max(0, len(ids) - 1)].tolist() for row, ids in zip(scores, token_ids, strict=True)]
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────────
