@@ -4,8 +4,8 @@
 
 Chunks that arrive while one is being derendered are merged into the next, so a slow client or engine
 costs fewer hops instead of a growing delay. The last chunk goes out only after the whole sample has been
-verified, and `[DONE]` only after it has been handed to the recorder: a client that sees the end can count
-on the record, and one that leaves before it leaves none.
+verified, and what closes the stream only after it has been handed to the recorder: a client that sees the
+end can count on the record, and one that leaves before it leaves none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import web
 from insitu.errors import InsituError
 from insitu.gateway.calls import Attempt, CallContext, Caller
 from insitu.gateway.faults import ClientGone
-from insitu.gateway.protocols.base import StreamText, usage_of
+from insitu.gateway.protocols.base import Event, StreamText, usage_of
 from insitu.gateway.sample import Generated
 
 _log = logging.getLogger(__name__)
@@ -42,19 +42,22 @@ class EventWriter:
         self._request = request
         self._context = context
 
-    async def send(self, event: dict[str, Any]) -> None:
+    async def send(self, events: list[Event]) -> None:
+        if not events:
+            return
         if not self._context.sent:
             self._context.sent = True
             await self.response.prepare(self._request)
-        await self._write(b"data: " + orjson.dumps(event) + b"\n\n")
+        await self._write(b"".join(_encoded(event) for event in events))
 
     async def finish(self) -> None:
-        await self._write(b"data: [DONE]\n\n")
+        if self._context.protocol.sends_done:
+            await self._write(b"data: [DONE]\n\n")
         await self.response.write_eof()
 
     async def fail(self, error: InsituError) -> None:
-        """End a stream that has begun: an error event and no `[DONE]`."""
-        await self.send(error.to_wire())
+        """End a stream that has begun: an error event and nothing that says that the answer is whole."""
+        await self.send([self._context.protocol.error(error)])
         await self.response.write_eof()
 
     async def _write(self, data: bytes) -> None:
@@ -62,6 +65,11 @@ class EventWriter:
             await self.response.write(data)
         except ConnectionError as error:  # not to be taken for the engine's connection
             raise ClientGone from error
+
+
+def _encoded(event: Event) -> bytes:
+    name, data = event
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 async def stream_answer(caller: Caller, context: CallContext, request: web.Request) -> web.StreamResponse:
@@ -92,9 +100,8 @@ async def _stream_once(caller: Caller, attempt: Attempt, writer: EventWriter) ->
         num_sent = await attempt.timed("generate", _relay(chunks, whole, text, writer))
     sample = caller.verified(attempt, rendered, whole)  # before the client can answer what it reads
     await writer.send(await attempt.timed("derender", text.chunk(whole.after(num_sent), sample)))
-    if context.request.include_usage:
-        await writer.send(text.usage_chunk(usage_of(len(rendered.prompt_ids), len(sample.output_ids))))
     caller.submit(attempt, rendered, sample, text.recorded())
+    await writer.send(text.end(usage_of(len(rendered.prompt_ids), len(sample.output_ids))))
     await writer.finish()
 
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from insitu.errors import InsituError
 from insitu.gateway.request import CallRequest
 from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
@@ -45,19 +46,23 @@ class Answer:
     recorded: dict[str, Any]
 
 
-class StreamText(Protocol):
-    """Turns verified tokens into the chunks of one streamed answer."""
+Event = tuple[str | None, dict[str, Any]]
+"""One server-sent event: its name, where the protocol has names, and its data."""
 
-    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
-        """The client's chunk for one generate chunk; `finished` comes with the last one."""
+
+class StreamText(Protocol):
+    """Turns tokens into the events of one streamed answer."""
+
+    async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
+        """The client's events for one generate chunk; `finished` comes with the last one."""
         ...
 
     def recorded(self) -> dict[str, Any]:
         """The whole answer, as it went out."""
         ...
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        """The chunk that carries the counts, for clients that asked for it."""
+    def end(self, usage: dict[str, int]) -> list[Event]:
+        """What follows the last chunk: the counts, and whatever says that the answer is whole."""
         ...
 
 
@@ -66,7 +71,17 @@ _ENGINE_MAX_TOKENS = 16
 
 
 class CallProtocol(Protocol):
-    """One of OpenAI's completion protocols."""
+    """One way in which clients ask for an answer. All but completions are recorded as chat messages."""
+
+    @property
+    def name(self) -> str:
+        """As recorded: chat, completions, responses or messages."""
+        ...
+
+    @property
+    def sends_done(self) -> bool:
+        """Whether a stream closes with `data: [DONE]`."""
+        ...
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest: ...
 
@@ -77,6 +92,10 @@ class CallProtocol(Protocol):
     ) -> Answer: ...
 
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> StreamText: ...
+
+    def error(self, error: InsituError) -> Event:
+        """An error in the protocol's own shape: the data for an answer, the event for a stream."""
+        ...
 
 
 def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) -> Rendered:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
     Answer,
+    Event,
     Lane,
     Rendered,
     StopTrimmer,
@@ -30,6 +31,9 @@ _TEXT_PARTS = frozenset({"text", "refusal"})
 
 class ChatProtocol:
     """Messages in, an assistant message out."""
+
+    name = "chat"
+    sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """The checked request; InvalidRequest names what is refused and why."""
@@ -81,6 +85,9 @@ class ChatProtocol:
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> ChatStream:
         return ChatStream(lane, request, rendered)
 
+    def error(self, error: InsituError) -> Event:
+        return None, error.to_wire()
+
 
 class ChatStream:
     """The chunks of one streamed chat answer, and the message that they add up to."""
@@ -92,7 +99,7 @@ class ChatStream:
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._first = True
 
-    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
+    async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
         """The client's chunk for the tokens that arrived together."""
         part = {
             "finish_reason": generated.finish_reason if finished else None,
@@ -128,13 +135,15 @@ class ChatStream:
             if self._first:
                 body["prompt_token_ids"] = self._rendered.prompt_ids
         self._first = False
-        return body
+        return [(None, body)]
 
     def recorded(self) -> dict[str, Any]:
         return self._message
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        return {**envelope("chat.completion.chunk", self._lane, []), "usage": usage}
+    def end(self, usage: dict[str, int]) -> list[Event]:
+        if not self._request.include_usage:
+            return []
+        return [(None, {**envelope("chat.completion.chunk", self._lane, []), "usage": usage})]
 
 
 async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
     Answer,
+    Event,
     Lane,
     Rendered,
     StopTrimmer,
@@ -28,6 +29,9 @@ _DEFAULT_MAX_TOKENS = 16  # of OpenAI's completions
 
 class CompletionsProtocol:
     """A prompt, as text or as token ids, in; its continuation out."""
+
+    name = "completions"
+    sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """The checked request; InvalidRequest names what is refused and why."""
@@ -80,6 +84,9 @@ class CompletionsProtocol:
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> CompletionsStream:
         return CompletionsStream(lane, request, rendered)
 
+    def error(self, error: InsituError) -> Event:
+        return None, error.to_wire()
+
 
 class CompletionsStream:
     """The chunks of one streamed completion, and the text that they add up to."""
@@ -90,7 +97,7 @@ class CompletionsStream:
         self._state: dict[str, Any] | None = None
         self._text = ""
 
-    async def chunk(self, generated: Generated, finished: Sample | None) -> dict[str, Any]:
+    async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
         """The client's chunk for the tokens that arrived together."""
         part = {
             "finish_reason": generated.finish_reason if finished else None,
@@ -122,13 +129,15 @@ class CompletionsStream:
         }
         if self._request.return_token_ids:
             out["token_ids"] = generated.token_ids
-        return envelope("text_completion", self._lane, [out])
+        return [(None, envelope("text_completion", self._lane, [out]))]
 
     def recorded(self) -> dict[str, Any]:
         return {"text": self._text}
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        return {**envelope("text_completion", self._lane, []), "usage": usage}
+    def end(self, usage: dict[str, int]) -> list[Event]:
+        if not self._request.include_usage:
+            return []
+        return [(None, {**envelope("text_completion", self._lane, []), "usage": usage})]
 
 
 def _one_prompt(prompt: object) -> str | list[int]:
