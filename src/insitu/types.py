@@ -14,6 +14,9 @@ WORKFLOW_FUNCTION = "<workflow>"
 """The name of the workflow itself among the functions of an agent."""
 
 
+INCOMPLETE = frozenset({"cancelled", "broken"})
+"""Finish reasons of calls that were not answered to their end: recorded, but never trained on."""
+
 REWARD_COMPONENTS = "components"
 """Where a trajectory's metadata holds the parts of its reward by name."""
 
@@ -70,12 +73,13 @@ class ModelCall:
     policy_step: int
     """The step of that policy; 0 is the untrained base model."""
     policy_version: str
-    """The version that the engine itself reported for these tokens."""
+    """The version that the engine itself reported for these tokens; empty when it broke off before it did."""
     prompt_ids: list[int]
     output_ids: list[int]
     logprobs: list[float]
     """One per output id: the sampler's log-probability of that token."""
     finish_reason: str
+    """The engine's own; `cancelled` when the client left before the end, `broken` when the engine failed."""
     constrained: bool = False
     """True when a grammar masked the distribution (forced tool choice, structured output)."""
     messages: list[dict[str, Any]] | None = None
@@ -93,6 +97,13 @@ class ModelCall:
     """The part of the agent that made the call, None when it did not say."""
     source: str = "gateway"
     """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs."""
+    protocol: str = "chat"
+    """How the client spoke: chat, completions, responses or messages."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer came to its end; a call that did not is never trained on."""
+        return self.finish_reason not in INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ class Caller:
                 timings=attempt.timings,
                 started_at=context.started_at,
                 function=context.labels.function,
+                protocol=context.protocol.name,
             )
         )
 

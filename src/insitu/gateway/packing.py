@@ -105,6 +105,7 @@ def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
         "sampling": call.sampling,
         "timings": call.timings,
         "function": call.function,
+        "protocol": call.protocol,
     }
     return {
         "id": call.id,
@@ -162,6 +163,7 @@ def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
         sampling=body["sampling"],
         timings=body["timings"],
         function=body.get("function"),  # rows of earlier releases have none
+        protocol=body.get("protocol", "chat"),  # nor this
         started_at=row["started_at"],
         source=row["source"],
     )

@@ -28,7 +28,7 @@ from insitu.gateway.packing import (
     tail_of,
     unpack_call,
 )
-from insitu.types import ModelCall
+from insitu.types import INCOMPLETE, ModelCall
 
 BUSY_TIMEOUT_SECONDS = 30
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
@@ -148,6 +148,17 @@ class RecordStore:
         """Those of `ids` that are stored."""
         with self._engine.begin() as connection:
             return _existing(connection, ids)
+
+    def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
+        """Those of `ids` whose answer did not come to its end, with how they ended."""
+        ended = _calls.c.finish_reason
+        found: dict[str, str] = {}
+        with self._engine.begin() as connection:
+            for part in _batches(ids):
+                wanted = _calls.c.id.in_(part), ended.in_(sorted(INCOMPLETE))
+                for row in connection.execute(sa.select(_calls.c.id, ended).where(*wanted)):
+                    found[row.id] = row.finish_reason
+        return found
 
     def count(self) -> int:
         """How many calls are stored."""

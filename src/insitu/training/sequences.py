@@ -100,6 +100,11 @@ def _packed(ids: list[int]) -> bytes:
 
 
 def _check(call: ModelCall) -> None:
+    if not call.complete:
+        raise InvalidRequest(
+            f"call {call.id} ended `{call.finish_reason}`: its answer did not come to its end",
+            hint="leave calls that broke off out of trajectories",
+        )
     if len(call.output_ids) != len(call.logprobs):
         raise InvalidRequest(
             f"call {call.id} has {len(call.output_ids)} output ids but {len(call.logprobs)} logprobs",

@@ -103,6 +103,16 @@ async def test_calls_that_are_not_recorded_are_listed(http, records, make_call):
     assert (await http.get("/v1/runs/run/groups/g")).status_code == 404
 
 
+@pytest.mark.parametrize("ended", ["cancelled", "broken"])
+async def test_a_call_that_broke_off_is_refused_wherever_it_stands(http, records, make_call, ended):
+    records.append([make_call("c1"), make_call("c2", finish_reason=ended), make_call("c3")])
+    for named in (("c1", "c2", "c3"), ("c1", "c2")):
+        answer = await put(http, "g", reference_group(*named))
+        assert answer.status_code == 422
+        assert f"names call c2, which ended `{ended}`" in answer.json()["error"]["message"]
+    assert (await put(http, "g", reference_group("c1", "c3"))).status_code == 201
+
+
 async def test_a_call_that_is_still_on_its_way_is_awaited(http, records, make_call):
     async def late():
         await asyncio.sleep(0.1)
@@ -144,6 +154,8 @@ async def test_recorded_calls_that_do_not_fit_are_refused(http, records, make_ca
         ({"surprise": 1}, 400),
         ({"policy_version": None}, 400),
         ({"messages": [{"__proto__": {}}]}, 400),
+        ({"finish_reason": "broken"}, 400),
+        ({"protocol": "telegraph"}, 400),
         ({"prompt_ids": [1] * 99}, 422),
         ({"rollout_id": "another"}, 422),
         ({"run": "another"}, 422),

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import NotFound
+from insitu.gateway.packing import Shared, pack_call, unpack_call
 from insitu.gateway.records import RecordStore
 from insitu.types import ModelCall
 
@@ -40,6 +43,7 @@ def make_call(call_id: str, rollout_id: str | None = "ro", **changes: object) ->
         timings={"total": 0.5},
         started_at=12.5,
         function="planner",
+        protocol="messages",
     )
     return replace(call, **changes)
 
@@ -264,3 +268,20 @@ def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     acknowledged = 50 + len(child.stdout.readlines())
     child.wait(10)
     assert acknowledged <= RecordStore(url).count() <= acknowledged + 1
+
+
+def test_rows_of_earlier_releases_are_chat(tmp_path: Path) -> None:
+    row = pack_call(make_call("c"), Shared())
+    body = orjson.loads(zlib.decompress(row["body"]))
+    del body["protocol"]
+    assert unpack_call(row | {"body": zlib.compress(orjson.dumps(body))}, None) == make_call(
+        "c", protocol="chat"
+    )
+
+
+def test_calls_that_broke_off_are_told_apart(tmp_path: Path) -> None:
+    store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
+    ended = {"a": "stop", "b": "cancelled", "c": "broken", "d": "length"}
+    store.append([make_call(name, finish_reason=reason) for name, reason in ended.items()])
+    assert store.incomplete([*ended, "nobody"]) == {"b": "cancelled", "c": "broken"}
+    store.close()

@@ -50,6 +50,12 @@ def test_missing_logprobs_and_empty_prompts_are_refused() -> None:
         build_sequences([call([], [2])], "r", 1.0)
 
 
+@pytest.mark.parametrize("ended", ["cancelled", "broken"])
+def test_a_call_that_broke_off_is_refused(ended: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"call late ended `{ended}`"):
+        build_sequences([call([1], [2]), replace(call([1, 2], [3], "late"), finish_reason=ended)], "r", 1.0)
+
+
 def test_the_same_prompt_sampled_twice_gives_two_sequences_and_each_goes_on() -> None:
     calls = [call([1], [2]), call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 3], [5])]
     sequences, breaks = build_sequences(calls, "r", 1.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from insitu.types import NAME_PATTERN, AdvantageKind, Ending, LoraSettings, Loss, StepSettings
+from insitu.types import INCOMPLETE, NAME_PATTERN, AdvantageKind, Ending, LoraSettings, Loss, StepSettings
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN.pattern, examples=["my-run"])]
 Reference = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
@@ -164,11 +164,14 @@ class InlineCall(Body):
     started_at: float = 0.0
     function: Label | None = None
     source: str | None = None
+    protocol: Literal["chat", "completions", "responses", "messages"] = "chat"
 
     @model_validator(mode="after")
-    def _one_logprob_per_token(self) -> InlineCall:
+    def _whole(self) -> InlineCall:
         if len(self.logprobs) != len(self.output_ids):
             raise ValueError(f"{len(self.output_ids)} output_ids but {len(self.logprobs)} logprobs")
+        if self.finish_reason in INCOMPLETE:
+            raise ValueError(f"a call that ended {self.finish_reason} is not trained on: leave it out")
         return self
 
 

@@ -32,6 +32,10 @@ class Records(Protocol):
         """Those of `ids` that are stored."""
         ...
 
+    def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
+        """Those of `ids` that broke off, with how they ended."""
+        ...
+
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
         """The calls of one rollout."""
         ...

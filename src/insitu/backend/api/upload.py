@@ -32,6 +32,7 @@ _BATCH_CALLS = 64
 _BATCH_BYTES = 4 * 2**20
 _PARSE_IN_THREAD_BYTES = 256 * 2**10
 _LISTED = 20
+_UNHASHED = (("function", None), ("protocol", "chat"))
 _KINDS: dict[type[BaseModel], str] = {GroupHead: "group", TrajectoryHead: "trajectory", InlineCall: "call"}
 
 Part = TypeVar("Part", bound=BaseModel)
@@ -135,9 +136,8 @@ class GroupReader:
         self._check_belongs(head.rollout_id, body.rollout_id, body.run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
         fields = body.model_dump(exclude={"id", "source", "rollout_id", "run"})
-        # A call without a function hashes as before there were functions: old uploads may be repeated.
-        unlabelled = {"function"} if body.function is None else set[str]()
-        hashed = {name: value for name, value in fields.items() if name not in unlabelled}
+        # What earlier releases did not have is not hashed where it says nothing: old uploads may be repeated.
+        hashed = {name: value for name, value in fields.items() if (name, value) not in _UNHASHED}
         digest = hashlib.sha256(_canonical(hashed)).hexdigest()
         self._hash.update(digest.encode())
         call_id = f"inline:{self._run.name}:{self._group_id}:{self._num_inline}:{digest[:24]}"
@@ -158,10 +158,17 @@ class GroupReader:
         self._batch, self._batch_bytes = [], 0
 
     async def _check_references(self, trajectories: Sequence[Trajectory]) -> None:
-        """Every named call is recorded, and the last of each rollout belongs to it and fits."""
+        """Every named call is recorded to its end, and the last of each rollout belongs to it and fits."""
         if not trajectories:
             return
-        await self._await_records([call_id for t in trajectories for call_id in t.call_ids])
+        named = {call_id: t.rollout_id for t in trajectories for call_id in t.call_ids}
+        await self._await_records(list(named))
+        for call_id, ended in (await run_in_threadpool(self._records.incomplete, list(named))).items():
+            raise CannotHonour(
+                f"rollout {named[call_id]!r} names call {call_id}, which ended `{ended}`: nothing that broke "
+                f"off is trained on",
+                hint="leave calls out whose finish_reason is cancelled or broken",
+            )
         # The last call holds the whole conversation: the longest, and read without its siblings.
         last = await run_in_threadpool(self._records.get, [t.call_ids[-1] for t in trajectories])
         for trajectory, call in zip(trajectories, last, strict=True):
