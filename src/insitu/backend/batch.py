@@ -21,17 +21,11 @@ from insitu.types import (
     TrajectoryGroup,
 )
 
-_COUNTS = (
-    "groups",
-    "trajectories",
-    "trained",
-    "zero_variance",
-    "stale",
-    "truncated",
-    "constrained",
-    "prefix_breaks",
-    "constrained_tokens",
-)
+LEFT_OUT = ("zero_variance", "stale", "truncated", "constrained")
+"""Why a trajectory, or a call of it, is not trained on."""
+_FATES = ("trained", *LEFT_OUT)
+_COUNTS = ("groups", "trajectories", *_FATES, "prefix_breaks", "constrained_tokens")
+_CALL_COUNTS = ("calls", *(f"calls_{fate}" for fate in _FATES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +50,17 @@ class _Account:
         self.counts["groups"] += 1
         self.counts["trajectories"] += len(group.trajectories)
         for trajectory in group.trajectories:
+            self.counts["calls"] += len(trajectory.call_ids)
             self.rewards.append(trajectory.reward)
             for name, value in _components(trajectory).items():
                 self.components[name].append(value)
 
+    def leave_out(self, trajectories: Sequence[Trajectory], reason: str) -> None:
+        self.counts[reason] += len(trajectories)
+        self.counts[f"calls_{reason}"] += sum(len(trajectory.call_ids) for trajectory in trajectories)
+
     def metrics(self) -> dict[str, float]:
-        figures = {f"account/{name}": float(self.counts[name]) for name in _COUNTS}
+        figures = {f"account/{name}": float(self.counts[name]) for name in (*_COUNTS, *_CALL_COUNTS)}
         figures |= _spread("reward", self.rewards) | _spread("advantage", self.advantages)
         for name, values in self.components.items():
             figures[f"reward/component/{name}"] = math.fsum(values) / len(values)
@@ -85,17 +84,17 @@ def make_batch(
         account.add(group)
         advantages = group_advantages([trajectory.reward for trajectory in group.trajectories], kind)
         if not any(advantages):
-            account.counts["zero_variance"] += len(group.trajectories)
+            account.leave_out(group.trajectories, "zero_variance")
             continue
         calls = _calls_of(group.trajectories, records)
         age = max((step - call.policy_step for call in calls.values() if call.run is not None), default=0)
         account.staleness.append(age)
         if age > settings.max_staleness:
-            account.counts["stale"] += len(group.trajectories)
+            account.leave_out(group.trajectories, "stale")
             continue
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
             if settings.mask_truncated and trajectory.ending is Ending.LENGTH:
-                account.counts["truncated"] += 1
+                account.leave_out([trajectory], "truncated")
                 continue
             own = [calls[call_id] for call_id in trajectory.call_ids]
             sequences += _sequences(own, trajectory, advantage, settings, account)
@@ -112,10 +111,14 @@ def _sequences(
     made, breaks = build_sequences(
         calls, trajectory.rollout_id, advantage, mask_constrained=settings.mask_constrained
     )
+    masked = sum(call.constrained for call in calls) if settings.mask_constrained else 0
     account.counts["trained" if made else "constrained"] += 1
+    account.counts["calls_constrained"] += masked
+    account.counts["calls_trained"] += len(calls) - masked
     account.counts["prefix_breaks"] += breaks
     account.counts["constrained_tokens"] += sum(len(call.output_ids) for call in calls if call.constrained)
-    account.advantages.append(advantage)
+    if made:
+        account.advantages.append(advantage)
     return made
 
 

@@ -78,6 +78,30 @@ def test_constrained_tokens_are_counted_and_masked_on_request(records: RecordSto
     masked = make_batch(groups, records, StepSettings(mask_constrained=True), step=0)
     assert [sum(sequence.mask) for sequence in masked.sequences] == [2]
     assert (masked.metrics["account/trained"], masked.metrics["account/constrained"]) == (1, 1)
+    assert masked.metrics["advantage/mean"] < 0.0, "what is not trained on has no part in the figures"
+
+
+def test_every_call_is_accounted_for(records: RecordStore) -> None:
+    free = [record(records, f"free-{i}") for i in range(3)]
+    forced = [record(records, f"forced-{i}", constrained=True) for i in range(2)]
+    rated = [
+        Trajectory("mixed", [free[0].id, forced[0].id, free[1].id], 0.0),
+        Trajectory("forced", [forced[1].id], 1.0),
+        Trajectory("cut", [free[2].id], 0.0, Ending.LENGTH),
+    ]
+    flat = group(records, "flat", [0.3] * 4, [0] * 4)
+    stale = group(records, "stale", [0.0, 1.0], [0, -9])
+    groups = [TrajectoryGroup("g", "run", rated), flat, stale]
+    metrics = make_batch(groups, records, StepSettings(mask_constrained=True), step=0).metrics
+    calls = {name: count for name, count in metrics.items() if name.startswith("account/calls_")}
+    assert calls == {
+        "account/calls_trained": 2,
+        "account/calls_constrained": 2,
+        "account/calls_truncated": 1,
+        "account/calls_zero_variance": 4,
+        "account/calls_stale": 2,
+    }
+    assert sum(calls.values()) == metrics["account/calls"] == 11
 
 
 def test_rewards_are_reported_by_component_and_equal_ones_dropped(records: RecordStore) -> None:
