@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from insitu.answers import Json
 from insitu.transport import Connected, RetryPolicy, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """What the gateway knows of one rollout."""
+
+    calls: list[Json]
+    """As `GatewayClient.rollout_calls` gives them."""
+    seen: int | None
+    """Requests that named the rollout, counted as they came in; None when the gateway has no count."""
+    unrecorded: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Requests that ended without a record, by reason."""
+    under_way: int = 0
+    """Requests that have not ended."""
 
 
 class GatewayClient(Connected):
@@ -39,5 +55,15 @@ class GatewayClient(Connected):
         its parent holds: `insitu.recorded.expand` makes them whole. Without `tokens` they have no
         `prompt_ids`, `output_ids` and `logprobs`.
         """
+        return (await self.rollout_record(rollout_id, tokens=tokens)).calls
+
+    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
+        """The calls of a rollout, and how many there should be."""
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
-        return (await self._transport.call("GET", path))["calls"]
+        answer = await self._transport.call("GET", path)
+        return RolloutRecord(
+            answer["calls"],
+            answer.get("seen"),
+            answer.get("unrecorded") or {},
+            answer.get("under_way") or 0,
+        )
