@@ -1,4 +1,7 @@
-"""Rewards that are plain functions: ``(item) -> number or EvalResult``, async or not."""
+"""Rewards that are plain functions: ``(item) -> number or EvalResult``, async or not.
+
+An `EvalResult` may carry step rewards.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,12 @@ class EvalItem:
     """What the workflow returned."""
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     calls: Sequence[Mapping[str, Any]] = ()
-    """The recorded model calls: messages, tools, answer, finish_reason, function, token counts."""
+    """The recorded model calls in order, with the fields of `ModelCall` but for the tokens themselves: id,
+    messages, tools, answer, function, model, run, finish_reason, sampling, timings (seconds by phase),
+    started_at (Unix time), num_prompt_tokens, num_output_tokens. See `insitu.evaluation.trajectory`."""
     rollout_id: str = ""
+    seconds: float | None = None
+    """How long the rollout took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,5 @@ class EvalResult:
     score: float | None
     reasoning: Any = None
     error: str | None = None
+    step_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What single model calls were worth besides, by the id of the call; the others count as 0."""

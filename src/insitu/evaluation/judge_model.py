@@ -11,6 +11,7 @@ import aiohttp
 from yarl import URL
 
 from insitu.errors import InvalidRequest, UpstreamError
+from insitu.evaluation.judged_rollout import judged_rollout
 from insitu.evaluation.values import parse_json
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -32,7 +33,11 @@ class _TryAgain(Exception):
 
 
 class JudgeModel:
-    """An entry of `llms`, called without a rollout: what a judge says is never recorded for training."""
+    """An entry of `llms` that judges. What it says is never trained on.
+
+    A model behind the rollout's own gateway is recorded under the rollout that it judges, as the function
+    `<evaluator>`; one that compares a whole group belongs to no single rollout.
+    """
 
     def __init__(self, name: str, llm: Any) -> None:
         base = _base_url(name, llm.base_url or "")
@@ -106,7 +111,9 @@ class JudgeModel:
 
     def _headers(self) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self._llm.api_key}"} if self._llm.api_key else {}
-        return {**getattr(self._llm, "headers", {}), **key}
+        judged = judged_rollout()
+        marks = judged.headers(self._llm.base_url or "") if judged else {}
+        return {**getattr(self._llm, "headers", {}), **marks, **key}
 
     def _status(self, status: int, text: str) -> str:
         return f"{status}: {' '.join(self._redact(text).split())[:200]}"

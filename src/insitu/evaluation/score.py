@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, cast
 
 from insitu.errors import InsituError
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
@@ -60,7 +60,29 @@ def to_result(item: EvalItem, value: Any) -> EvalResult:
         return EvalResult(
             item.id, None, reasoning, str(value.error)[:_MAX_ERROR_CHARACTERS] or "no reason given"
         )
-    return EvalResult(item.id, to_score(value.score), reasoning)
+    steps = to_step_rewards(item, value.step_rewards)
+    return EvalResult(item.id, to_score(value.score), reasoning, step_rewards=steps)
+
+
+def to_step_rewards(item: EvalItem, value: Any) -> dict[str, float]:
+    """Finite floats by the ids of calls that the rollout made; ValueError or TypeError if not."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"step_rewards is a {type(value).__name__}, not a mapping of call ids to numbers")
+    given = cast("Mapping[Any, Any]", value)
+    known = {call["id"] for call in item.calls}
+    if unknown := [key for key in given if key not in known]:
+        listed = ", ".join(map(repr, unknown[:3]))
+        raise ValueError(f"step_rewards names {listed}, not among the {len(known)} calls of the rollout")
+    return {call_id: _step_reward(call_id, reward) for call_id, reward in given.items()}
+
+
+def _step_reward(call_id: str, value: Any) -> float:
+    try:
+        return to_score(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"step reward of call {call_id}: {error}") from error
 
 
 def to_score(value: Any) -> float:

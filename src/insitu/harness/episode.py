@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from insitu.evaluation.trajectory import spoken
 from insitu.types import Ending
 
 Call = Mapping[str, Any]
@@ -54,7 +55,8 @@ class Trajectory:
     """Why there is no reward."""
     call_ids: Sequence[str] = ()
     """The calls to train on, in order."""
-    shaped_rewards: Sequence[float] | None = None
+    step_rewards: Sequence[float] | None = None
+    """One per entry of `call_ids`; None when the evaluator gave none."""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     read_calls: Callable[[], Sequence[Call]] = field(default=tuple, repr=False, compare=False)
 
@@ -81,22 +83,12 @@ class TrajectoryCollection:
 
 
 def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:
-    seen: list[list[dict[str, Any]]] = []
-    for call in calls:
-        messages = list(call.get("messages") or [])
-        said = [_essence(message) for message in messages]
-        known = max((len(talk) for talk in seen if said[: len(talk)] == talk), default=0)
-        for message in messages[known:]:
+    for message, call in spoken(calls):
+        if call is None:
             yield _item(message)
-        answer = dict(call.get("answer") or {})
-        details = {"sampled": True, "call_id": call["id"], "finish_reason": call["finish_reason"]}
-        yield _item(answer | {"role": "assistant"}, logprobs=call.get("logprobs") or [], **details)
-        seen.append([*said, _essence(answer | {"role": "assistant"})])
-
-
-def _essence(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message says: clients send an answer back with or without its empty fields."""
-    return {key: value for key, value in message.items() if value not in (None, "", [], {})}
+        else:
+            details = {"sampled": True, "call_id": call["id"], "finish_reason": call["finish_reason"]}
+            yield _item(message, logprobs=call.get("logprobs") or [], **details)
 
 
 def _item(message: Mapping[str, Any], logprobs: Sequence[float] | None = None, **details: Any) -> EpisodeItem:

@@ -56,10 +56,12 @@ def _output(record: Json) -> Json:
 
 
 def _score(record: Json) -> Json:
+    steps = {"step_rewards": record["step_rewards"]} if record.get("step_rewards") else {}
     return {
         "id": record["example_id"],
         "score": record["reward"],
         "reasoning": record.get("reasoning"),
         "error": record["reason"] if record["reward"] is None else None,
         "rollout_id": record["rollout_id"],
+        **steps,
     }

@@ -19,14 +19,17 @@ from typing import Any, cast
 from insitu.errors import Conflict, InsituError
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult, Example
+from insitu.evaluation.judged_rollout import JudgedRollout, judging
 from insitu.evaluation.score import score_group, score_item
 from insitu.gateway_client import GatewayClient
+from insitu.harness.capture import CAPTURE
 from insitu.harness.episode import Trajectory
 from insitu.harness.open_groups import OpenGroups
 from insitu.harness.progress import Progress
+from insitu.harness.recorded_rollout import RecordedRollout, read_rollout
 from insitu.harness.redaction import Redaction
 from insitu.harness.run import Task
-from insitu.harness.targets import Call, Targets
+from insitu.harness.targets import Targets
 from insitu.harness.trajectory_builder import OnGroup
 from insitu.harness.trajectory_store import TrajectoryStore
 from insitu.recorded import expand
@@ -125,25 +128,39 @@ class Collector:
         agent = self._task.agent
         context = agent.context(rollout_id, plan.example)
         outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
-        calls, outcome = await self._recorded(rollout_id, outcome)
-        chosen = self._targets.chosen(calls)
-        outcome = _judged_by_calls(outcome, chosen, self._targets.why_none(calls))
-        record: Json = {**_record(plan, rollout_id, outcome, calls, chosen), "started_at": started_at}
+        recorded, outcome = await self._recorded(rollout_id, outcome)
+        outcome = _judged_by_calls(outcome, recorded)
+        record: Json = {**_record(plan, rollout_id, outcome, recorded), "started_at": started_at}
         if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
-            item = _item(plan.example, record)
-            _apply(record, await score_item(self._evaluator, item, self._limits.evaluator_seconds))
+            await self._score(self._evaluator, plan.example, record, recorded)
         self._keep(record, store)
         num_tokens = record["metadata"]["num_output_tokens"]
         self._progress.rollout_ended(
             Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
         )
 
-    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[list[Json], Outcome]:
+    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[RecordedRollout, Outcome]:
         try:
-            return await self._gateway.rollout_calls(rollout_id), outcome
+            return await read_rollout(self._gateway, self._targets, rollout_id), outcome
         except InsituError as error:
             reason = f"its recorded calls cannot be read: {error.message}"
-            return [], replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
+            return RecordedRollout(), replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
+
+    async def _score(
+        self, evaluator: Evaluator, example: Example, record: Json, recorded: RecordedRollout
+    ) -> None:
+        """The reward; what a judge asked the same gateway is recorded with the rollout, never trained on."""
+        rollout_id = record["rollout_id"]
+        with judging(JudgedRollout(rollout_id, self._task.agent.binding.gateway_url)) as judged:
+            result = await score_item(evaluator, _item(example, record), self._limits.evaluator_seconds)
+        _apply(record, result)
+        if judged.num_asked:
+            try:
+                with_judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
+            except InsituError:
+                return  # what the judge said is in its reward; the account is that of the agent's own calls
+            record["calls"] = with_judge.calls
+            record["metadata"] |= _figures(with_judge)
 
     async def _finish_group(
         self, index: int, store: TrajectoryStore, open_groups: OpenGroups, on_group: OnGroup | None
@@ -195,20 +212,18 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first
 
 
-def _judged_by_calls(outcome: Outcome, chosen: Sequence[Call], why_none: str) -> Outcome:
+def _judged_by_calls(outcome: Outcome, recorded: RecordedRollout) -> Outcome:
     """A rollout that ended well must have used the trained model; one that was cut says so."""
     if outcome.ending is not Ending.COMPLETED:
         return outcome
-    if not chosen:
-        return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=why_none)
-    if chosen[-1]["finish_reason"] == "length":
+    if not recorded.call_ids:
+        return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=recorded.why_none)
+    if recorded.chosen[-1]["finish_reason"] == "length":
         return replace(outcome, ending=Ending.LENGTH)
     return outcome
 
 
-def _record(
-    plan: _Plan, rollout_id: str, outcome: Outcome, calls: Sequence[Call], chosen: Sequence[Call]
-) -> Json:
+def _record(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedRollout) -> Json:
     return {
         "rollout_id": rollout_id,
         "example_id": plan.example.id,
@@ -218,16 +233,21 @@ def _record(
         "reward": None,
         "reason": outcome.reason,
         "seconds": outcome.seconds,
-        "call_ids": [call["id"] for call in chosen],
-        "metadata": {
-            "num_calls": len(calls),
-            "num_output_tokens": sum(call["num_output_tokens"] for call in calls),
-            "policy_steps": sorted({call["policy_step"] for call in chosen}),
-        },
+        "call_ids": list(recorded.call_ids),
+        "metadata": _figures(recorded),
         "input": plan.example.input,
         "expected": plan.example.expected,
         "output": outcome.output,
-        "calls": calls,
+        "calls": recorded.calls,
+    }
+
+
+def _figures(recorded: RecordedRollout) -> Json:
+    return {
+        "num_calls": len(recorded.calls),
+        "num_output_tokens": sum(call["num_output_tokens"] for call in recorded.calls),
+        "policy_steps": sorted({call["policy_step"] for call in recorded.chosen}),
+        CAPTURE: recorded.capture.to_dict(),
     }
 
 
@@ -240,6 +260,7 @@ def _item(example: Example, record: Json) -> EvalItem:
         row=example.row,
         calls=expand(record["calls"], tokens=False),
         rollout_id=record["rollout_id"],
+        seconds=record["seconds"],
     )
 
 
@@ -249,6 +270,8 @@ def _apply(record: Json, result: EvalResult) -> None:
         record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
     else:
         record["reward"], record["reasoning"] = result.score, result.reasoning
+        if result.step_rewards:
+            record["step_rewards"] = dict(result.step_rewards)
         if parts := _components(result.reasoning):
             record["metadata"][REWARD_COMPONENTS] = parts
 

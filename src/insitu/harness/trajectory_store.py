@@ -20,6 +20,7 @@ from typing import Any, Self
 from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.episode import Call, Trajectory
 from insitu.harness.json_lines import DamagedFile, JsonLines, Span, encode, read_record
+from insitu.harness.step_rewards import trained_step_rewards
 from insitu.recorded import expand
 from insitu.types import Ending
 
@@ -38,6 +39,8 @@ class Entry:
     reward: float | None
     reason: str
     call_ids: tuple[str, ...]
+    step_rewards: tuple[float, ...] | None
+    """One per call id, see `insitu.harness.step_rewards`."""
     expected: Any
     metadata: Mapping[str, Any]
     seconds: float | None
@@ -110,6 +113,7 @@ class TrajectoryStore:
             reward=entry.reward,
             reason=entry.reason,
             call_ids=entry.call_ids,
+            step_rewards=entry.step_rewards,
             metadata=entry.metadata,
             read_calls=partial(_read_calls, self.path, entry),
         )
@@ -161,6 +165,7 @@ def _entry(span: Span, record: Mapping[str, Any]) -> Entry:
         reward=None if reward is None else float(reward),
         reason=str(record.get("reason") or ""),
         call_ids=tuple(record.get("call_ids") or ()),
+        step_rewards=trained_step_rewards(record),
         expected=record.get("expected"),
         metadata=dict(record.get("metadata") or {}),
         seconds=record.get("seconds"),
