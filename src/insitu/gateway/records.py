@@ -6,9 +6,7 @@ gateway appends, the API appends inline calls and checks references, the supervi
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from insitu.gateway.packing import (
     unpack_call,
 )
 from insitu.types import INCOMPLETE, ModelCall
+from insitu.wal import use_wal
 
 BUSY_TIMEOUT_SECONDS = 30
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
@@ -187,22 +186,8 @@ class RecordStore:
 def _configure_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says, not at the first write
     connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}")
-    _use_wal(connection)
+    use_wal(connection, BUSY_TIMEOUT_SECONDS)
     connection.execute("PRAGMA synchronous=FULL")
-
-
-def _use_wal(connection: Any) -> None:
-    """Changing the journal of a new file does not wait for others that do the same, whatever the timeout."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

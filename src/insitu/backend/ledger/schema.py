@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from sqlalchemy import (
@@ -31,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import Conflict, Unavailable
+from insitu.wal import use_wal
 
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
@@ -197,45 +197,31 @@ def _prepare_sqlite(engine: Engine) -> None:
 
 
 def _create_schema(engine: Engine, url: str, busy_seconds: float) -> None:
-    deadline = time.monotonic() + busy_seconds
-    while True:
-        try:
-            if engine.dialect.name == "sqlite":
-                _enter_wal(engine)
-            with engine.execution_options(**{WRITE_OPTION: True}).begin() as connection:
-                metadata.create_all(connection)
-                _check_version(connection, url)
-            return
-        except (OperationalError, sqlite3.OperationalError) as error:
-            cause = error.orig if isinstance(error, OperationalError) else error
-            # The switch to WAL does not honour the busy timeout when two processes make the file at once.
-            if "locked" not in str(cause):
-                raise Unavailable(
-                    f"cannot open the ledger {url}: {cause}",
-                    hint="check that the state directory exists, is writable and has free space",
-                ) from error
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the ledger {url} stayed locked for {busy_seconds:.0f} s",
-                    hint="find the process that holds it: fuser <state>/ledger.db",
-                ) from error
-            time.sleep(0.05)
+    try:
+        if engine.dialect.name == "sqlite":
+            _enter_wal(engine, busy_seconds)
+        with engine.execution_options(**{WRITE_OPTION: True}).begin() as connection:
+            metadata.create_all(connection)
+            _check_version(connection, url)
+    except (OperationalError, sqlite3.OperationalError) as error:
+        cause = error.orig if isinstance(error, OperationalError) else error
+        if "locked" in str(cause):
+            raise Unavailable(
+                f"the ledger {url} stayed locked for {busy_seconds:.0f} s",
+                hint="find the process that holds it: fuser <state>/ledger.db",
+            ) from error
+        raise Unavailable(
+            f"cannot open the ledger {url}: {cause}",
+            hint="check that the state directory exists, is writable and has free space",
+        ) from error
 
 
-def _enter_wal(engine: Engine) -> None:
+def _enter_wal(engine: Engine, busy_seconds: float) -> None:
     raw = engine.raw_connection()
     try:
-        cursor = raw.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        mode = cursor.fetchone()
-        cursor.close()
+        use_wal(cast("sqlite3.Connection", raw.driver_connection), busy_seconds)
     finally:
         raw.close()
-    if mode is None or str(mode[0]).lower() != "wal":
-        raise Unavailable(
-            f"SQLite refuses WAL mode for {engine.url}: it says {mode}",
-            hint="put the state directory on a local file system",
-        )
 
 
 def _check_version(connection: Connection, url: str) -> None:
