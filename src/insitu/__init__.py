@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from insitu.plugins import ComponentConfig
     from insitu.types import Ending, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
     from insitu.workflow.context import WorkflowContext, current_rollout
+    from insitu.workflow.marking import function
     from insitu.workflow.registered import register_workflow
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "TrajectoryGroup",
     "WorkflowContext",
     "current_rollout",
+    "function",
     "register_evaluator",
     "register_workflow",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "InsituError": "insitu.errors",
     "WorkflowContext": "insitu.workflow.context",
     "current_rollout": "insitu.workflow.context",
+    "function": "insitu.workflow.marking",
     "register_evaluator": "insitu.evaluation.registered",
     "register_workflow": "insitu.workflow.registered",
 }

@@ -12,6 +12,8 @@ NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 WORKFLOW_FUNCTION = "<workflow>"
 """The name of the workflow itself among the functions of an agent."""
+FUNCTION_PATTERN = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9_.<>-]{0,63}")
+"""What a function of an agent may be called (the whole name)."""
 
 
 INCOMPLETE = frozenset({"cancelled", "broken"})

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from insitu.errors import InvalidRequest
+from insitu.types import FUNCTION_PATTERN
 
 ROLLOUT_HEADER = "x-insitu-rollout"
 FUNCTION_HEADER = "x-insitu-function"
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
-_FUNCTION = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9_.<>-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def labels_of(request: web.Request) -> Labels:
     """The labels of a request; InvalidRequest when path and header disagree or a name is not allowed."""
     return Labels(
         rollout_id=_label(request, "rollout_id", ROLLOUT_HEADER, "Rollout id", _ROLLOUT_ID),
-        function=_label(request, "function", FUNCTION_HEADER, "Function name", _FUNCTION),
+        function=_label(request, "function", FUNCTION_HEADER, "Function name", FUNCTION_PATTERN),
     )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
 from insitu.types import WORKFLOW_FUNCTION
-from insitu.workflow.llm import LLMSettings
+from insitu.workflow.llm import LLMSettings, without_version
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -46,43 +46,31 @@ class LLMBinding:
     api_key: str = field(default="", repr=False)
 
     def settings(self, name: str, rollout_id: str | None = None, function: str | None = None) -> LLMSettings:
-        """What an agent needs to call `llms.<name>`; a trained one carries the rollout's own address."""
+        """What an agent needs to call `llms.<name>`; on the gateway it carries the rollout's own address."""
         entry = self.llms.get(name)
         if entry is None:
             raise InvalidRequest(
                 f"llms has no `{name}`{nearest(name, self.llms)}",
                 hint=f"known: {', '.join(self.llms) or 'none'}",
             )
-        if name not in self.trained:
-            return self._settings(name, entry, entry.model_name, entry.base_url or OPENAI_URL, _plain(entry))
-        return self._settings(
-            name,
-            entry,
-            self.model,
-            rollout_url(self.gateway_url, rollout_id, function),
-            self.api_key,
-            rollout_headers(rollout_id, function),
-        )
-
-    @staticmethod
-    def _settings(
-        name: str,
-        entry: LLMEntry,
-        model: str,
-        base_url: str,
-        api_key: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> LLMSettings:
+        trained = name in self.trained
+        bound = trained or self._is_gateway(entry.base_url)
+        url = (entry.base_url or OPENAI_URL).rstrip("/")
         return LLMSettings(
             name=name,
-            model=model,
-            base_url=base_url.rstrip("/"),
-            api_key=api_key,
+            model=self.model if trained else entry.model_name,
+            base_url=rollout_url(self.gateway_url, rollout_id, function) if bound else url,
+            api_key=self.api_key if trained else _plain(entry) or (self.api_key if bound else ""),
             options=dict(entry.options),
             max_retries=entry.max_retries,
             request_timeout=entry.request_timeout,
-            headers=dict(headers or {}),
+            headers=rollout_headers(rollout_id, function) if bound else {},
+            rollout_url=rollout_url(self.gateway_url, rollout_id, None) if bound else url,
         )
+
+    def _is_gateway(self, base_url: str | None) -> bool:
+        """Whether an untrained entry is served by the same gateway: then its calls are recorded too."""
+        return bool(self.gateway_url and base_url) and _place(base_url or "") == _place(self.gateway_url)
 
 
 def gateway_root(base_url: str) -> str:
@@ -92,7 +80,7 @@ def gateway_root(base_url: str) -> str:
         raise InvalidRequest(
             f"`{base_url}` is not the address of a gateway", hint="write http://host:port/v1"
         )
-    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return without_version(base_url)
 
 
 def rollout_url(gateway_url: str, rollout_id: str | None, function: str | None) -> str:
@@ -111,6 +99,13 @@ def rollout_headers(rollout_id: str | None, function: str | None) -> dict[str, s
     if rollout_id is None:
         return {}
     return {"x-insitu-rollout": rollout_id, "x-insitu-function": function or WORKFLOW_FUNCTION}
+
+
+def _place(url: str) -> tuple[str, str, int | None, str]:
+    """Where a base URL leads, however it is spelt."""
+    parts = urlsplit(without_version(url))
+    host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname or ""
+    return parts.scheme, host, parts.port or {"http": 80, "https": 443}.get(parts.scheme), parts.path
 
 
 def _plain(entry: LLMEntry) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +15,7 @@ from insitu.plugins import ComponentConfig, nearest
 from insitu.types import WORKFLOW_FUNCTION
 from insitu.workflow.binding import OPENAI_URL, LLMBinding, rollout_headers
 from insitu.workflow.cleanup import Callback, CleanUps
+from insitu.workflow.clients import client_maker
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
 
@@ -46,10 +48,17 @@ class WorkflowContext:
         self._clean_ups = CleanUps()
         self._called: list[WorkflowContext] = []
         """Contexts of called functions, for tasks that go on in them after the call."""
+        self._kept: dict[Hashable, Any] = {}
+        self._keeping = threading.Lock()
 
     def llm(self, name: str | None = None) -> LLMSettings:
         """How to call `llms.<name>`; without a name its own `llm`, the only one, or the trained one."""
         return self.binding.settings(name or self._default_llm(), self.rollout_id, self.function)
+
+    def client(self, framework: str, llm: str | None = None, **options: Any) -> Any:
+        """The LLM object of a framework (`"langchain"`, `"openai_agents"`, …) for `llms.<llm>`."""
+        with entered(self):
+            return client_maker(framework)(llm, **options)
 
     async def call(self, function: str, value: Any) -> Any:
         """What `functions.<function>` returns for `value`; its model calls carry the function's name."""
@@ -69,6 +78,17 @@ class WorkflowContext:
         """The same rollout; model calls made with this context carry the function's name."""
         return self._derived(name, self.config)
 
+    def marked(self, name: str) -> WorkflowContext:
+        """`in_function`, the same object each time, alive as long as the rollout: tasks go on in it."""
+        return self.kept(("function", name, id(self.config)), lambda: self._derived(name, self.config))
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returned the first time the rollout asked for `key`."""
+        with self._keeping:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
+
     @property
     def headers(self) -> dict[str, str]:
         """What marks a request as part of this rollout."""
@@ -85,7 +105,7 @@ class WorkflowContext:
                 f"{prefix}_API_KEY": settings.api_key,
                 f"{prefix}_MODEL": settings.model,
             }
-        return variables | (_openai_variables(self.llm()) if self.binding.llms else {})
+        return variables | (_sdk_variables(self.llm()) if self.binding.llms else {})
 
     def on_end(self, callback: Callback) -> None:
         """Run `callback` when the rollout ends, however it ends; the last one added runs first."""
@@ -95,6 +115,7 @@ class WorkflowContext:
         """Run the clean-up; returns what went wrong in it."""
         troubles = await self._clean_ups.run()
         self._called.clear()
+        self._kept.clear()
         return troubles
 
     def _derived(self, function: str, config: ComponentConfig) -> WorkflowContext:
@@ -107,6 +128,7 @@ class WorkflowContext:
             function=function,
         )
         inner._clean_ups, inner._called = self._clean_ups, self._called
+        inner._kept, inner._keeping = self._kept, self._keeping
         return inner
 
     def _default_llm(self) -> str:
@@ -139,6 +161,12 @@ def current_rollout() -> WorkflowContext:
     return context
 
 
+def rollout_or_none() -> WorkflowContext | None:
+    """`current_rollout()`, or None outside of one and after its end."""
+    reference = _current.get(None)
+    return reference() if reference is not None else None
+
+
 @contextmanager
 def entered(context: WorkflowContext) -> Generator[None]:
     """`current_rollout()` is `context` inside the block."""
@@ -149,15 +177,18 @@ def entered(context: WorkflowContext) -> Generator[None]:
         _current.reset(token)
 
 
-def _openai_variables(settings: LLMSettings) -> dict[str, str]:
+def _sdk_variables(settings: LLMSettings) -> dict[str, str]:
+    """What the SDKs of OpenAI and Anthropic, and most that are built on them, read by themselves."""
     variables = {
         "OPENAI_BASE_URL": settings.base_url,
         "OPENAI_API_BASE": settings.base_url,
         "OPENAI_MODEL": settings.model,
         "INSITU_MODEL": settings.model,
     }
-    if (
-        settings.api_key or settings.base_url != OPENAI_URL
-    ):  # else the key of the user's own environment holds
+    if settings.api_key or settings.base_url != OPENAI_URL:  # else the user's own key holds
         variables["OPENAI_API_KEY"] = settings.api_key
+    if settings.headers:  # other servers of the OpenAI protocol need not speak Anthropic's
+        variables["ANTHROPIC_BASE_URL"] = settings.root_url
+        variables["ANTHROPIC_API_KEY"] = settings.api_key
+        variables["ANTHROPIC_MODEL"] = settings.model
     return variables

@@ -21,7 +21,14 @@ class LLMSettings:
     max_retries: int = 10
     request_timeout: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Needed only by clients that cannot use `base_url` as it is."""
+    """Needed only by clients that cannot use `base_url` as it is. Empty: calls belong to no rollout."""
+    rollout_url: str = ""
+    """`base_url` without the function, for clients that send it with every call (`insitu.function`)."""
+
+    @property
+    def root_url(self) -> str:
+        """`base_url` without `/v1`, as clients of the Anthropic protocol want it."""
+        return without_version(self.base_url)
 
     def client_args(self) -> dict[str, Any]:
         """Arguments of ``openai.OpenAI`` and ``openai.AsyncOpenAI``."""
@@ -31,3 +38,8 @@ class LLMSettings:
     def call_args(self) -> dict[str, Any]:
         """Arguments of a call: the model and its sampling options."""
         return {"model": self.model, **self.options}
+
+
+def without_version(url: str) -> str:
+    """``http://h:8000/v1`` → ``http://h:8000``."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

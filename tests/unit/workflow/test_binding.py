@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import SecretStr
 
 from insitu.errors import InvalidRequest
 from insitu.workflow.binding import LLMBinding, gateway_root
@@ -52,6 +53,31 @@ def test_an_untrained_model_is_not_bound() -> None:
     assert (judge.base_url, judge.model, judge.api_key) == ("http://judge:9000/v1", "big", "judge-key")
     assert judge.headers == {}
     assert LLMBinding({"x": Entry()}).settings("x").base_url == "https://api.openai.com/v1"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:8000/v1", "http://127.0.0.1:8000", "http://[::1]:8000/v1/"]
+)
+def test_an_untrained_model_of_the_same_gateway_is_bound(url: str) -> None:
+    llms = {"policy": Entry(), "judge": Entry("big", SecretStr(""), url)}
+    binding = LLMBinding(llms, frozenset({"policy"}), "my-run", "http://127.0.0.1:8000", "gateway-key")
+    judge = binding.settings("judge", "r1", "plan")
+    assert judge.base_url == "http://127.0.0.1:8000/rollouts/r1/functions/plan/v1"
+    assert judge.rollout_url == "http://127.0.0.1:8000/rollouts/r1/v1"
+    assert (judge.model, judge.api_key) == ("big", "gateway-key")
+    assert judge.headers == {"x-insitu-rollout": "r1", "x-insitu-function": "plan"}
+
+
+@pytest.mark.parametrize(
+    "url", ["https://127.0.0.1:8000/v1", "http://127.0.0.1:8001/v1", "http://127.0.0.1:8000/x/v1"]
+)
+def test_another_place_is_not_the_gateway(url: str) -> None:
+    llms = {"judge": Entry("big", SecretStr("own"), url)}
+    judge = LLMBinding(llms, frozenset(), "my-run", "http://127.0.0.1:8000", "gateway-key").settings(
+        "judge", "r1"
+    )
+    assert (judge.base_url, judge.api_key, judge.headers) == (url, "own", {})
+    assert judge.rollout_url == url
 
 
 def test_keys_are_not_shown() -> None:

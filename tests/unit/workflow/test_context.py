@@ -75,6 +75,9 @@ def test_environment(context: WorkflowContext) -> None:
         "OPENAI_API_BASE": url,
         "OPENAI_API_KEY": "gateway-key",
         "OPENAI_MODEL": "my-run",
+        "ANTHROPIC_BASE_URL": "http://gateway:8000/rollouts/r1",
+        "ANTHROPIC_API_KEY": "gateway-key",
+        "ANTHROPIC_MODEL": "my-run",
         "INSITU_MODEL": "my-run",
         "INSITU_ROLLOUT_ID": "r1",
         "INSITU_LLM_POLICY_BASE_URL": url,
@@ -84,6 +87,18 @@ def test_environment(context: WorkflowContext) -> None:
         "INSITU_LLM_JUDGE_1_API_KEY": "judge-key",
         "INSITU_LLM_JUDGE_1_MODEL": "big",
     }
+
+
+def test_environment_of_a_function(context: WorkflowContext) -> None:
+    variables = context.in_function("plan").environment()
+    assert variables["OPENAI_BASE_URL"] == "http://gateway:8000/rollouts/r1/functions/plan/v1"
+    assert variables["ANTHROPIC_BASE_URL"] == "http://gateway:8000/rollouts/r1/functions/plan"
+
+
+def test_environment_off_the_gateway(make_context: MakeContext) -> None:
+    variables = make_context(config=config(llm="judge-1")).environment()
+    assert variables["OPENAI_BASE_URL"] == "http://judge:9000/v1"
+    assert not [name for name in variables if name.startswith("ANTHROPIC")]
 
 
 def test_environment_without_llms(make_context: MakeContext) -> None:

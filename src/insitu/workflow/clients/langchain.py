@@ -1,0 +1,27 @@
+"""LangChain and LangGraph: ``langchain_openai.ChatOpenAI``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import package
+from insitu.workflow.clients.sdk import call_options, http_client, sdk_args
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """A chat model for `llms.<llm>`, for blocking and for async use."""
+    langchain_openai = package("langchain_openai", "langchain")
+    sdk = package("openai", "langchain")
+    settings = current_rollout().llm(llm)
+    args = sdk_args(sdk, settings)
+    return langchain_openai.ChatOpenAI(
+        **{
+            "model": settings.model,
+            "http_async_client": args.pop("http_client"),
+            "http_client": http_client(sdk, settings, sync=True),
+            **args,
+            **call_options(sdk.resources.chat.completions.Completions.create, settings),
+            **options,
+        }
+    )

@@ -1,0 +1,109 @@
+"""What clients on the SDKs of OpenAI and Anthropic share: their arguments, and http clients that mark calls.
+
+Every request of a rollout says at the moment it is sent which rollout and function send it. The address
+names the rollout too, so an LLM object that one rollout made and another one uses is refused by the gateway,
+never recorded under the wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+from typing import Any
+
+from insitu.workflow.context import current_rollout, rollout_or_none
+from insitu.workflow.llm import LLMSettings
+
+
+def sdk_args(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> dict[str, Any]:
+    """Arguments of an SDK's own client class; the address is the rollout's, without a function."""
+    args = {
+        "base_url": settings.rollout_url,
+        "api_key": settings.api_key,
+        "max_retries": settings.max_retries,
+        "default_headers": dict(settings.headers),
+        "http_client": http_client(sdk, settings, sync=sync),
+    }
+    return args | ({} if settings.request_timeout is None else {"timeout": settings.request_timeout})
+
+
+def http_client(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> Any:
+    """The SDK's kind of http client: one for all LLM objects of the rollout, closed at its end."""
+    context, marks = current_rollout(), bool(settings.headers)
+    if sync:
+        return context.kept((sdk.__name__, "sync", marks), lambda: _opened(sdk, marks, sync=True))
+    try:
+        loop = asyncio.get_running_loop()
+    except (
+        RuntimeError
+    ):  # a thread that starts a loop of its own later: connections cannot be shared between loops
+        return _opened(sdk, marks, sync=False)
+    return context.kept((sdk.__name__, id(loop), marks), lambda: _opened(sdk, marks, sync=False))
+
+
+def call_options(create: Any, settings: LLMSettings) -> dict[str, Any]:
+    """The entry's options as arguments of an SDK's `create`; what it does not know goes as `extra_body`."""
+    known = inspect.signature(create).parameters
+    named = {key: value for key, value in settings.options.items() if key in known}
+    more = {key: value for key, value in settings.options.items() if key not in known}
+    if more:
+        named["extra_body"] = {**more, **named.get("extra_body", {})}
+    return named
+
+
+def _opened(sdk: Any, marks: bool, *, sync: bool) -> Any:
+    base = sdk.DefaultHttpxClient if sync else sdk.DefaultAsyncHttpxClient
+    hook = _mark if sync else _mark_async
+    hooks = {"event_hooks": {"request": [hook]}} if marks else {}
+    client = _staying_open(base, sync)(verify=_tls(_httpx_of(base)), **hooks)
+    current_rollout().on_end(functools.partial(_close if sync else _close_async, base, client))
+    return client
+
+
+def _mark(request: Any) -> None:
+    """Without a rollout here (a thread that did not take its context along) the object's own headers hold."""
+    context = rollout_or_none()
+    if context is not None:
+        request.headers.update(context.headers)
+
+
+async def _mark_async(request: Any) -> None:
+    _mark(request)
+
+
+@functools.cache
+def _staying_open(base: Any, sync: bool) -> Any:
+    """An http client that closes with the rollout: an SDK client that is closed leaves it to the others."""
+
+    class Sync(base):
+        def close(self) -> None: ...
+
+    class Async(base):
+        async def aclose(self) -> None: ...
+
+    return Sync if sync else Async
+
+
+def _close(base: Any, client: Any) -> None:
+    base.close(client)
+
+
+async def _close_async(base: Any, client: Any) -> None:
+    try:
+        await base.aclose(client)
+    except RuntimeError as error:
+        if "closed" not in str(error):  # its event loop has ended, and its connections with it
+            raise
+
+
+def _httpx_of(base: Any) -> str:
+    """`httpx` or `httpx2`, whichever the SDK is built on."""
+    return next(name for kind in base.__mro__ if (name := kind.__module__.split(".")[0]).startswith("httpx"))
+
+
+@functools.cache
+def _tls(httpx: str) -> Any:
+    """Reading the certificates takes longer than all the rest of a client: once for all rollouts."""
+    return importlib.import_module(httpx).create_ssl_context()
