@@ -12,12 +12,13 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
 from insitu.harness.episode import Trajectory
+from insitu.training.advantage import call_returns
 from insitu.types import Ending
 
 FAILED = "failed"
@@ -71,6 +72,24 @@ class Selection:
     state: CurriculumState
     dropped: dict[str, int]
     """Trajectories by reason; only reasons that occurred."""
+    reasons: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    """The reason of every one of them by its rollout's id."""
+
+
+class _Dropped:
+    """What is left out, while the selection is made."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+
+    def add(self, reason: str, trajectories: Iterable[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self._counts[reason] += 1
+            self.reasons[trajectory.rollout_id] = reason
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
 
 
 def usable_reward(trajectory: Trajectory) -> float | None:
@@ -94,26 +113,27 @@ def select(
     seed: int,
 ) -> Selection:
     """The groups that `epoch` trains on. The same arguments give the same answer."""
-    dropped: Counter[str] = Counter()
+    dropped = _Dropped()
     min_diff = config.min_reward_diff if config.enabled else 0.0
     kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
     if not config.enabled:
-        return Selection(
-            kept, replace(state, total_groups=len(kept), included_groups=len(kept)), dict(dropped)
-        )
+        state = replace(state, total_groups=len(kept), included_groups=len(kept))
+        return Selection(kept, state, dropped.counts(), dropped.reasons)
     if not kept:
         # An epoch that teaches nothing does not widen the curriculum either.
-        return Selection([], replace(state, total_groups=0, included_groups=0), dict(dropped))
+        state = replace(state, total_groups=0, included_groups=0)
+        return Selection([], state, dropped.counts(), dropped.reasons)
 
     # `reverse` keeps ties in the order in which they came.
     kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
     state = _expand(state, epoch, config)
     included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
-    dropped[CURRICULUM] += sum(map(len, kept[len(included) :]))
+    dropped.add(CURRICULUM, (trajectory for group in kept[len(included) :] for trajectory in group))
     chosen = _subsample(included, len(kept), config.random_subsample, random.Random(f"{seed}:{epoch}"))  # noqa: S311 - not a secret
-    dropped[SUBSAMPLE] += sum(map(len, included)) - sum(map(len, chosen))
+    kept_ids = {id(group) for group in chosen}
+    dropped.add(SUBSAMPLE, (t for group in included if id(group) not in kept_ids for t in group))
     state = replace(state, total_groups=len(kept), included_groups=len(included))
-    return Selection(chosen, state, {reason: count for reason, count in dropped.items() if count})
+    return Selection(chosen, state, dropped.counts(), dropped.reasons)
 
 
 def as_chosen(
@@ -123,20 +143,20 @@ def as_chosen(
     if groups == selection.groups:
         return selection
     trained = {trajectory.rollout_id for group in groups for trajectory in group}
-    left = [t for group in collected for t in group if t.rollout_id not in trained]
-    num_failed = sum(usable_reward(t) is None for t in left)
-    dropped = {FAILED: num_failed, CURRICULUM: len(left) - num_failed}
-    return replace(selection, groups=groups, dropped={why: count for why, count in dropped.items() if count})
+    dropped = _Dropped()
+    for trajectory in (t for group in collected for t in group if t.rollout_id not in trained):
+        dropped.add(FAILED if usable_reward(trajectory) is None else CURRICULUM, [trajectory])
+    return replace(selection, groups=groups, dropped=dropped.counts(), reasons=dropped.reasons)
 
 
-def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: Counter[str]) -> list[Trajectory]:
+def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: _Dropped) -> list[Trajectory]:
     """The trajectories to train on, nothing when the group has no signal. Counts what it leaves out."""
     usable: list[Trajectory] = []
     for trajectory in group:
         if usable_reward(trajectory) is None:
-            dropped[FAILED] += 1
+            dropped.add(FAILED, [trajectory])
         elif not trajectory.trainable:
-            dropped[NO_CALLS] += 1
+            dropped.add(NO_CALLS, [trajectory])
         else:
             usable.append(trajectory)
     if len(usable) < 2:
@@ -145,13 +165,17 @@ def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: Counter[st
         reason = ZERO_VARIANCE
     else:
         return usable
-    if usable:
-        dropped[reason] += len(usable)
+    dropped.add(reason, usable)
     return []
 
 
 def _has_spread(group: Sequence[Trajectory], min_diff: float) -> bool:
-    rewards = [reward for t in group if (reward := usable_reward(t)) is not None]
+    rewards = [
+        value
+        for t in group
+        if (reward := usable_reward(t)) is not None
+        for value in call_returns(reward, t.step_rewards, len(t.call_ids))
+    ]
     # Written as people wrote them: 0.9 − 0.8 is a difference of 0.1 and not of 0.09999999999999998.
     spread = _decimal(max(rewards)) - _decimal(min(rewards))
     return spread > 0 and spread >= _decimal(min_diff)

@@ -12,6 +12,7 @@ from insitu.errors import InvalidRequest
 from insitu.evaluation.evaluator import GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.score import score_group, score_item
+from insitu.harness.capture import CaptureMismatch, capture_of
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.redaction import Redaction
 from insitu.harness.results import write_results
@@ -83,6 +84,8 @@ class GroupBuilder(TrajectoryBuilder):
         trajectories = [trajectory for group in groups for trajectory in group]
         if not any(trajectory.trainable for trajectory in trajectories):
             raise _nothing_collected(epoch, trajectories, run.directory.set_aside(_store_name(epoch)))
+        if wrong := [t for t in trajectories if not capture_of(t.metadata, len(t.call_ids)).balanced]:
+            raise _calls_missing(epoch, wrong, run.directory.set_aside(_store_name(epoch)))
         run.progress.info(
             f"Built {len(trajectories)} trajectories across {len(groups)} examples for run_id: {run_id}"
         )
@@ -134,7 +137,8 @@ class GroupBuilder(TrajectoryBuilder):
         limits = Limits(
             general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
         )
-        targets = Targets(task.agent.binding.model, frozenset(finetuning.target_functions))
+        binding = task.agent.binding
+        targets = Targets(binding.model, frozenset(finetuning.target_functions), binding.gateway_url)
         return Collector(task, targets, run.gateway, limits, run.progress, Redaction(run.config))
 
     def _opened(self) -> FinetuneRun:
@@ -154,4 +158,15 @@ def _nothing_collected(epoch: int, trajectories: list[Trajectory], kept: Path) -
         f"no trajectories collected for epoch {epoch + 1}: all {len(trajectories)} rollouts failed: {listed}",
         hint=f"mend the agent, its services or the evaluator; these rollouts are kept in {kept} and are run "
         "again by the same command (another configuration needs another output_dir)",
+    )
+
+
+def _calls_missing(epoch: int, wrong: list[Trajectory], kept: Path) -> CaptureMismatch:
+    captures = [(t.rollout_id, capture_of(t.metadata, len(t.call_ids))) for t in wrong[:3]]
+    listed = "; ".join(f"{rollout_id}: {c.line()}, {c.total - c.accounted:+d}" for rollout_id, c in captures)
+    more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return CaptureMismatch(
+        f"epoch {epoch + 1}: {len(wrong)} rollouts made other model calls than were recorded: {listed}{more}",
+        hint="look into the gateway's log for records that were not written, and at "
+        f"GET /rollouts/<id>/calls; these rollouts are kept in {kept} and are run again by the same command",
     )

@@ -157,8 +157,10 @@ class Collector:
         if judged.num_asked:
             try:
                 with_judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
-            except InsituError:
-                return  # what the judge said is in its reward; the account is that of the agent's own calls
+            except InsituError as error:
+                # The reward is there, and the account is that of the agent's own calls.
+                self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
+                return
             record["calls"] = with_judge.calls
             record["metadata"] |= _figures(with_judge)
 

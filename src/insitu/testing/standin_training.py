@@ -128,7 +128,8 @@ class StandinAdapter(TrainerAdapter):
         job_id = f"{trajectories.run_id}-e{epoch}-a{trajectories.attempt}"
         failed = epoch in self._fail_epochs
         steps = sum(1 for job in self.jobs.values() if job["step"])
-        self.jobs.setdefault(job_id, {"step": None if failed else steps + 1, "failed": failed})
+        job = {"step": None if failed else steps + 1, "failed": failed, "calls": _num_calls(trajectories)}
+        self.jobs.setdefault(job_id, job)
         return TrainingJobRef(trajectories.run_id, "standin", {"job_id": job_id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -141,12 +142,18 @@ class StandinAdapter(TrainerAdapter):
         if job["failed"]:
             failed = TrainingStatusEnum.FAILED
             return TrainingJobStatus(ref.run_id, "standin", failed, 50.0, "told to fail", {"step": None})
-        found = {"step": job["step"], "metrics": {"loss/total": 1.0}}
+        calls = float(job["calls"])
+        metrics = {"loss/total": 1.0, "account/calls": calls, "account/calls_trained": calls}
+        found = {"step": job["step"], "metrics": metrics}
         return TrainingJobStatus(ref.run_id, "standin", TrainingStatusEnum.COMPLETED, 100.0, None, found)
 
     async def aclose(self) -> None:
         """Count it."""
         self.num_closed += 1
+
+
+def _num_calls(collection: TrajectoryCollection) -> int:
+    return sum(len(each.call_ids) for group in collection.trajectories for each in group)
 
 
 def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: float) -> Trajectory:

@@ -20,7 +20,7 @@ from insitu.errors import NotFound
 from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.function_evaluator import FunctionEvaluator
 from insitu.evaluation.items import EvalItem, Example
-from insitu.gateway_client import GatewayClient
+from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.assembly import bind_llms
 from insitu.harness.progress import Progress
 from insitu.harness.run import Agent, FinetuneRun, Task
@@ -147,8 +147,8 @@ class StandinGatewayClient(GatewayClient):
         """The run."""
         return [self._run]
 
-    async def rollout_calls(self, rollout_id: str, *, tokens: bool = True) -> list[Json]:
-        """One call with three sampled tokens."""
+    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
+        """One call with three sampled tokens, seen once."""
         call: Json = {
             "id": f"call-{rollout_id}",
             "rollout_id": rollout_id,
@@ -169,7 +169,7 @@ class StandinGatewayClient(GatewayClient):
             "started_at": 0.0,
         }
         ids = {"prompt_ids": [1, 2], "output_ids": [3, 4, 5], "logprobs": [-0.1, -0.2, -0.3]}
-        return [call | (ids if tokens else {})]
+        return RolloutRecord([call | (ids if tokens else {})], seen=1)
 
 
 def _entry(entries: Mapping[str, Any], name: str, where: str) -> Any:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
+
+import pytest
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.harness.account import Account, make_account
+from insitu.harness.capture import Capture, CaptureMismatch
 from insitu.harness.curriculum import initial_state, select
 from insitu.harness.episode import Trajectory
 from insitu.types import Ending
 
 OFF = CurriculumConfig()
+NUMBERS = itertools.count()
 
 
 def trajectory(reward: float | None, ending: Ending = Ending.COMPLETED, calls: int = 1) -> Trajectory:
-    return Trajectory("r", "e", 0, ending, reward, call_ids=["c"] * calls)
+    metadata = {"capture": Capture(seen=calls + 1, trained=calls, context_only={"other_model": 1}).to_dict()}
+    name = f"r{next(NUMBERS)}"
+    return Trajectory(name, "e", 0, ending, reward, call_ids=["c"] * calls, metadata=metadata)
 
 
 def account(groups: list[list[Trajectory]]) -> Account:
@@ -47,24 +55,45 @@ def test_counts_come_from_the_selection() -> None:
         truncated=1,
         dropped={"failed": 4, "zero_variance": 2, "no_calls": 1},
         endings={"timeout": 2, "tool_error": 1, "evaluator_error": 1},
+        calls=Capture(
+            seen=17,
+            trained=2,
+            context_only={"other_model": 9},
+            dropped={"failed": 4, "zero_variance": 2},
+        ),
     )
     assert made.trained + sum(made.dropped.values()) == made.total
     assert sum(made.endings.values()) == made.dropped["failed"]
-    assert made.line() == "trained 2/9 (1 truncated): 4 failed, 2 zero-variance, 1 no-calls"
+    assert made.line() == (
+        "trained 2/9 (1 truncated): 4 failed, 2 zero-variance, 1 no-calls; calls 17 seen = 2 trained"
+        " + 9 context-only (other-model 9) + 6 dropped (4 failed, 2 zero-variance)"
+    )
 
 
 def test_an_epoch_that_failed_as_a_whole_says_so() -> None:
-    made = account([[trajectory(None, Ending.INFRASTRUCTURE)] * 3])
-    assert made.line() == "trained 0/3: 3 failed"
+    made = account([[trajectory(None, Ending.INFRASTRUCTURE) for _ in range(3)]])
+    line = (
+        "trained 0/3: 3 failed; calls 6 seen = 0 trained + 3 context-only (other-model 3)"
+        " + 3 dropped (3 failed)"
+    )
+    assert made.line() == line
+    calls = {"seen": 6, "uncounted": 0, "trained": 0, "context_only": {"other_model": 3}}
     assert made.to_dict() == {
         "total": 3,
         "trained": 0,
         "truncated": 0,
         "dropped": {"failed": 3},
         "endings": {"infrastructure": 3},
-        "line": "trained 0/3: 3 failed",
+        "calls": {**calls, "dropped": {"failed": 3}},
+        "calls_confirmed": None,
+        "line": line,
     }
     assert Account.from_dict(made.to_dict()) == made
+
+
+def test_accounts_of_earlier_releases_can_be_read() -> None:
+    written = {"total": 3, "trained": 3, "truncated": 0, "dropped": {}, "endings": {}, "line": "trained 3/3"}
+    assert Account.from_dict(written).after_training({"account/calls": 3.0}).line() == "trained 3/3"
 
 
 def test_what_the_backend_left_out_is_named() -> None:
@@ -74,3 +103,38 @@ def test_what_the_backend_left_out_is_named() -> None:
     assert made.line() == "trained 20/64: 30 zero-variance, 8 stale, 6 truncated"
     assert made.trained + sum(made.dropped.values()) == made.total
     assert submitted.after_training({}) == submitted
+
+
+def test_calls_that_the_backend_left_out_are_named() -> None:
+    submitted = Account(4, 4, 1, calls=Capture(seen=9, trained=8, context_only={"other_function": 1}))
+    metrics = {"account/truncated": 1.0, "account/calls": 8.0, "account/calls_trained": 5.0}
+    made = submitted.after_training(metrics | {"account/calls_truncated": 3.0, "account/calls_stale": 0.0})
+    assert made.calls_confirmed is True
+    assert made.line() == (
+        "trained 3/4: 1 truncated; calls 9 seen = 5 trained + 1 context-only (other-function 1)"
+        " + 3 dropped (3 truncated)"
+    )
+
+
+def test_a_backend_that_does_not_count_calls_is_said_to() -> None:
+    made = Account(4, 4, 0, calls=Capture(seen=8, trained=8)).after_training({"loss": 0.1})
+    assert made.line() == "trained 4/4; calls 8 seen = 8 trained (the backend does not count calls)"
+
+
+@pytest.mark.parametrize(("given", "trained", "stale"), [(7, 7, 0), (8, 7, 0), (8, 8, 1), (9, 8, 1)], ids=str)
+def test_a_backend_that_trained_other_calls_than_were_submitted_fails_the_epoch(
+    given: float, trained: float, stale: float
+) -> None:
+    submitted = Account(4, 4, 0, calls=Capture(seen=8, trained=8))
+    metrics = {"account/calls": given, "account/calls_trained": trained, "account/calls_stale": stale}
+    with pytest.raises(CaptureMismatch, match="8 model calls were submitted"):
+        submitted.after_training(metrics)
+
+
+def test_a_trajectory_that_is_nowhere_fails_the_epoch() -> None:
+    groups = [[trajectory(1.0), trajectory(0.0)], [trajectory(1.0), trajectory(1.0)]]
+    selection = select(groups, 0, OFF, initial_state(OFF), 0)
+    lost = groups[1][0].rollout_id
+    reasons = {name: why for name, why in selection.reasons.items() if name != lost}
+    with pytest.raises(CaptureMismatch, match=f"7 of 8.*{lost}"):
+        make_account(groups, replace(selection, reasons=reasons))

@@ -15,8 +15,14 @@ from insitu.harness.trained_model import TrainedModel
 MODEL = TrainedModel("my-run", "base/model", "http://10.0.0.1:8000", "key")
 
 
-def call(run: str | None = "my-run", function: str | None = None, model: str = "my-run") -> dict[str, Any]:
-    return {"id": f"{run}-{function}", "run": run, "function": function, "model": model}
+def call(
+    run: str | None = "my-run",
+    function: str | None = None,
+    model: str = "my-run",
+    finish_reason: str = "stop",
+) -> dict[str, Any]:
+    name = f"{run}-{function}-{model}-{finish_reason}"
+    return {"id": name, "run": run, "function": function, "model": model, "finish_reason": finish_reason}
 
 
 def test_only_calls_of_the_run_and_of_targeted_functions_are_chosen() -> None:
@@ -26,14 +32,64 @@ def test_only_calls_of_the_run_and_of_targeted_functions_are_chosen() -> None:
     assert Targets("my-run", frozenset({"planner", "<workflow>"})).chosen(calls) == calls[:2]
 
 
-def test_why_nothing_can_be_trained() -> None:
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"run": None, "model": "base/model"}, "other_model"),
+        ({"run": "other", "model": "other", "function": "planner"}, "other_model"),
+        ({"model": "my-run@3", "function": "planner"}, "other_model"),
+        ({"run": None, "model": "base/model", "finish_reason": "broken"}, "other_model"),
+        ({}, "other_function"),
+        ({"function": "worker", "finish_reason": "cancelled"}, "other_function"),
+        ({"function": "planner", "finish_reason": "cancelled"}, "incomplete"),
+        ({"function": "planner", "finish_reason": "broken"}, "incomplete"),
+        ({"function": "planner", "finish_reason": "length"}, None),
+    ],
+)
+def test_what_is_not_trained_has_a_kind(fields: dict[str, Any], kind: str | None) -> None:
+    assert Targets("my-run", frozenset({"planner"})).left_out_as(call(**fields)) == kind
+
+
+def test_no_call_at_all_names_the_address_that_should_have_been_used() -> None:
+    reason = Targets("my-run", frozenset({"<workflow>"}), "http://g:8000").why_none([])
+    assert "no model call of this rollout passed the gateway" in reason
+    assert "http://g:8000/rollouts/<id>/v1" in reason
+    assert "OPENAI_BASE_URL" in reason
+
+
+def test_calls_that_were_never_answered_are_not_taken_for_none() -> None:
+    reason = Targets("my-run", frozenset({"<workflow>"})).why_none([], {"refused": 2, "failed": 1})
+    assert "3 model calls of this rollout reached the gateway" in reason
+    assert "2 refused, 1 failed" in reason
+
+
+def test_calls_of_other_models_name_the_model_that_should_have_been_called() -> None:
+    targets = Targets("my-run", frozenset({"<workflow>"}))
+    reason = targets.why_none([call(run=None, model="base/model"), call(model="my-run@2")])
+    assert "went to base/model, my-run@2, not to my-run" in reason
+    assert "OPENAI_MODEL" in reason
+
+
+def test_a_misspelt_function_is_shown_beside_those_that_were_seen() -> None:
     targets = Targets("my-run", frozenset({"planer"}))
-    assert "no model call" in targets.why_none([])
-    assert "went to base/model" in targets.why_none([call(run=None, model="base/model")])
     reason = targets.why_none([call(function="planner"), call(function="planner"), call()])
     assert "['planer']" in reason
     assert "planner (2)" in reason
     assert "<workflow> (1)" in reason
+    assert "insitu.function" not in reason
+
+
+def test_functions_that_were_never_marked_say_how_to_mark_them() -> None:
+    reason = Targets("my-run", frozenset({"planner"})).why_none([call(), call()])
+    assert "insitu.function('planner')" in reason
+    assert "functions/planner/v1" in reason
+
+
+def test_calls_that_all_broke_off_are_said_to() -> None:
+    broken = [call(finish_reason="cancelled"), call(finish_reason="broken")]
+    reason = Targets("my-run", frozenset({"<workflow>"})).why_none([*broken, call(function="worker")])
+    assert "all 2 model calls to train on broke off" in reason
+    assert "1 cancelled, 1 broken" in reason
 
 
 def config(target_model: str | None = None, **llms: dict[str, Any]) -> Any:

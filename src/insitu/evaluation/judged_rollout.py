@@ -1,0 +1,46 @@
+"""JudgedRollout: the rollout that is being scored, so that a judge's calls can be recorded under it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+EVALUATOR_FUNCTION = "<evaluator>"
+"""The function that a judge's calls carry: they are recorded with the rollout and never trained on."""
+
+_judged: ContextVar[JudgedRollout | None] = ContextVar("insitu_judged_rollout", default=None)
+
+
+@dataclass(slots=True)
+class JudgedRollout:
+    """One rollout while its reward is made."""
+
+    rollout_id: str
+    gateway_url: str
+    """The gateway that records the rollout, without `/v1`; calls elsewhere are not marked."""
+    num_asked: int = 0
+    """Calls that judges have made under it."""
+
+    def headers(self, base_url: str) -> dict[str, str]:
+        """What marks a judge's call as part of the rollout; nothing when its model is served elsewhere."""
+        if base_url.rstrip("/").removesuffix("/v1").rstrip("/") != self.gateway_url.rstrip("/"):
+            return {}
+        self.num_asked += 1
+        return {"x-insitu-rollout": self.rollout_id, "x-insitu-function": EVALUATOR_FUNCTION}
+
+
+def judged_rollout() -> JudgedRollout | None:
+    """The rollout that the calling code scores; None for a whole group, or outside of scoring."""
+    return _judged.get()
+
+
+@contextmanager
+def judging(rollout: JudgedRollout) -> Generator[JudgedRollout]:
+    """`judged_rollout()` is `rollout` inside the block."""
+    token = _judged.set(rollout)
+    try:
+        yield rollout
+    finally:
+        _judged.reset(token)

@@ -1,0 +1,147 @@
+"""Capture: every model call of a rollout or an epoch by what became of it; a proof that none is missing.
+
+    seen (the gateway's own counter) = trained + context-only (by kind) + dropped (by reason)
+
+The left side counts requests as they come in, the right side what was recorded, selected and trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from insitu.errors import InsituError
+
+OTHER_MODEL = "other_model"
+OTHER_FUNCTION = "other_function"
+INCOMPLETE_CALL = "incomplete"
+UNRECORDED = "unrecorded"
+UNFINISHED = "unfinished"
+LATE = "late"
+CAPTURE = "capture"
+"""Where a trajectory's metadata holds its capture."""
+_COUNT = "account/calls"
+
+
+class CaptureMismatch(InsituError):
+    """Model calls are missing from the account, or are counted twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Model calls by what became of them. Captures of different rollouts add up."""
+
+    seen: int = 0
+    """Counted by the gateway as they came in."""
+    uncounted: int = 0
+    """Recorded calls of rollouts for which the gateway has no count."""
+    trained: int = 0
+    """Of a single rollout: to be trained on, unless its trajectory is left out."""
+    context_only: dict[str, int] = field(default_factory=dict[str, int])
+    """`other_model`, `other_function`."""
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    """By the trajectory's reason, or the call's own: `incomplete`, `unrecorded`, `unfinished`, `late`."""
+
+    @property
+    def total(self) -> int:
+        """All calls that are known to have been made."""
+        return self.seen + self.uncounted
+
+    @property
+    def accounted(self) -> int:
+        """The sum of what became of them; equal to `total`, or calls are missing."""
+        return self.trained + sum(self.context_only.values()) + sum(self.dropped.values())
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every call is accounted for exactly once."""
+        return self.total == self.accounted
+
+    def without_training(self, reason: str) -> Capture:
+        """Of a trajectory that is left out: what was to be trained is dropped for its reason."""
+        dropped = _sum(self.dropped, {reason: self.trained})
+        return replace(self, trained=0, dropped=dropped)
+
+    def after_training(self, metrics: Mapping[str, float]) -> Capture | None:
+        """With what the backend says it trained and left out; None when it does not count calls.
+
+        CaptureMismatch when it was given another number than was submitted, or does not account for all.
+        """
+        if _COUNT not in metrics:
+            return None
+        given, trained = int(metrics[_COUNT]), int(metrics.get(f"{_COUNT}_trained", 0))
+        left_out = {
+            name.removeprefix(f"{_COUNT}_"): int(count)
+            for name, count in metrics.items()
+            if name.startswith(f"{_COUNT}_") and name != f"{_COUNT}_trained"
+        }
+        accounted = trained + sum(left_out.values())
+        if given != self.trained or given != accounted:
+            parts = ", ".join(f"{count} {_shown(name)}" for name, count in left_out.items() if count)
+            raise CaptureMismatch(
+                f"{self.trained} model calls were submitted for training, and the backend accounts for "
+                f"{accounted} of {given}: {trained} trained, {parts or 'none left out'}",
+                hint="the step was made, but not of these calls: compare account/calls* in the metrics of "
+                "the backend's job with `insitu trajectories list`; start anew in another output_dir",
+            )
+        return replace(self, trained=trained, dropped=_sum(self.dropped, left_out))
+
+    def line(self) -> str:
+        """For people: ``calls 9 seen = 5 trained + 2 context-only (other-model 2) + 2 dropped (2 late)``."""
+        text = f"calls {self.seen} seen"
+        if self.uncounted:
+            text += f" and {self.uncounted} not counted by the gateway"
+        text += f" = {self.trained} trained"
+        if self.context_only:
+            kinds = ", ".join(f"{_shown(kind)} {count}" for kind, count in _sorted(self.context_only))
+            text += f" + {sum(self.context_only.values())} context-only ({kinds})"
+        if self.dropped:
+            reasons = ", ".join(f"{count} {_shown(reason)}" for reason, count in _sorted(self.dropped))
+            text += f" + {sum(self.dropped.values())} dropped ({reasons})"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """For records and metrics files; `from_dict` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Capture:
+        """The capture that was written."""
+        return Capture(**fields)
+
+
+def add_up(captures: Iterable[Capture]) -> Capture:
+    """The capture of several rollouts, or of several epochs."""
+    seen = uncounted = trained = 0
+    context_only, dropped = Counter[str](), Counter[str]()
+    for capture in captures:
+        seen += capture.seen
+        uncounted += capture.uncounted
+        trained += capture.trained
+        context_only.update(capture.context_only)
+        dropped.update(capture.dropped)
+    return Capture(seen, uncounted, trained, dict(context_only), dict(dropped))
+
+
+def capture_of(metadata: Mapping[str, Any], num_trained: int) -> Capture:
+    """The capture in a trajectory's metadata; without one, its calls to train on are all that is known."""
+    written = metadata.get(CAPTURE)
+    if written is None:
+        return Capture(uncounted=num_trained, trained=num_trained)
+    return Capture.from_dict(written)
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    total = Counter(first)
+    total.update(second)
+    return {name: count for name, count in total.items() if count}
+
+
+def _sorted(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,89 @@
+"""RecordedRollout: what the gateway holds of one rollout, split into what is trained on and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from insitu.gateway_client import GatewayClient, RolloutRecord
+from insitu.harness.capture import INCOMPLETE_CALL, LATE, UNFINISHED, UNRECORDED, Capture
+from insitu.harness.targets import Targets
+
+Json = dict[str, Any]
+_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.5)
+"""A call whose client has just left needs a moment until its record is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """Every call of a rollout, and those of them to train on."""
+
+    calls: Sequence[Json] = ()
+    call_ids: Sequence[str] = ()
+    """The calls to train on, in order."""
+    capture: Capture = field(default_factory=Capture)
+    why_none: str = ""
+    """What to say when there is nothing to train on."""
+
+    @property
+    def chosen(self) -> list[Json]:
+        """The calls to train on."""
+        wanted = set(self.call_ids)
+        return [call for call in self.calls if call["id"] in wanted]
+
+
+async def read_rollout(
+    gateway: GatewayClient, targets: Targets, rollout_id: str, before: RecordedRollout | None = None
+) -> RecordedRollout:
+    """What was recorded so far. Given what was there `before`, nothing that came after it is trained on."""
+    record = await _settled(gateway, rollout_id)
+    call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(record.calls)]
+    why_none = targets.why_none(record.calls, record.unrecorded)
+    return RecordedRollout(record.calls, call_ids, _capture(record, targets, call_ids), why_none)
+
+
+async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
+    """The record, read again for a while when calls are under way or not written yet."""
+    record = await gateway.rollout_record(rollout_id)
+    for pause in _PAUSES_SECONDS:
+        if record.under_way == 0 and _num_missing(record) == 0:
+            break
+        await asyncio.sleep(pause)
+        record = await gateway.rollout_record(rollout_id)
+    return record
+
+
+def _capture(record: RolloutRecord, targets: Targets, call_ids: Sequence[str]) -> Capture:
+    trained = set(call_ids)
+    kinds = Counter(targets.left_out_as(call) for call in record.calls if call["id"] not in trained)
+    late = kinds.pop(None, 0)
+    dropped = {
+        INCOMPLETE_CALL: kinds.pop(INCOMPLETE_CALL, 0),
+        LATE: late,
+        UNRECORDED: sum(record.unrecorded.values()),
+        UNFINISHED: record.under_way,
+    }
+    num_known = len(record.calls) + sum(record.unrecorded.values()) + record.under_way
+    return Capture(
+        seen=0 if record.seen is None else record.seen + _num_further_choices(record),
+        uncounted=num_known if record.seen is None else 0,
+        trained=sum(call["id"] in trained for call in record.calls),
+        context_only={kind: count for kind, count in kinds.items() if kind is not None},
+        dropped={reason: count for reason, count in dropped.items() if count},
+    )
+
+
+def _num_missing(record: RolloutRecord) -> int:
+    if record.seen is None:
+        return 0
+    ended = len(record.calls) - _num_further_choices(record) + sum(record.unrecorded.values())
+    return record.seen - ended - record.under_way
+
+
+def _num_further_choices(record: RolloutRecord) -> int:
+    """Answers beyond the first of requests with `n` above 1: one request, but a call each."""
+    ids = {call["id"] for call in record.calls}
+    return sum(call["id"].rpartition("-")[0] in ids for call in record.calls)
