@@ -17,11 +17,11 @@ class RolloutRecord:
     calls: list[Json]
     """As `GatewayClient.rollout_calls` gives them."""
     seen: int | None
-    """Requests that named the rollout, counted as they came in; None when the gateway has no count."""
+    """Calls that named the rollout, counted as they came in; None when the gateway has no whole count."""
     unrecorded: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Requests that ended without a record, by reason."""
+    """Calls that ended without a record, by reason."""
     under_way: int = 0
-    """Requests that have not ended."""
+    """Calls that have not ended."""
 
 
 class GatewayClient(Connected):

@@ -71,5 +71,8 @@ async def test_a_trainer_that_chooses_the_groups_itself_is_heard(tmp_path: Path)
         await trainer.cleanup()
     assert [[each.example_id for each in group] for group in seen[0].trajectories] == [["example-0"] * 2]
     account = metrics["epochs"][0]["account"]
-    assert account["line"] == "trained 2/6: 4 curriculum"
+    assert account["line"] == (
+        "trained 2/6: 4 curriculum; calls 6 seen = 2 trained + 4 dropped (4 curriculum)"
+    )
+    assert account["calls_confirmed"] is True
     assert metrics["epochs"][0]["filtered_num_groups"] == 1

@@ -177,7 +177,7 @@ async def test_fault_10_a_cut_answer_is_known_as_cut(tmp_path, monkeypatch):
             assert record["reward"] == by_generation_of(record["rollout_id"])
         (line,) = bench.epochs()
         assert line["account"]["dropped"] == {"truncated": 8}
-        assert line["account"]["line"] == "trained 8/16: 8 truncated"
+        assert line["account"]["line"].startswith("trained 8/16: 8 truncated; calls ")
         endings = {str(t.ending) for group in bench.trained_groups() for t in group.trajectories}
         assert endings == {"completed", "length"}
 

@@ -68,7 +68,7 @@ def _capture(record: RolloutRecord, targets: Targets, call_ids: Sequence[str]) -
     }
     num_known = len(record.calls) + sum(record.unrecorded.values()) + record.under_way
     return Capture(
-        seen=0 if record.seen is None else record.seen + _num_further_choices(record),
+        seen=record.seen or 0,
         uncounted=num_known if record.seen is None else 0,
         trained=sum(call["id"] in trained for call in record.calls),
         context_only={kind: count for kind, count in kinds.items() if kind is not None},
@@ -79,11 +79,4 @@ def _capture(record: RolloutRecord, targets: Targets, call_ids: Sequence[str]) -
 def _num_missing(record: RolloutRecord) -> int:
     if record.seen is None:
         return 0
-    ended = len(record.calls) - _num_further_choices(record) + sum(record.unrecorded.values())
-    return record.seen - ended - record.under_way
-
-
-def _num_further_choices(record: RolloutRecord) -> int:
-    """Answers beyond the first of requests with `n` above 1: one request, but a call each."""
-    ids = {call["id"] for call in record.calls}
-    return sum(call["id"].rpartition("-")[0] in ids for call in record.calls)
+    return record.seen - len(record.calls) - sum(record.unrecorded.values()) - record.under_way

@@ -8,6 +8,7 @@ from typing import Any
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.evaluation.items import EvalItem, EvalResult, Example
+from insitu.harness.capture import CAPTURE, Capture
 from insitu.harness.episode import Trajectory, TrajectoryCollection
 from insitu.harness.run import FinetuneRun
 from insitu.harness.trained_model import TrainedModel
@@ -158,9 +159,9 @@ def _num_calls(collection: TrajectoryCollection) -> int:
 
 def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: float) -> Trajectory:
     """A completed rollout with one call."""
-    return Trajectory(
-        rollout_id, example_id, generation, Ending.COMPLETED, reward, call_ids=(f"call-{rollout_id}",)
-    )
+    calls, metadata = (f"call-{rollout_id}",), {CAPTURE: Capture(seen=1, trained=1).to_dict()}
+    ending = Ending.COMPLETED
+    return Trajectory(rollout_id, example_id, generation, ending, reward, call_ids=calls, metadata=metadata)
 
 
 def make_groups(

@@ -73,12 +73,6 @@ async def test_a_gateway_without_a_count_is_said_to_have_none() -> None:
     )
 
 
-async def test_all_answers_of_one_request_are_calls() -> None:
-    calls = [call("call-7"), call("call-7-1"), call("call-7-2"), call("call-8", function="worker")]
-    found = await capture(RolloutRecord(calls, 2))
-    assert found == Capture(seen=4, trained=3, context_only={"other_function": 1})
-
-
 async def test_a_call_that_is_being_recorded_is_waited_for() -> None:
     broken = call("b", finish_reason="cancelled")
     late = [
