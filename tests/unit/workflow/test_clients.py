@@ -118,11 +118,11 @@ async def test_an_own_loop_in_a_thread(context: WorkflowContext, gateway: Standi
         client = context.client("openai")
         for _ in range(2):
             asyncio.run(context.client("openai").chat.completions.create(model="m", messages=HELLO))
-        asyncio.run(client.chat.completions.create(model="m", messages=HELLO))
+            asyncio.run(client.chat.completions.create(model="m", messages=HELLO))  # in two loops
 
     with entered(context):
         await asyncio.to_thread(agent)
-    assert len(gateway.calls) == 3
+    assert len(gateway.calls) == 4
     assert await context.close() == []
 
 

@@ -13,8 +13,16 @@ import importlib
 import inspect
 from typing import Any
 
+from insitu.workflow.clients.defaults import with_options
 from insitu.workflow.context import current_rollout, rollout_or_none
 from insitu.workflow.llm import LLMSettings
+
+
+def sdk_client(kind: Any, sdk: Any, settings: LLMSettings, *, sync: bool = False, **options: Any) -> Any:
+    """A client of the SDK's class `kind`; the entry's options go with every call that lacks them."""
+    client = with_options(kind, sync)(**sdk_args(sdk, settings, sync=sync) | options)
+    client.insitu_options = dict(settings.options)
+    return client
 
 
 def sdk_args(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> dict[str, Any]:
@@ -36,11 +44,24 @@ def http_client(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> Any:
         return context.kept((sdk.__name__, "sync", marks), lambda: _opened(sdk, marks, sync=True))
     try:
         loop = asyncio.get_running_loop()
-    except (
-        RuntimeError
-    ):  # a thread that starts a loop of its own later: connections cannot be shared between loops
-        return _opened(sdk, marks, sync=False)
+    except RuntimeError:  # a thread, whose calls may come from a loop of their own each
+        return loose_http_client(sdk, settings)
     return context.kept((sdk.__name__, id(loop), marks), lambda: _opened(sdk, marks, sync=False))
+
+
+def loose_http_client(sdk: Any, settings: LLMSettings) -> Any:
+    """An async http client without open connections between calls, which may come from different loops."""
+    limits = importlib.import_module(_httpx_of(sdk.DefaultAsyncHttpxClient)).Limits(
+        max_keepalive_connections=0
+    )
+    return _opened(sdk, bool(settings.headers), sync=False, limits=limits)
+
+
+def mark(request: Any) -> None:
+    """Without a rollout here (a thread that did not take its context along) the object's own headers hold."""
+    context = rollout_or_none()
+    if context is not None:
+        request.headers.update(context.headers)
 
 
 def call_options(create: Any, settings: LLMSettings) -> dict[str, Any]:
@@ -53,24 +74,17 @@ def call_options(create: Any, settings: LLMSettings) -> dict[str, Any]:
     return named
 
 
-def _opened(sdk: Any, marks: bool, *, sync: bool) -> Any:
+def _opened(sdk: Any, marks: bool, *, sync: bool, **more: Any) -> Any:
     base = sdk.DefaultHttpxClient if sync else sdk.DefaultAsyncHttpxClient
-    hook = _mark if sync else _mark_async
+    hook = mark if sync else _mark_async
     hooks = {"event_hooks": {"request": [hook]}} if marks else {}
-    client = _staying_open(base, sync)(verify=_tls(_httpx_of(base)), **hooks)
+    client = _staying_open(base, sync)(verify=_tls(_httpx_of(base)), **hooks, **more)
     current_rollout().on_end(functools.partial(_close if sync else _close_async, base, client))
     return client
 
 
-def _mark(request: Any) -> None:
-    """Without a rollout here (a thread that did not take its context along) the object's own headers hold."""
-    context = rollout_or_none()
-    if context is not None:
-        request.headers.update(context.headers)
-
-
 async def _mark_async(request: Any) -> None:
-    _mark(request)
+    mark(request)
 
 
 @functools.cache

@@ -1,0 +1,64 @@
+"""CrewAI: ``crewai.LLM``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from insitu.workflow.clients import package
+from insitu.workflow.clients.sdk import call_options, mark
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """An LLM for `llms.<llm>`, for agents, tasks and crews, blocking and async."""
+    crewai = package("crewai", "crewai")
+    sdk = package("openai", "crewai")
+    context = current_rollout()
+    settings = context.llm(llm)
+    args: dict[str, Any] = {
+        "model": settings.model,
+        "custom_openai": True,  # whatever the model's name looks like, this address answers
+        "base_url": settings.rollout_url,
+        "api_key": settings.api_key,
+        "max_retries": settings.max_retries,
+        **({} if settings.request_timeout is None else {"timeout": settings.request_timeout}),
+        **call_options(sdk.resources.chat.completions.Completions.create, settings),
+    }
+    if settings.headers:
+        args |= {"default_headers": dict(settings.headers), "interceptor": _marker()()}
+    made = crewai.LLM(**args | options)
+    context.on_end(functools.partial(_close, made))
+    return made
+
+
+async def _close(made: Any) -> None:
+    """CrewAI opens both clients at once and closes none."""
+    for name in ("_client", "_async_client"):
+        client = getattr(made, name, None)
+        if client is not None:
+            closing = client.close()
+            if closing is not None:
+                await closing
+
+
+@functools.cache
+def _marker() -> Any:
+    """CrewAI's way to reach every request."""
+    base = package("crewai.llms.hooks.base", "crewai").BaseInterceptor
+
+    class Marker(base):
+        def on_outbound(self, message: Any) -> Any:
+            mark(message)
+            return message
+
+        def on_inbound(self, message: Any) -> Any:
+            return message
+
+        async def aon_outbound(self, message: Any) -> Any:
+            return self.on_outbound(message)
+
+        async def aon_inbound(self, message: Any) -> Any:
+            return message
+
+    return Marker

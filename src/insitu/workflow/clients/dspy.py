@@ -1,0 +1,30 @@
+"""DSPy: ``dspy.LM``, for ``with dspy.context(lm=...)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.workflow.clients import package
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """An LM for `llms.<llm>`; its calls belong to the function in which it was made."""
+    dspy = package("dspy", "dspy")
+    if options.get("cache"):
+        raise InvalidRequest(
+            "DSPy's cache gives one rollout the answers of another, which are then calls that nobody made",
+            hint="leave out `cache`",
+        )
+    settings = current_rollout().llm(llm)
+    args = {
+        "model": f"openai/{settings.model}",
+        "api_base": settings.base_url,
+        "api_key": settings.api_key,
+        "num_retries": settings.max_retries,
+        "cache": False,
+        **({} if settings.request_timeout is None else {"timeout": settings.request_timeout}),
+        **settings.options,
+    }
+    return dspy.LM(**args | options)

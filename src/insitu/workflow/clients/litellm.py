@@ -1,0 +1,44 @@
+"""LiteLLM: ``completion`` and ``acompletion`` of the current rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import package
+from insitu.workflow.clients.sdk import sdk_args
+from insitu.workflow.context import current_rollout
+from insitu.workflow.llm import LLMSettings
+
+
+class BoundLiteLLM:
+    """``litellm.completion`` and ``litellm.acompletion`` with model, address and options filled in."""
+
+    def __init__(self, litellm: Any, sdk: Any, settings: LLMSettings, options: dict[str, Any]) -> None:
+        self._litellm = litellm
+        self._client = sdk.OpenAI(**sdk_args(sdk, settings, sync=True))
+        self._async_client = sdk.AsyncOpenAI(**sdk_args(sdk, settings))
+        self.args: dict[str, Any] = {
+            "model": f"openai/{settings.model}",
+            "api_base": settings.base_url,
+            "api_key": settings.api_key,
+            "max_retries": settings.max_retries,
+            **({} if settings.request_timeout is None else {"timeout": settings.request_timeout}),
+            **settings.options,
+            **options,
+        }
+        """For whatever else is built on LiteLLM; its calls belong to the function in which this was made."""
+
+    def completion(self, messages: list[Any], **options: Any) -> Any:
+        """`litellm.completion`; the client says with every call which function makes it."""
+        return self._litellm.completion(messages=messages, **self.args | {"client": self._client} | options)
+
+    async def acompletion(self, messages: list[Any], **options: Any) -> Any:
+        """`litellm.acompletion`, likewise."""
+        args = self.args | {"client": self._async_client} | options
+        return await self._litellm.acompletion(messages=messages, **args)
+
+
+def model(llm: str | None = None, **options: Any) -> BoundLiteLLM:
+    """LiteLLM's two calls for `llms.<llm>`."""
+    litellm, sdk = package("litellm", "litellm"), package("openai", "litellm")
+    return BoundLiteLLM(litellm, sdk, current_rollout().llm(llm), options)

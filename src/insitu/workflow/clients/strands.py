@@ -1,0 +1,27 @@
+"""Strands Agents: ``strands.models.openai.OpenAIModel``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import package
+from insitu.workflow.clients.sdk import call_options, loose_http_client, sdk_args
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """A model for `llms.<llm>`; ``params`` are options of its calls."""
+    strands = package("strands.models.openai", "strands")
+    sdk = package("openai", "strands")
+    settings = current_rollout().llm(llm)
+    params = call_options(sdk.resources.chat.completions.Completions.create, settings)
+    # Strands runs blocking calls in a loop of their own each.
+    client_args = sdk_args(sdk, settings) | {"http_client": loose_http_client(sdk, settings)}
+    return strands.OpenAIModel(
+        **{
+            "model_id": settings.model,
+            "client_args": client_args,
+            **options,
+            "params": {**params, **(options.get("params") or {})},
+        }
+    )
