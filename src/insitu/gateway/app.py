@@ -12,7 +12,7 @@ from aiohttp import web
 from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls import CallContext, Caller, new_call_id
-from insitu.gateway.labels import labels_of
+from insitu.gateway.labels import labels_of, named_rollout
 from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
@@ -26,6 +26,7 @@ from insitu.gateway.routes import Routes, Table, parse_table
 from insitu.gateway.settings import Settings
 from insitu.gateway.standalone import table_of_upstreams
 from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
+from insitu.gateway.tally import Tallies, Ticket
 from insitu.gateway.tokenizers import Tokenizers
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Gateway:
     recorder: Recorder
     put_back: PutBack
     caller: Caller
+    tallies: Tallies
     listings: Listings
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +86,8 @@ class Gateway:
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         self.put_back = PutBack(limits, Tokenizers(self._settings.tokenizer))
         self.caller = Caller(self.routes, self.pool, self.recorder, self.put_back, limits)
-        self.listings = Listings(store, self.recorder, limits)
+        self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
+        self.listings = Listings(store, self.recorder, self.tallies, limits)
         try:
             self.pool.start()
             if self._settings.upstreams:
@@ -117,18 +120,22 @@ class Gateway:
     def _handler(self, name: str) -> Handler:
         protocol = self._protocols[name]
 
-        async def call(request: web.Request) -> web.StreamResponse:
+        async def counted(request: web.Request) -> web.StreamResponse:
+            with self.tallies.counted(named_rollout(request)) as ticket:
+                return await call(request, ticket)
+
+        async def call(request: web.Request, ticket: Ticket) -> web.StreamResponse:
             self.caller.refuse_when_full()
             body = load_body(await request.read(), self._settings.limits)
             parsed = protocol.parse(body, self._settings.limits)
-            context = CallContext(protocol, parsed, labels_of(request), new_call_id())
+            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), ticket)
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
             answer = await self.caller.complete(context)
             headers = {CALL_ID_HEADER: context.call_id}
             return web.Response(body=orjson.dumps(answer.body), content_type=_JSON, headers=headers)
 
-        return call
+        return counted
 
     async def _health(self, _request: web.Request) -> web.Response:
         replicas = self.pool.replicas.values()

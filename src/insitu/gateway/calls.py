@@ -29,6 +29,7 @@ from insitu.gateway.request import MASKING_FIELDS, CallRequest
 from insitu.gateway.routes import Routes, Target
 from insitu.gateway.sample import Generated, Sample, verify
 from insitu.gateway.settings import Limits
+from insitu.gateway.tally import Ticket
 from insitu.gateway.upstream import GENERATE_PATH
 from insitu.types import ModelCall
 
@@ -52,6 +53,7 @@ class CallContext:
     request: CallRequest
     labels: Labels
     call_id: str
+    ticket: Ticket = field(default_factory=lambda: Ticket(None))
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     sent: bool = False
@@ -187,6 +189,7 @@ class Caller:
                 protocol=context.protocol.name,
             )
         )
+        context.ticket.recorded()
 
     async def _complete_once(self, attempt: Attempt) -> Answer:
         context, lane = attempt.context, attempt.lane

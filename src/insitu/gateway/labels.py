@@ -23,6 +23,12 @@ class Labels:
     function: str | None
 
 
+def named_rollout(request: web.Request) -> str | None:
+    """The rollout that a request names, whatever else is wrong with it; the path goes before the header."""
+    named = request.match_info.get("rollout_id") or request.headers.get(ROLLOUT_HEADER)
+    return named if named is not None and _ROLLOUT_ID.fullmatch(named) else None
+
+
 def labels_of(request: web.Request) -> Labels:
     """The labels of a request; InvalidRequest when path and header disagree or a name is not allowed."""
     return Labels(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
@@ -23,6 +23,7 @@ from insitu.errors import InvalidRequest, Unavailable
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.records import ListedCall, RecordStore
 from insitu.gateway.settings import Limits
+from insitu.gateway.tally import Tallies
 from insitu.recorded import SHARING
 from insitu.types import ModelCall
 
@@ -42,38 +43,64 @@ def flag(query: Mapping[str, str], name: str) -> bool:
 class Listings:
     """Reads lists of calls beside the hot path, a few at a time."""
 
-    def __init__(self, store: RecordStore, recorder: Recorder, limits: Limits) -> None:
+    def __init__(self, store: RecordStore, recorder: Recorder, tallies: Tallies, limits: Limits) -> None:
         self._store = store
         self._recorder = recorder
+        self._tallies = tallies
         self._seconds = limits.listing_seconds
         # Its own threads: name resolution and the like use the loop's.
         self._threads = ThreadPoolExecutor(limits.max_listings, thread_name_prefix="listing")
         self._turns = asyncio.Semaphore(limits.max_listings)
 
     async def of_rollout(self, rollout_id: str, *, tokens: bool) -> bytes:
-        """`{"calls": [...]}` as JSON; DeadlineExceeded when the writer does not catch up."""
+        """`{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded when the writer lags."""
         try:
             async with asyncio.timeout(self._seconds):
                 await asyncio.wrap_future(self._recorder.written())
                 async with self._turns:
                     loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._threads, self._read, rollout_id, tokens)
+                    read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens)
         except TimeoutError:
             raise self._recorder.too_slow(self._seconds) from None
+        counts = orjson.dumps(self._counts(rollout_id, read))
+        return b'{"calls":%b,%b' % (read.calls, counts[1:])
+
+    def _counts(self, rollout_id: str, read: _Read) -> dict[str, Any]:
+        """How many calls were asked for. What was recorded after `read` counts as under way."""
+        tally = self._tallies.find(rollout_id)
+        if tally is None:
+            never = read.num_recorded == 0 and not read.was_counted
+            return {"seen": 0 if never else None, "unrecorded": {}, "under_way": 0}
+        under_way = tally.seen - read.num_recorded - tally.unrecorded.total()
+        if not tally.whole or under_way < 0:  # counted elsewhere too
+            return {"seen": None, "unrecorded": {}, "under_way": 0}
+        return {"seen": tally.seen, "unrecorded": dict(tally.unrecorded), "under_way": under_way}
 
     def close(self) -> None:
         """Let reads under way end; nobody waits for them any more."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, rollout_id: str, tokens: bool) -> bytes:
+    def _read(self, rollout_id: str, tokens: bool) -> _Read:
         left_out = frozenset[str]() if tokens else _TOKEN_FIELDS
         names = [name for name in _FIELDS if name not in left_out]
         try:
             listed = self._store.list_rollout(rollout_id, tokens=tokens)
+            was_counted = bool(listed) or self._store.was_counted(rollout_id)
         except SQLAlchemyError as error:
             cause = str(error).splitlines()[0]
             raise Unavailable(f"The recorded calls cannot be read: {cause}.", hint="retry later") from error
-        return orjson.dumps({"calls": [_view(one, names) for one in listed]})
+        num_recorded = sum(one.call.source == "gateway" for one in listed)
+        return _Read(orjson.dumps([_view(one, names) for one in listed]), num_recorded, was_counted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the store holds of a rollout."""
+
+    calls: bytes
+    num_recorded: int
+    """Calls of a gateway, not those that came with an upload."""
+    was_counted: bool
 
 
 def _view(listed: ListedCall, names: list[str]) -> dict[str, Any]:

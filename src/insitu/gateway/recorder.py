@@ -1,6 +1,7 @@
 """The recorder: a bounded queue and one writer thread that commits calls in groups, off the hot path.
 
     handlers ── submit ──► queue ──► writer thread ── append(batch) ──► RecordStore (durable)
+             └─ count ──┘
 
 Whatever arrived during one commit forms the next batch, so the batch grows with the load by itself. When
 the store cannot be written (disk full), the batch is kept and tried again; meanwhile `refusal` gives the
@@ -19,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.gateway.records import RecordStore
+from insitu.gateway.tally import Tally
 from insitu.types import ModelCall
 
 _log = logging.getLogger(__name__)
@@ -33,11 +35,11 @@ class Recorder:
         self.num_recorded = 0
         self._store = store
         self._max_backlog = max_backlog
-        self._queue: list[ModelCall] = []
+        self._queue: list[ModelCall | Tally] = []
         self._writing = 0
-        self._num_submitted = 0
+        self._num_submitted = self._num_written = 0
         self._waiting: deque[tuple[int, Future[None]]] = deque()
-        """Who waits until so many calls are written; in growing order, as they came."""
+        """Who waits until so many entries are written; in growing order, as they came."""
         self._error: str | None = None
         self._closing = False
         self._wake = threading.Condition()
@@ -46,7 +48,7 @@ class Recorder:
 
     @property
     def backlog(self) -> int:
-        """Calls submitted and not yet durable."""
+        """Calls and new rollouts submitted and not yet durable."""
         return len(self._queue) + self._writing
 
     def refusal(self) -> str | None:
@@ -64,9 +66,17 @@ class Recorder:
                 raise InsituError(
                     f"Call {call.id} finished after the recorder was closed; it is not recorded."
                 )
-            self._queue.append(call)
-            self._num_submitted += 1
-            self._wake.notify_all()
+            self._put(call)
+
+    def count(self, tally: Tally) -> None:
+        """Queue a rollout whose requests are counted from now on; its tally learns when it is not new."""
+        with self._wake:
+            self._put(tally)
+
+    def _put(self, entry: ModelCall | Tally) -> None:
+        self._queue.append(entry)
+        self._num_submitted += 1
+        self._wake.notify_all()
 
     def written(self) -> Future[None]:
         """Done when everything submitted before this moment is durable, whatever comes meanwhile."""
@@ -88,7 +98,7 @@ class Recorder:
     def too_slow(self, deadline_seconds: float) -> DeadlineExceeded:
         """The error for whoever waited this long for the writer."""
         return DeadlineExceeded(
-            f"{self.backlog} calls were not written within {deadline_seconds:.0f} s: "
+            f"{self.backlog} entries were not written within {deadline_seconds:.0f} s: "
             f"{self._error or 'the store is slow'}",
             hint="retry later; see the gateway's log",
         )
@@ -112,17 +122,19 @@ class Recorder:
                 _log.exception("the recorder stopped with %d calls unwritten", self.backlog)
                 raise
 
-    def _next_batch(self) -> list[ModelCall]:
+    def _next_batch(self) -> list[ModelCall | Tally]:
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._closing)
             batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
             self._writing = len(batch)
             return batch
 
-    def _write(self, batch: list[ModelCall]) -> None:
+    def _write(self, batch: list[ModelCall | Tally]) -> None:
+        calls = [entry for entry in batch if isinstance(entry, ModelCall)]
+        tallies = [entry for entry in batch if isinstance(entry, Tally)]
         while True:
             try:
-                self._store.append(batch)
+                known = self._store.append(calls, [tally.rollout_id for tally in tallies])
             except (SQLAlchemyError, OSError) as error:
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 _log.error("cannot write %d calls, trying again: %s", len(batch), self._error)
@@ -132,14 +144,18 @@ class Recorder:
                 continue
             with self._wake:
                 self._error = None
-                self.num_recorded += len(batch)
+                self.num_recorded += len(calls)
+                self._num_written += len(batch)
                 self._writing = 0
+                for tally in tallies:
+                    tally.whole = tally.rollout_id not in known
+                    known.add(tally.rollout_id)
                 self._wake.notify_all()
                 self._tell_waiting()
             return
 
     def _tell_waiting(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self.num_recorded:
+        while self._waiting and self._waiting[0][0] <= self._num_written:
             _, future = self._waiting.popleft()
             if future.set_running_or_notify_cancel():  # else nobody waits any more
                 future.set_result(None)

@@ -59,6 +59,12 @@ _calls = sa.Table(
     sa.Column("logprobs", sa.LargeBinary, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+_rollouts = sa.Table(
+    "rollouts",
+    _metadata,
+    # Every rollout that a gateway ever counted the requests of, see `insitu.gateway.tally`.
+    sa.Column("id", sa.Text, primary_key=True),
+)
 
 _TOKEN_COLUMNS = frozenset({_calls.c.prompt_ids, _calls.c.output_ids, _calls.c.logprobs})
 _NO_TOKENS: dict[str, Any] = {column.name: b"" for column in _TOKEN_COLUMNS}
@@ -89,10 +95,14 @@ class RecordStore:
         with self._writes.begin() as connection:
             _metadata.create_all(connection)
 
-    def append(self, calls: Sequence[ModelCall]) -> None:
-        """Store calls; they are durable on return. An id that is stored already keeps its first content."""
+    def append(self, calls: Sequence[ModelCall], counted: Sequence[str] = ()) -> set[str]:
+        """Store calls; they are durable on return. An id that is stored already keeps its first content.
+
+        `counted` are rollouts whose requests are counted from now on. Returns those that were known before.
+        """
         try:
             with self._append_lock, self._writes.begin() as connection:
+                seen_before = _note_counted(connection, counted)
                 known = _existing(connection, [call.id for call in calls])
                 rows: list[dict[str, Any]] = []
                 for call in calls:
@@ -101,6 +111,7 @@ class RecordStore:
                         rows.append(self._pack(call))
                 if rows:
                     connection.execute(sa.insert(_calls), rows)
+                return seen_before
         except BaseException:
             self._tails.clear()  # they may name calls that were rolled back; the next ones are stored whole
             raise
@@ -126,6 +137,14 @@ class RecordStore:
         with self._engine.begin() as connection:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
+    def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
+        """The calls that policies of a run answered, from a step on; read in batches, on demand."""
+        query = sa.select(_calls.c.id).where(_calls.c.run == run, _calls.c.policy_step >= oldest_step)
+        with self._engine.begin() as connection:
+            ids = connection.execute(query.order_by(_calls.c.seq)).scalars().all()
+        for part in _batches(ids):
+            yield from self.get(part)
+
     def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
         """The calls of a rollout in recorded order, as stored; without `tokens` none is even read."""
         columns = list(_calls.c) if tokens else [c for c in _calls.c if c not in _TOKEN_COLUMNS]
@@ -147,6 +166,11 @@ class RecordStore:
         """Those of `ids` that are stored."""
         with self._engine.begin() as connection:
             return _existing(connection, ids)
+
+    def was_counted(self, rollout_id: str) -> bool:
+        """Whether any process ever counted requests of a rollout."""
+        with self._engine.begin() as connection:
+            return bool(_among(connection, _rollouts.c.id, [rollout_id]))
 
     def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
         """Those of `ids` whose answer did not come to its end, with how they ended."""
@@ -202,10 +226,23 @@ def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
-    known: set[str] = set()
-    for part in _batches(ids):
-        known.update(connection.execute(sa.select(_calls.c.id).where(_calls.c.id.in_(part))).scalars())
-    return known
+    return _among(connection, _calls.c.id, ids)
+
+
+def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
+    """Keep the rollouts that are new; those known already, if only by their calls."""
+    counted = _among(connection, _rollouts.c.id, rollout_ids)
+    if new := [{"id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in counted]:
+        connection.execute(sa.insert(_rollouts), new)
+    return counted | _among(connection, _calls.c.rollout_id, rollout_ids)
+
+
+def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
+    """Those of `values` that the column holds."""
+    found: set[str] = set()
+    for part in _batches(values):
+        found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
+    return found
 
 
 def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:

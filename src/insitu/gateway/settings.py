@@ -34,6 +34,10 @@ class Limits:
     """Lists of calls read at once; others wait, so that they never crowd out the calls themselves."""
     listing_seconds: float = 30.0
     """How long a list may wait for its turn and for the writer."""
+    max_counted_rollouts: int = 65_536
+    """Rollouts whose requests are counted; of those used longest ago the count is forgotten."""
+    max_choices: int = 16
+    """The largest `n`."""
     max_remembered_rollouts: int = 16_384
     max_remembered_tokens: int = 32 * 2**20
     """Ids of recent calls kept for the turns that follow, 4 bytes each."""

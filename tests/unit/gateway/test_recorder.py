@@ -26,11 +26,12 @@ class FakeStore:
         self.gate = threading.Event()
         self.gate.set()
 
-    def append(self, calls: list[ModelCall]) -> None:
+    def append(self, calls: list[ModelCall], counted: list[str]) -> set[str]:
         assert self.gate.wait(5)
         if self.full:
             raise OSError(28, "No space left on device")
         self.batches.append(list(calls))
+        return set()
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bo
 class Records(Protocol):
     """What the API needs of the record store."""
 
-    def append(self, calls: Sequence[ModelCall]) -> None:
+    def append(self, calls: Sequence[ModelCall]) -> object:
         """Store calls, durable on return; an id that is there keeps its content."""
         ...
 

@@ -1,0 +1,101 @@
+"""How many model calls of a rollout were asked for, and what became of those that left no record.
+
+    request ──► seen, under way ──► recorded, complete or not
+                                └─► unrecorded: refused | failed | cancelled
+
+A request for `n` choices counts `n` once it is understood, and one before. The counts live in this process;
+the store keeps which rollouts were ever counted, so a count that does not go back to the rollout's first
+request (this process or its memory is younger) is known to be one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from insitu.errors import InsituError
+
+_CLIENT_ERRORS = range(400, 500)
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """The model calls of one rollout in this process."""
+
+    rollout_id: str
+    seen: int = 0
+    unrecorded: Counter[str] = field(default_factory=Counter[str])
+    """Calls that ended without a record, by reason."""
+    whole: bool = True
+    """False when requests of the rollout were counted before this tally began."""
+
+
+class Ticket:
+    """One request while it is under way: how many calls it is for and how many of them are recorded."""
+
+    __slots__ = ("_num_calls", "_num_recorded", "_tally")
+
+    def __init__(self, tally: Tally | None) -> None:
+        self._tally = tally
+        self._num_calls, self._num_recorded = 1, 0
+        if tally is not None:
+            tally.seen += 1
+
+    def expect(self, num_calls: int) -> None:
+        """The request turned out to be for so many calls."""
+        if self._tally is not None:
+            self._tally.seen += num_calls - self._num_calls
+        self._num_calls = num_calls
+
+    def recorded(self) -> None:
+        """One of its calls has been handed to the recorder."""
+        self._num_recorded += 1
+
+    def close(self, reason: str) -> None:
+        """The request has ended; `reason` is that of calls without a record."""
+        missing = self._num_calls - self._num_recorded
+        if self._tally is not None and missing:
+            self._tally.unrecorded[reason] += missing
+
+
+class Tallies:
+    """The tallies of the rollouts used last; `on_first` is told of every new one."""
+
+    def __init__(self, max_rollouts: int, on_first: Callable[[Tally], None]) -> None:
+        self._max_rollouts = max_rollouts
+        self._on_first = on_first
+        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+
+    def find(self, rollout_id: str) -> Tally | None:
+        """The tally of a rollout; None when it made no request here or is forgotten."""
+        return self._tallies.get(rollout_id)
+
+    @contextmanager
+    def counted(self, rollout_id: str | None) -> Generator[Ticket]:
+        """Count one request, from its first line to its end, whatever that is."""
+        ticket = Ticket(self._of(rollout_id) if rollout_id is not None else None)
+        reason = "failed"
+        try:
+            yield ticket
+        except (InsituError, web.HTTPException) as error:
+            reason = "refused" if error.status in _CLIENT_ERRORS else "failed"
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            reason = "cancelled"
+            raise
+        finally:
+            ticket.close(reason)
+
+    def _of(self, rollout_id: str) -> Tally:
+        if (tally := self._tallies.get(rollout_id)) is None:
+            tally = self._tallies[rollout_id] = Tally(rollout_id)
+            self._on_first(tally)
+            if len(self._tallies) > self._max_rollouts:
+                self._tallies.popitem(last=False)
+        self._tallies.move_to_end(rollout_id)
+        return tally
