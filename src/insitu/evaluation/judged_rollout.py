@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ class JudgedRollout:
     """One rollout while its reward is made."""
 
     rollout_id: str
-    gateway_url: str
-    """The gateway that records the rollout, without `/v1`; calls elsewhere are not marked."""
+    is_gateway: Callable[[str], bool]
+    """Whether a base URL is the gateway that records the rollout; calls elsewhere are not marked."""
     num_asked: int = 0
     """Calls that judges have made under it."""
 
     def headers(self, base_url: str) -> dict[str, str]:
         """What marks a judge's call as part of the rollout; nothing when its model is served elsewhere."""
-        if base_url.rstrip("/").removesuffix("/v1").rstrip("/") != self.gateway_url.rstrip("/"):
+        if not self.is_gateway(base_url):
             return {}
         self.num_asked += 1
         return {"x-insitu-rollout": self.rollout_id, "x-insitu-function": EVALUATOR_FUNCTION}

@@ -164,6 +164,15 @@ def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
             f"{model.base_model!r}, the configuration has {listed}",
             hint=f"set model_name of the agent's entry in `llms` to {model.base_model!r}",
         )
+    # Beside one that is targeted by name: its calls could not be told from those that are trained.
+    also = [name for name, llm in config.llms.items() if llm.model_name == model.name and name not in trained]
+    if also:
+        raise InvalidRequest(
+            f"finetuning.target_model is {target!r}, but llms.{also[0]} calls the run {model.name!r} too: "
+            "which of the two made a call could not be told",
+            hint=f"set model_name of llms.{also[0]} to {model.base_model!r} for the untrained model, or "
+            "choose what is trained by finetuning.target_functions instead",
+        )
     roots = {gateway_root(url) for name in trained if (url := config.llms[name].base_url) is not None}
     if len(roots) > 1:
         raise InvalidRequest(

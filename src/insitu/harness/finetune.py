@@ -13,11 +13,12 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
+from insitu.harness.capture import Capture, add_up
 from insitu.harness.open_files import check_open_files
 from insitu.harness.progress import Progress
 from insitu.harness.run import FinetuneRun
 from insitu.harness.run_directory import RunDirectory
-from insitu.harness.state import fold
+from insitu.harness.state import LoopState, fold
 from insitu.harness.summary import Summary
 from insitu.harness.trainer import Trainer
 from insitu.harness.trainer_adapter import TrainerAdapter
@@ -144,4 +145,11 @@ def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resu
         gateway_url=run.training.agent.binding.gateway_url,
         output_dir=str(run.directory.path),
         resume_command=resume_command,
+        calls=_calls(state),
     )
+
+
+def _calls(state: LoopState) -> Capture | None:
+    """The model calls of all epochs that have counted them."""
+    counted = [calls for line in state.epochs if (calls := line.get("account", {}).get("calls")) is not None]
+    return add_up(map(Capture.from_dict, counted)) if counted else None

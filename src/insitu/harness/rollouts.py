@@ -151,7 +151,7 @@ class Collector:
     ) -> None:
         """The reward; what a judge asked the same gateway is recorded with the rollout, never trained on."""
         rollout_id = record["rollout_id"]
-        with judging(JudgedRollout(rollout_id, self._task.agent.binding.gateway_url)) as judged:
+        with judging(JudgedRollout(rollout_id, self._task.agent.binding.is_gateway)) as judged:
             result = await score_item(evaluator, _item(example, record), self._limits.evaluator_seconds)
         _apply(record, result)
         if judged.num_asked:

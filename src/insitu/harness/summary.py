@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from insitu.harness.capture import Capture
 from insitu.harness.safe_output import printable
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
@@ -40,6 +41,8 @@ class Summary:
     output_dir: str
     resume_command: str
     lora_rank: int = 16
+    calls: Capture | None = None
+    """The model calls of all epochs; None when no epoch has counted them."""
 
 
 def exit_code(summary: Summary) -> int:
@@ -71,6 +74,8 @@ def _results(summary: Summary) -> list[str]:
     rows = [("validation reward", _change(summary))]
     if best := _best(summary):
         rows.append(("best checkpoint", best))
+    if summary.calls is not None:
+        rows.append(("model calls", summary.calls.line().removeprefix("calls ")))
     rows.append(("results", printable(summary.output_dir)))
     return [f"  {name:<19}{text}" for name, text in rows]
 

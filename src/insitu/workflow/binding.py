@@ -54,7 +54,7 @@ class LLMBinding:
                 hint=f"known: {', '.join(self.llms) or 'none'}",
             )
         trained = name in self.trained
-        bound = trained or self._is_gateway(entry.base_url)
+        bound = trained or self.is_gateway(entry.base_url)
         url = (entry.base_url or OPENAI_URL).rstrip("/")
         return LLMSettings(
             name=name,
@@ -68,7 +68,7 @@ class LLMBinding:
             rollout_url=rollout_url(self.gateway_url, rollout_id, None) if bound else url,
         )
 
-    def _is_gateway(self, base_url: str | None) -> bool:
+    def is_gateway(self, base_url: str | None) -> bool:
         """Whether an untrained entry is served by the same gateway: then its calls are recorded too."""
         return bool(self.gateway_url and base_url) and _place(base_url or "") == _place(self.gateway_url)
 

@@ -19,7 +19,7 @@ from insitu.harness.group_builder import GroupBuilder
 from insitu.harness.recorded_rollout import read_rollout
 from insitu.harness.settings import BuilderConfig
 from insitu.harness.targets import Targets
-from insitu.testing.standins import StandinGatewayClient, StandinParts, make_run
+from insitu.testing.standins import STANDIN_MODEL, StandinGatewayClient, StandinParts, make_run
 
 TARGETS = Targets("run", frozenset({"planner"}))
 
@@ -161,7 +161,7 @@ class Judge(Evaluator):
         judged = judged_rollout()
         assert judged is not None
         assert judged.headers("http://elsewhere/v1") == {}
-        headers = judged.headers(f"{judged.gateway_url}/v1/")
+        headers = judged.headers(f"{STANDIN_MODEL.gateway_url}/v1/")
         assert headers == {"x-insitu-rollout": item.rollout_id, "x-insitu-function": "<evaluator>"}
         return EvalResult(item.id, float(item.rollout_id.split(".")[3]))
 

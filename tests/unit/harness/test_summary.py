@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 
+from insitu.harness.capture import Capture
 from insitu.harness.summary import Summary, exit_code, lines
 
 GOOD = Summary(
@@ -39,6 +40,12 @@ def test_a_good_run_says_what_it_gained_and_how_to_use_it() -> None:
     assert "step 15, reward 0.6500" in text
     assert GOOD.resume_command not in text
     assert exit_code(GOOD) == 0
+
+
+def test_the_model_calls_of_all_epochs_are_accounted_for() -> None:
+    calls = Capture(seen=12, trained=8, context_only={"other_model": 4})
+    (line,) = [line for line in lines(replace(GOOD, calls=calls)) if "model calls" in line]
+    assert line == "  model calls        12 seen = 8 trained + 4 context-only (other-model 4)"
 
 
 def test_the_curl_line_asks_the_newest_step_which_is_always_served() -> None:

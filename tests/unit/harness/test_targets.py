@@ -129,6 +129,7 @@ def test_without_an_address_the_backends_gateway_is_used() -> None:
         ({"policy": {"model_name": "base/modle"}}, None, "llms.policy: base/modle"),
         ({}, None, "the configuration has none"),
         ({"a": {"model_name": "base/model"}, "b": {"model_name": "x"}}, "b", "llms.b: x"),
+        ({"a": {"model_name": "base/model"}, "b": {"model_name": "my-run"}}, "a", "llms.b calls the run"),
         (
             {
                 "a": {"model_name": "base/model", "base_url": "http://one/v1"},
