@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,13 @@ ROUTES = {
     "/v1/jobs/{job_id}": {"GET"},
     "/v1/jobs/{job_id}/cancel": {"POST"},
     "/v1/jobs/{job_id}/events": {"GET"},
+    "/healthcheck": {"GET"},
+    "/register": {"POST"},
+    "/_get_step": {"POST"},
+    "/_prepare_backend_for_training": {"POST"},
+    "/_train_model": {"POST"},
+    "/_delete_checkpoint_files": {"POST"},
+    "/close": {"POST"},
 }
 
 
@@ -65,6 +73,8 @@ async def test_every_route_and_method_needs_the_key(app: FastAPI, stranger):
         {},
         {"Authorization": "Bearer wrong"},
         {"Authorization": f"Basic {KEY}"},
+        {"Authorization": f"Basic {b64encode(b'any:wrong').decode()}"},
+        {"Authorization": f"Basic {b64encode(KEY.encode()).decode()}"},
         {"Authorization": KEY},
         {"Authorization": "Bearer"},
         {"x-api-key": KEY},

@@ -17,6 +17,7 @@ from insitu.backend.api.routes_jobs import job_routes
 from insitu.backend.api.routes_runs import run_routes
 from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
+from insitu.backend.art.routes import art_routes
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.gateway.records import RecordStore
 
@@ -56,6 +57,7 @@ def build_api(
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": views.ErrorView}}
     for router in (run_routes(services), group_routes(services), job_routes(services)):
         app.include_router(router, prefix=PREFIX, responses=errors)
+    app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)
     # Added last, so it stands outermost: nothing behind it is reached without a key.
     app.add_middleware(Door, settings=settings)

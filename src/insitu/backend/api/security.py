@@ -6,6 +6,8 @@ which routes, runs or documents exist.
 
 from __future__ import annotations
 
+import base64
+
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -68,13 +70,23 @@ class Door:
             )
 
     def _check_key(self, headers: Headers) -> None:
-        sent = headers.getlist("authorization")
-        scheme, _, key = (sent[0] if len(sent) == 1 else "").partition(" ")
-        if scheme.lower() != "bearer" or not self._settings.accepts_key(key.strip()):
+        if not self._settings.accepts_key(key_of(headers)):
             raise Unauthorized(
                 "the key is missing or wrong",
                 hint="send the header `Authorization: Bearer $INSITU_API_KEY`",
             )
+
+
+def key_of(headers: Headers) -> str:
+    """The key that a request carries, as a bearer's or as the password of an address (http://any:KEY@host)."""
+    sent = headers.getlist("authorization")
+    scheme, _, value = (sent[0] if len(sent) == 1 else "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            value = base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return ""
+    return value.strip() if scheme.lower() in ("bearer", "basic") else ""
 
 
 def _without_port(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,10 @@ class Records(Protocol):
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
         """The calls of one rollout."""
+        ...
+
+    def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
+        """The calls that policies of a run answered, from a step on."""
         ...
 
 

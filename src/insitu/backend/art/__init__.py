@@ -1,0 +1,1 @@
+"""The wire protocol of ART's server, translated to the runs, groups and steps of this backend."""

@@ -1,0 +1,113 @@
+"""Which recorded call a choice came from.
+
+ART's clients send messages and choices without token ids. A choice is found again by the sequence of its
+logprobs, which is as good as a fingerprint, or, when the client kept none, by the conversation before it
+and its words. What is trained on is the record; nothing is ever tokenised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from insitu.gateway.packing import pack_floats
+from insitu.types import ModelCall
+
+Json = Mapping[str, Any]
+_SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
+
+
+class Refused(Exception):
+    """A trajectory that cannot be trained on; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a recorded call without its tokens."""
+
+    id: str
+    rollout_id: str | None
+    finish_reason: str
+    num_tokens: int
+    text: str
+    conversation: bytes
+
+
+class CallIndex:
+    """The recorded calls of one run, by what a client may still know of them."""
+
+    def __init__(self, run: str, calls: Iterable[ModelCall]) -> None:
+        self._run = run
+        self._by_logprobs: defaultdict[bytes, list[Found]] = defaultdict(list)
+        self._by_words: defaultdict[tuple[bytes, bytes], list[Found]] = defaultdict(list)
+        for call in calls:
+            if not call.complete:
+                continue
+            answer = call.answer or {}
+            conversation = _digest(call.messages or [])
+            num_tokens = len(call.prompt_ids) + len(call.output_ids)
+            found = Found(
+                call.id, call.rollout_id, call.finish_reason, num_tokens, _text(answer), conversation
+            )
+            self._by_logprobs[pack_floats(call.logprobs)].append(found)
+            self._by_words[conversation, _digest([answer])].append(found)
+
+    def find(self, choice: Json, before: Sequence[Json], taken: set[str]) -> Found:
+        """The call of `choice`, which came after the messages `before`; not one of those `taken`."""
+        message = cast("Json", choice.get("message") or {})
+        logprobs = _logprobs(choice)
+        conversation = _digest(before)
+        if logprobs:
+            candidates = self._with_same_text(self._by_logprobs.get(pack_floats(logprobs), []), message)
+            sought = f"{len(logprobs)} logprobs and this text"
+        else:
+            candidates = self._by_words.get((conversation, _digest([{"role": "assistant", **message}])), [])
+            sought = "conversation and answer (the choice has no logprobs)"
+        if not candidates:
+            raise Refused(f"no recorded call of run {self._run} has its {sought}: {_excerpt(message)}")
+        free = [found for found in candidates if found.id not in taken]
+        if not free:
+            raise Refused(f"its recorded call belongs to another trajectory: {_excerpt(message)}")
+        return min(free, key=lambda found: found.conversation != conversation)
+
+    @staticmethod
+    def _with_same_text(candidates: list[Found], message: Json) -> list[Found]:
+        return [found for found in candidates if found.text == _text(message)]
+
+
+def is_choice(item: Json) -> bool:
+    """Whether an entry of `messages_and_choices` was sampled."""
+    return "message" in item and "role" not in item
+
+
+def as_message(item: Json) -> Json:
+    """An entry as a message of the conversation."""
+    return {"role": "assistant", **item["message"]} if is_choice(item) else item
+
+
+def _logprobs(choice: Json) -> list[float]:
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    return [float(entry["logprob"]) for entry in entries]
+
+
+def _digest(messages: Iterable[Json]) -> bytes:
+    """The same bytes for messages that say the same, whatever empty fields they carry."""
+    said = [
+        {"role": "assistant"} | {key: value for key, value in message.items() if key in _SAID and value}
+        for message in messages
+    ]
+    return hashlib.blake2b(orjson.dumps(said, option=orjson.OPT_SORT_KEYS), digest_size=20).digest()
+
+
+def _text(message: Json) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _excerpt(message: Json) -> str:
+    return repr(_text(message)[:60])

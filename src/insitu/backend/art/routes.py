@@ -1,0 +1,184 @@
+"""The routes of ART's server, on the API's port.
+
+    /register, /_prepare_backend_for_training ─► run, wait until it is served
+    /_train_model ─► find the recorded calls ─► groups ─► job ─► its metrics, line by line
+
+Everything goes through the ledger as the API's own routes do: a request that is sent again after a lost
+answer finds its groups and its job, and no step is made twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from insitu.backend import checkpoints
+from insitu.backend.api.health import gateway_url, read_status
+from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.security import key_of
+from insitu.backend.api.settings import Services
+from insitu.backend.api.upload import max_seq_length
+from insitu.backend.art.bodies import ArtModel, DeleteBody, PrepareBody, TrainBody
+from insitu.backend.art.matching import CallIndex
+from insitu.backend.art.translation import Translated, translate
+from insitu.backend.ledger.rows import Job
+from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
+from insitu.errors import CannotHonour, Conflict, DeadlineExceeded, Unavailable
+from insitu.types import JobState, RunState, StepSettings
+
+_log = logging.getLogger(__name__)
+_READY_SECONDS = 1200.0
+_SHOWN = 3
+
+
+def art_routes(services: Services) -> APIRouter:
+    """The router; paths and answers are ART's."""
+    ledger = services.ledger
+    router = APIRouter(route_class=bounded_route(services.limits.max_group_bytes), tags=["art"])
+
+    @router.get("/healthcheck")
+    def healthcheck() -> dict[str, str]:
+        """The API answers."""
+        return {"status": "ok"}
+
+    @router.post("/register")
+    def register(model: ArtModel) -> dict[str, str]:
+        """Register the run of a trainable model. Repeating it is harmless."""
+        if model.base_model is not None:
+            body = model.registration()
+            ledger.register_run(
+                body.project, body.name, body.base_model, body.lora.value(), body.engine_args, body.init_args
+            )
+        return {"status": "ok"}
+
+    @router.post("/_get_step")
+    def get_step(model: ArtModel) -> int:
+        """The last committed step."""
+        return ledger.get_run(model.name).step
+
+    @router.post("/_prepare_backend_for_training")
+    async def prepare(body: PrepareBody, request: Request) -> tuple[str, str]:
+        """Wait until the run is served; where to call it, and with which key."""
+        if body.config:
+            raise CannotHonour(
+                f"server settings cannot be changed by a client: {', '.join(sorted(body.config))}",
+                hint="give them to `insitu serve`",
+            )
+        await _served(services, body.model.name)
+        status, _ = await run_in_threadpool(read_status, services.settings.state_dir / "status.json")
+        if (url := gateway_url(request, status)) is None:
+            raise Unavailable("the supervisor has not said where its gateway is", hint="retry later")
+        return f"{url}/v1", key_of(request.headers)
+
+    @router.post("/_train_model")
+    async def train_model(body: TrainBody) -> StreamingResponse:
+        """Train one step; its metrics come when it is done, empty lines meanwhile."""
+        run, settings = body.model.name, body.settings()
+        translated = await _translated(services, body)
+        for reason in translated.refused:
+            _log.warning("run %s: a trajectory is refused: %s", run, reason)
+        if not translated.groups:
+            raise CannotHonour(
+                f"none of {len(translated.refused)} trajectories can be trained on: "
+                + "; ".join(translated.refused[:_SHOWN]),
+                hint="call the model through this backend's gateway, with logprobs, and send its choices",
+            )
+        for group in translated.groups:
+            await run_in_threadpool(ledger.put_group, group, group.id)
+        job = await run_in_threadpool(_job, services, run, translated, settings)
+        return StreamingResponse(
+            _metrics(services, job, len(translated.refused)), media_type="application/x-ndjson"
+        )
+
+    @router.post("/_delete_checkpoint_files")
+    def delete_checkpoint_files(body: DeleteBody) -> dict[str, list[int]]:
+        """Delete the run's checkpoints but those named, the pinned ones and the newest two."""
+        deleted: list[int] = []
+        for checkpoint in ledger.checkpoints(body.model.name):
+            if checkpoint.step in body.steps_to_keep:
+                continue
+            try:
+                ledger.forget_checkpoint(body.model.name, checkpoint.step)
+            except Conflict as kept:
+                _log.info("run %s: %s", body.model.name, kept)
+                continue
+            checkpoints.remove(
+                checkpoints.run_directory(services.settings.runs_dir, body.model.name), checkpoint.step
+            )
+            deleted.append(checkpoint.step)
+        return {"deleted": deleted}
+
+    @router.post("/close")
+    def close() -> dict[str, str]:
+        """A client says goodbye; runs stay open for the next one."""
+        return {"status": "ok"}
+
+    return router
+
+
+async def _served(services: Services, name: str) -> None:
+    """Return when calls to the run are answered."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _READY_SECONDS
+    while True:
+        run = await run_in_threadpool(services.ledger.get_run, name)
+        if run.state is RunState.READY:
+            return
+        if run.state in (RunState.FAILED, RunState.CLOSED):
+            raise CannotHonour(f"run {name} is {run.state}: {run.error or 'it was closed'}")
+        if loop.time() > deadline or services.stopping:
+            raise DeadlineExceeded(f"run {name} is still {run.state} after {_READY_SECONDS:.0f} s")
+        await asyncio.sleep(services.limits.event_poll_seconds)
+
+
+async def _translated(services: Services, body: TrainBody) -> Translated:
+    """The request over recorded calls; one that was answered just now may take a moment to be recorded."""
+    run = await run_in_threadpool(services.ledger.get_run, body.model.name)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + services.limits.record_lag_seconds
+
+    def once() -> Translated:
+        oldest = run.step - body.settings().max_staleness
+        index = CallIndex(run.name, services.records.of_run(run.name, max(oldest, 0)))
+        return translate(run.name, body.trajectory_groups, index, max_seq_length(run))
+
+    while True:
+        translated = await run_in_threadpool(once)
+        if not translated.refused or loop.time() >= deadline:
+            return translated
+        await asyncio.sleep(services.limits.record_lag_seconds / 4)
+
+
+def _job(services: Services, run: str, translated: Translated, settings: StepSettings) -> Job:
+    """The job of a request: the one that it already has, or a new one when that has failed."""
+    ids = [group.id for group in translated.groups]
+    asked = hashlib.sha256(repr(settings).encode()).hexdigest()
+    for attempt in itertools.count():
+        key = f"art-{translated.id}-{attempt}"
+        job = services.ledger.create_job(run, key, ids, settings, asked)
+        if job.state not in (JobState.FAILED, JobState.CANCELLED):
+            return job
+    raise AssertionError("a new attempt is a new job")
+
+
+async def _metrics(services: Services, job: Job, num_refused: int) -> AsyncIterator[bytes]:
+    """An empty line now and then until the job ends, then its figures. A failed job breaks the stream off."""
+    while job.state not in TERMINAL_JOB_STATES:
+        if services.stopping:
+            raise DeadlineExceeded(f"the API stops; job {job.id} goes on, send the request again")
+        await asyncio.sleep(services.limits.event_poll_seconds)
+        yield b"\n"
+        job = await run_in_threadpool(services.ledger.get_job, job.id)
+    if job.state is not JobState.SUCCEEDED:
+        raise CannotHonour(f"job {job.id} {job.state}: {job.error}")
+    figures: dict[str, Any] = {k: v for k, v in job.metrics.items() if isinstance(v, int | float)}
+    yield orjson.dumps({**figures, "account/refused": float(num_refused)}) + b"\n"

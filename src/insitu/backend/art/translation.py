@@ -1,0 +1,90 @@
+"""ART's trajectory groups → groups of recorded calls. Every trajectory is taken whole or refused."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import orjson
+
+from insitu.backend.art.bodies import ArtGroup, ArtTrajectory, Json
+from insitu.backend.art.matching import CallIndex, Found, Refused, as_message, is_choice
+from insitu.types import Ending, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """What can be trained on, and why the rest cannot."""
+
+    groups: list[TrajectoryGroup]
+    refused: list[str]
+    """One reason per refused trajectory."""
+
+    @property
+    def id(self) -> str:
+        """The same for the same request: a repeated one finds its job again."""
+        return _digest([group.id for group in self.groups])
+
+
+def translate(
+    run: str, groups: Iterable[ArtGroup], index: CallIndex, max_tokens: int | None = None
+) -> Translated:
+    """The groups, with every choice replaced by the id of its recorded call.
+
+    A group's id follows from its calls and rewards: a request that is sent again names the same groups.
+    """
+    translated: list[TrajectoryGroup] = []
+    refused: list[str] = []
+    taken: set[str] = set()
+    for group in groups:
+        trajectories: list[Trajectory] = []
+        for given in group.trajectories:
+            try:
+                trajectories.append(_trajectory(given, index, taken, max_tokens))
+            except Refused as reason:
+                refused.append(str(reason))
+        if trajectories:
+            content = [[t.call_ids, t.reward] for t in trajectories]
+            translated.append(TrajectoryGroup(f"art-{_digest([run, content])}", run, trajectories))
+    return Translated(translated, refused)
+
+
+def _trajectory(
+    given: ArtTrajectory, index: CallIndex, taken: set[str], max_tokens: int | None
+) -> Trajectory:
+    found: dict[str, Found] = {}
+    for history in given.histories():
+        for call in _calls(history, index, taken):
+            found[call.id] = call
+    if not found:
+        raise Refused("it holds no choice, only messages: nothing in it was sampled by the model")
+    calls = list(found.values())
+    longest = max(call.num_tokens for call in calls)
+    if max_tokens is not None and longest > max_tokens:
+        raise Refused(f"it has a sequence of {longest} tokens, over max_seq_length {max_tokens}")
+    labels = {call.rollout_id for call in calls if call.rollout_id is not None}
+    if len(labels) > 1:
+        raise Refused(f"its choices are of {len(labels)} different rollouts: {', '.join(sorted(labels))}")
+    taken.update(found)
+    return Trajectory(
+        rollout_id=next(iter(labels), calls[0].id),
+        call_ids=[call.id for call in calls],
+        reward=given.reward,
+        ending=Ending.LENGTH if calls[-1].finish_reason == "length" else Ending.COMPLETED,
+        metadata={"metrics": given.metrics} if given.metrics else {},
+    )
+
+
+def _calls(history: list[Json], index: CallIndex, taken: set[str]) -> Iterable[Found]:
+    here: set[str] = set()
+    for position, item in enumerate(history):
+        if is_choice(item):
+            before = [as_message(earlier) for earlier in history[:position]]
+            found = index.find(item, before, taken | here)
+            here.add(found.id)
+            yield found
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(orjson.dumps(value)).hexdigest()[:32]

@@ -1,0 +1,137 @@
+"""ART's routes: the same ledger, the same key, and no step twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from insitu.backend.ledger import Ledger
+from insitu.gateway.records import RecordStore
+from insitu.types import JobState, ModelCall, RunState
+from tests.unit.api.conftest import KEY
+
+MODEL = {"name": "run", "project": "project", "base_model": "model", "trainable": True, "config": None}
+ASKED = {"role": "user", "content": "3 + 5?"}
+
+
+def trained(reward: float, *logprobs: float) -> dict[str, Any]:
+    content = [{"token": "t", "logprob": value} for value in logprobs]
+    choice = {"index": 0, "logprobs": {"content": content}, "message": {"role": "assistant", "content": "8"}}
+    return {"messages_and_choices": [ASKED, choice], "reward": reward}
+
+
+def request(*trajectories: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "trajectory_groups": [{"trajectories": list(trajectories)}],
+        "config": {"learning_rate": 1e-4, "kl_penalty_coef": 0.0},
+        "dev_config": {},
+        "verbose": False,
+    }
+
+
+@pytest.fixture
+def recorded(records: RecordStore, make_call: Callable[..., ModelCall]) -> None:
+    answer = {"role": "assistant", "content": "8"}
+    records.append(
+        [
+            make_call(f"call-{n}", logprobs=[-0.5, -float(n)], messages=[ASKED], answer=answer)
+            for n in range(1, 4)
+        ]
+    )
+
+
+async def finish(ledger: Ledger, step: int) -> None:
+    while (job := ledger.next_job()) is None:
+        await asyncio.sleep(0.01)
+    ledger.transition_job(job.id, JobState.RUNNING)
+    await asyncio.sleep(0.1)
+    ledger.commit_step(job.id, step, {"loss": 0.5, "reward/mean": 0.5, "note": "text"}, "path", "sha")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("recorded")
+async def test_a_step_streams_its_metrics_and_a_repeated_request_finds_it(
+    http: httpx.AsyncClient, ledger: Ledger
+):
+    body = request(trained(1.0, -0.5, -1.0), trained(0.0, -0.5, -2.0), trained(0.0, -0.7))
+    answer, _ = await asyncio.gather(http.post("/_train_model", json=body), finish(ledger, 1))
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines()
+    assert lines[0] == "", "empty lines show that it is still at work"
+    assert orjson.loads(lines[-1]) == {"loss": 0.5, "reward/mean": 0.5, "account/refused": 1.0}
+    again = await http.post("/_train_model", json=body)
+    assert orjson.loads(again.text) == orjson.loads(lines[-1])
+    assert ledger.next_job() is None
+    assert (await http.post("/_get_step", json=MODEL)).json() == 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("recorded")
+async def test_a_failed_step_breaks_the_stream_off_and_may_be_asked_for_again(
+    http: httpx.AsyncClient, ledger: Ledger
+):
+    body = request(trained(1.0, -0.5, -1.0), trained(0.0, -0.5, -2.0))
+
+    async def fail() -> None:
+        while (job := ledger.next_job()) is None:
+            await asyncio.sleep(0.01)
+        ledger.transition_job(job.id, JobState.RUNNING)
+        ledger.fail_job(job.id, "out of memory")
+
+    answer, _ = await asyncio.gather(http.post("/_train_model", json=body), fail())
+    assert not any(line.strip() for line in answer.text.splitlines()), "no figures of a step that is none"
+    answer, _ = await asyncio.gather(http.post("/_train_model", json=body), finish(ledger, 1))
+    assert orjson.loads(answer.text.splitlines()[-1])["loss"] == 0.5
+
+
+@pytest.mark.usefixtures("recorded")
+async def test_nothing_recorded_is_a_refusal_with_the_reason(http: httpx.AsyncClient, ledger: Ledger):
+    answer = await http.post("/_train_model", json=request(trained(1.0, -9.0)))
+    assert answer.status_code == 422
+    assert "no recorded call of run run has its 1 logprobs" in answer.text
+    assert ledger.next_job() is None
+
+
+async def test_registering_and_preparing_tells_where_to_call_the_model(
+    http: httpx.AsyncClient, ledger: Ledger, tmp_path: Path
+):
+    model = MODEL | {"name": "other"}
+    assert (await http.post("/register", json=model)).status_code == 200
+    assert (
+        await http.post("/register", json=MODEL | {"base_model": None, "name": "judge"})
+    ).status_code == 200
+    assert [run.name for run in ledger.list_runs()] == ["run", "other"]
+    for state in (RunState.LOADING, RunState.READY):
+        ledger.transition_run("other", state)
+    answer = await http.post("/_prepare_backend_for_training", json={"model": model, "config": None})
+    assert answer.status_code == 503, "nobody has said yet where the gateway is"
+    (tmp_path / "status.json").write_text('{"gateway_port": 8000}')
+    answer = await http.post("/_prepare_backend_for_training", json={"model": model, "config": None})
+    assert answer.json() == ["http://127.0.0.1:8000/v1", KEY]
+    strange = {"model": model, "config": {"server_args": {"port": 1}}}
+    assert "server_args" in (await http.post("/_prepare_backend_for_training", json=strange)).text
+
+
+async def test_a_run_that_cannot_be_served_says_why(http: httpx.AsyncClient, ledger: Ledger):
+    ledger.transition_run("run", RunState.FAILED, "base model is not the one that was started")
+    answer = await http.post("/_prepare_backend_for_training", json={"model": MODEL, "config": None})
+    assert answer.status_code == 422
+    assert "base model is not the one that was started" in answer.text
+
+
+async def test_the_key_may_stand_in_the_address(stranger: httpx.AsyncClient):
+    assert (await stranger.get("/healthcheck")).status_code == 401
+    assert (await stranger.get("/healthcheck", auth=("art", KEY))).json() == {"status": "ok"}
+    assert (await stranger.get("/healthcheck", auth=("art", "wrong"))).status_code == 401
+    assert (await stranger.post("/close", auth=("art", KEY))).status_code == 200
+
+
+async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient):
+    assert (await http.post("/_get_step", json=MODEL | {"name": "nobody"})).status_code == 404
