@@ -11,7 +11,7 @@ setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[backend-cpu,data,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[backend-cpu,data,dev,frameworks]'
 	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

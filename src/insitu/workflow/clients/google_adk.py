@@ -1,0 +1,22 @@
+"""Google ADK: its ``AnthropicLlm``, for ``LlmAgent(model=...)``.
+
+Of ADK's own models it is the one that takes a client object, so that rollouts at once share nothing;
+its ``LiteLlm`` sets options of the whole process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import anthropic, package
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """A model for `llms.<llm>` over Anthropic's protocol, which the gateway speaks too."""
+    models = package("google.adk.models.anthropic_llm", "google_adk")
+    settings = current_rollout().llm(llm)
+    given = {"model": settings.model, "client": anthropic.model(llm)}
+    if "max_tokens" in settings.options:  # else it asks for 8,192
+        given["max_tokens"] = settings.options["max_tokens"]
+    return models.AnthropicLlm(**given | options)

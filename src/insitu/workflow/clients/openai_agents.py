@@ -1,0 +1,16 @@
+"""OpenAI Agents SDK: a ``Model`` for ``Agent(model=...)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import openai, package
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, *, responses: bool = False, **options: Any) -> Any:
+    """A model for `llms.<llm>` over chat completions, or over the Responses API."""
+    agents = package("agents", "openai_agents")
+    kind = agents.OpenAIResponsesModel if responses else agents.OpenAIChatCompletionsModel
+    given = {"model": current_rollout().llm(llm).model, "openai_client": openai.model(llm)}
+    return kind(**given | options)

@@ -1,0 +1,16 @@
+"""Pydantic AI: ``OpenAIChatModel``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.workflow.clients import openai, package
+from insitu.workflow.context import current_rollout
+
+
+def model(llm: str | None = None, **options: Any) -> Any:
+    """A model for `llms.<llm>`, for ``Agent(model)``."""
+    models = package("pydantic_ai.models.openai", "pydantic_ai")
+    providers = package("pydantic_ai.providers.openai", "pydantic_ai")
+    provider = providers.OpenAIProvider(openai_client=openai.model(llm))
+    return models.OpenAIChatModel(current_rollout().llm(llm).model, **{"provider": provider} | options)
