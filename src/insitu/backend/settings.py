@@ -48,6 +48,8 @@ class ServeSettings:
     max_seq_length: int = 2048
     max_num_seqs: int = 64
     enforce_eager: bool = True
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None: by precision."""
     keep_checkpoints: int = 3
@@ -80,6 +82,8 @@ class ServeSettings:
             max_model_len=self.max_seq_length,
             max_num_seqs=self.max_num_seqs,
             enforce_eager=self.enforce_eager,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
         )
 
     @property

@@ -50,6 +50,10 @@ import click
     "--compile/--eager", "compiled", default=None, help="Compile the engine's model. Default: on CUDA."
 )
 @click.option(
+    "--tool-call-parser", help="vLLM's parser of tool calls (hermes, llama3_json, …), for agents with tools."
+)
+@click.option("--reasoning-parser", help="vLLM's parser of what the model thinks before it answers.")
+@click.option(
     "--probe-threshold", type=float, help="Mean |Δlogprob| of sampler and trainer that fails a step."
 )
 @click.option("--keep-checkpoints", default=3, show_default=True)
@@ -104,6 +108,8 @@ def _settings(options: dict[str, Any]) -> Any:
         max_seq_length=options["max_seq_length"],
         max_num_seqs=options["max_num_seqs"],
         enforce_eager=not (device == "cuda" if compiled is None else compiled),
+        tool_call_parser=options["tool_call_parser"],
+        reasoning_parser=options["reasoning_parser"],
         probe_threshold=options["probe_threshold"],
         keep_checkpoints=options["keep_checkpoints"],
         deadlines=Deadlines(

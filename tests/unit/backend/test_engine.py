@@ -23,6 +23,15 @@ def test_arguments_are_applied() -> None:
     assert command[command.index("--max-lora-rank") + 1] == "64"
 
 
+def test_parsers() -> None:
+    wanted = apply_arguments(CPU, {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}, {}, 8)
+    command = wanted.command(9)
+    assert command[command.index("--tool-call-parser") - 1] == "--enable-auto-tool-choice"
+    assert command[command.index("--tool-call-parser") + 1] == "hermes"
+    assert command[command.index("--reasoning-parser") + 1] == "qwen3"
+    assert "--enable-auto-tool-choice" not in CPU.command(9)
+
+
 def test_no_arguments_change_nothing() -> None:
     assert apply_arguments(CPU, {}, {}, 8) == CPU
 
@@ -35,6 +44,8 @@ def test_no_arguments_change_nothing() -> None:
         ({"tensor_paralel_size": 1}, {}, "did you mean tensor_parallel_size"),
         ({"enforce_eager": "yes"}, {}, "neither true nor false"),
         ({"max_num_seqs": 0}, {}, "not a positive whole number"),
+        ({"tool_call_parser": "--host"}, {}, "not the name of a parser"),
+        ({"reasoning_parser": 3}, {}, "not the name of a parser"),
         ({}, {"max_seq_length": -1}, "not a positive whole number"),
         ({}, {"load_in_4bit": True}, "valid: max_seq_length"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -43,6 +44,9 @@ class EngineSettings:
     max_lora_rank: int = 16
     kv_cache_gib: int = 2
     """Memory for the KV cache on a CPU."""
+    tool_call_parser: str | None = None
+    """vLLM's parser of the model's tool calls; without one, calls with tools to choose from are refused."""
+    reasoning_parser: str | None = None
 
     def command(self, port: int) -> list[str]:
         """The server's command line; it listens on loopback only, behind the gateway."""
@@ -60,6 +64,10 @@ class EngineSettings:
             command.append("--enforce-eager")
         if self.gpu_memory_utilization is not None:
             command += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
+        if self.tool_call_parser is not None:
+            command += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_call_parser]
+        if self.reasoning_parser is not None:
+            command += ["--reasoning-parser", self.reasoning_parser]
         if self.sleep:
             command.append("--enable-sleep-mode")
         if self.publication == "adapter":
@@ -114,7 +122,12 @@ def difference(current: EngineSettings, wanted: EngineSettings) -> str:
     return ", ".join(f"{name} {old[name]} → {new[name]}" for name in old if old[name] != new[name])
 
 
-_ENGINE_ARGUMENTS = ("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager")
+_PARSERS = ("tool_call_parser", "reasoning_parser")
+_ENGINE_ARGUMENTS = (
+    *("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
+    *_PARSERS,
+)
+_PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def _checked(settings: EngineSettings, name: str, value: Any) -> Any:
@@ -129,6 +142,10 @@ def _checked(settings: EngineSettings, name: str, value: Any) -> Any:
         if not isinstance(value, int | float) or not 0 < value <= 1:
             raise CannotHonour(f"engine_args.gpu_memory_utilization={value!r} is not in (0, 1]")
         return float(value)
+    if name in _PARSERS:
+        if not isinstance(value, str) or not _PARSER_NAME.fullmatch(value):
+            raise CannotHonour(f"engine_args.{name}={value!r} is not the name of a parser of vLLM")
+        return value
     if name == "enforce_eager":
         if not isinstance(value, bool):
             raise CannotHonour(f"engine_args.enforce_eager={value!r} is neither true nor false")
