@@ -17,9 +17,10 @@ class RolloutRecord:
     calls: list[Json]
     """As `GatewayClient.rollout_calls` gives them."""
     seen: int | None
-    """Calls that named the rollout, counted as they came in; None when the gateway has no whole count."""
+    """Calls that named the rollout, counted as they came in (a request for `n` choices counts `n`); None when
+    the gateway has no whole count."""
     unrecorded: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Calls that ended without a record, by reason."""
+    """Calls that ended without a record, by reason: `refused`, `failed`, or `cancelled` before they began."""
     under_way: int = 0
     """Calls that have not ended."""
 
@@ -57,9 +58,16 @@ class GatewayClient(Connected):
         """
         return (await self.rollout_record(rollout_id, tokens=tokens)).calls
 
-    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
-        """The calls of a rollout, and how many there should be."""
+    async def rollout_record(
+        self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
+    ) -> RolloutRecord:
+        """The calls of a rollout, and how many there should be.
+
+        With `pieces` each has `output_pieces` (the text of every output token) and `prompt_text` (of the
+        part of the prompt that is its own), for display; None when the tokenizer is not known.
+        """
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
+        path += "&pieces=true" if pieces else ""
         answer = await self._transport.call("GET", path)
         return RolloutRecord(
             answer["calls"],

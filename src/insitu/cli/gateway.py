@@ -23,7 +23,12 @@ import click
     type=click.Path(dir_okay=False),
     help="The file that calls are recorded in.",
 )
-def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str) -> None:
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, file_okay=False),
+    help="The directory of the served model's tokenizer.json, when the engine is on another machine.",
+)
+def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str, tokenizer: str | None) -> None:
     """Serve OpenAI-protocol calls from vLLM and record their tokens.
 
     The key of clients is taken from INSITU_API_KEY (`default` when unset, on loopback only).
@@ -33,4 +38,5 @@ def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str) -> N
     from insitu.gateway.process import main
 
     arguments = ["--host", host, "--port", str(port), "--records", f"sqlite:///{Path(records).resolve()}"]
+    arguments += ["--tokenizer", tokenizer] if tokenizer else []
     main(arguments + [part for url in upstreams for part in ("--upstream", url)])

@@ -27,6 +27,7 @@ from insitu.gateway.settings import Settings
 from insitu.gateway.standalone import table_of_upstreams
 from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
 from insitu.gateway.tally import Tallies, Ticket
+from insitu.gateway.token_texts import TokenTexts
 from insitu.gateway.tokenizers import Tokenizers
 
 _log = logging.getLogger(__name__)
@@ -84,10 +85,12 @@ class Gateway:
         self.recorder = Recorder(store, max_backlog=limits.max_record_backlog)
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
-        self.put_back = PutBack(limits, Tokenizers(self._settings.tokenizer))
+        tokenizers = Tokenizers(self._settings.tokenizer)
+        self.put_back = PutBack(limits, tokenizers)
         self.caller = Caller(self.routes, self.pool, self.recorder, self.put_back, limits)
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
-        self.listings = Listings(store, self.recorder, self.tallies, limits)
+        texts = TokenTexts(self.routes, self.pool, tokenizers)
+        self.listings = Listings(store, self.recorder, self.tallies, texts, limits)
         try:
             self.pool.start()
             if self._settings.upstreams:
@@ -163,7 +166,9 @@ class Gateway:
     async def _list_calls(self, request: web.Request) -> web.Response:
         rollout_id = labels_of(request).rollout_id
         assert rollout_id is not None, "the path names it"
-        listed = await self.listings.of_rollout(rollout_id, tokens=flag(request.query, "tokens"))
+        tokens = flag(request.query, "tokens", default=True)
+        pieces = flag(request.query, "pieces", default=False)
+        listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces)
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> web.Response:

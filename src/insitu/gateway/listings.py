@@ -20,10 +20,12 @@ import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import InvalidRequest, Unavailable
+from insitu.gateway.pieces import Pieces
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.records import ListedCall, RecordStore
 from insitu.gateway.settings import Limits
 from insitu.gateway.tally import Tallies
+from insitu.gateway.token_texts import TokenTexts, token_texts
 from insitu.recorded import SHARING
 from insitu.types import ModelCall
 
@@ -32,9 +34,11 @@ _TOKEN_FIELDS = frozenset({"prompt_ids", "output_ids", "logprobs"})
 _BOOLEANS = {"true": True, "false": False}
 
 
-def flag(query: Mapping[str, str], name: str) -> bool:
-    """A boolean of the query, true when it is not given."""
-    value = query.get(name, "true")
+def flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """A boolean of the query."""
+    value = query.get(name)
+    if value is None:
+        return default
     if value not in _BOOLEANS:
         raise InvalidRequest(f"`{name}` is {value[:40]!r}; it must be true or false.")
     return _BOOLEANS[value]
@@ -43,27 +47,42 @@ def flag(query: Mapping[str, str], name: str) -> bool:
 class Listings:
     """Reads lists of calls beside the hot path, a few at a time."""
 
-    def __init__(self, store: RecordStore, recorder: Recorder, tallies: Tallies, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: RecordStore,
+        recorder: Recorder,
+        tallies: Tallies,
+        texts: TokenTexts,
+        limits: Limits,
+    ) -> None:
         self._store = store
         self._recorder = recorder
         self._tallies = tallies
+        self._texts = texts
         self._seconds = limits.listing_seconds
         # Its own threads: name resolution and the like use the loop's.
         self._threads = ThreadPoolExecutor(limits.max_listings, thread_name_prefix="listing")
         self._turns = asyncio.Semaphore(limits.max_listings)
 
-    async def of_rollout(self, rollout_id: str, *, tokens: bool) -> bytes:
-        """`{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded when the writer lags."""
+    async def of_rollout(self, rollout_id: str, *, tokens: bool, pieces: bool = False) -> bytes:
+        """`{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded when the writer lags.
+
+        `pieces` adds the text of the tokens, for display.
+        """
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._seconds):
                 await asyncio.wrap_future(self._recorder.written())
                 async with self._turns:
-                    loop = asyncio.get_running_loop()
-                    read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens)
+                    read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens or pieces)
+                    counts = self._counts(rollout_id, read)
+                    tables = (
+                        [await self._texts.pieces_of(one.call) for one in read.listed] if pieces else None
+                    )
+                    calls = await loop.run_in_executor(self._threads, _dump, read.listed, tokens, tables)
         except TimeoutError:
             raise self._recorder.too_slow(self._seconds) from None
-        counts = orjson.dumps(self._counts(rollout_id, read))
-        return b'{"calls":%b,%b' % (read.calls, counts[1:])
+        return b'{"calls":%b,%b' % (calls, orjson.dumps(counts)[1:])
 
     def _counts(self, rollout_id: str, read: _Read) -> dict[str, Any]:
         """How many calls were asked for. What was recorded after `read` counts as under way."""
@@ -81,8 +100,6 @@ class Listings:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, rollout_id: str, tokens: bool) -> _Read:
-        left_out = frozenset[str]() if tokens else _TOKEN_FIELDS
-        names = [name for name in _FIELDS if name not in left_out]
         try:
             listed = self._store.list_rollout(rollout_id, tokens=tokens)
             was_counted = bool(listed) or self._store.was_counted(rollout_id)
@@ -90,17 +107,27 @@ class Listings:
             cause = str(error).splitlines()[0]
             raise Unavailable(f"The recorded calls cannot be read: {cause}.", hint="retry later") from error
         num_recorded = sum(one.call.source == "gateway" for one in listed)
-        return _Read(orjson.dumps([_view(one, names) for one in listed]), num_recorded, was_counted)
+        return _Read(listed, num_recorded, was_counted)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     """What the store holds of a rollout."""
 
-    calls: bytes
+    listed: list[ListedCall]
     num_recorded: int
     """Calls of a gateway, not those that came with an upload."""
     was_counted: bool
+
+
+def _dump(listed: list[ListedCall], tokens: bool, tables: list[Pieces | None] | None) -> bytes:
+    left_out = frozenset[str]() if tokens else _TOKEN_FIELDS
+    names = [name for name in _FIELDS if name not in left_out]
+    views = [_view(one, names) for one in listed]
+    for view, one, pieces in zip(views, listed, tables or [], strict=tables is not None):
+        view["output_pieces"] = None if pieces is None else token_texts(pieces, one.call.output_ids)
+        view["prompt_text"] = None if pieces is None else "".join(token_texts(pieces, one.call.prompt_ids))
+    return orjson.dumps(views)
 
 
 def _view(listed: ListedCall, names: list[str]) -> dict[str, Any]:

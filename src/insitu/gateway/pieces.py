@@ -31,13 +31,18 @@ class NoPieces(Exception):
 class Pieces:
     """Bytes by token id; None for ids that must match as ids."""
 
-    def __init__(self, texts: dict[int, bytes]) -> None:
+    def __init__(self, texts: dict[int, bytes], names: dict[int, str] | None = None) -> None:
+        self._names = names or {}
         self._texts: list[bytes | None] = [None] * (max(texts, default=-1) + 1)
         for token, text in texts.items():
             self._texts[token] = text or None
 
     def __getitem__(self, token: int) -> bytes | None:
         return self._texts[token] if 0 <= token < len(self._texts) else None
+
+    def name(self, token: int) -> str | None:
+        """What the tokenizer calls an id that has no bytes."""
+        return self._names.get(token)
 
 
 def find_tokenizer(root: str) -> Path | None:
@@ -71,13 +76,16 @@ def _pieces(tokenizer: dict[str, Any], config: dict[str, Any]) -> Pieces:
     texts = {token: text for token, name in vocabulary.items() if (text := text_of(name)) is not None}
     names = _special_names(config) | {model.get("unk_token")}
     opaque = {token for token, name in vocabulary.items() if name in names} | {model.get("unk_id")}
+    called = dict(vocabulary)
     for added in _added(tokenizer, config):
         token, content = int(added["id"]), str(added["content"])
+        called[token] = content
         if added.get("special") or content in names:
             opaque.add(token)
         else:  # an added token stands for its content as it is, in a byte-level vocabulary too
             texts[token] = content.replace("▁", " ").encode() if text_of("▁") == b" " else content.encode()
-    return Pieces({token: text for token, text in texts.items() if token not in opaque})
+    kept = {token: text for token, text in texts.items() if token not in opaque}
+    return Pieces(kept, {token: name for token, name in called.items() if token not in kept})
 
 
 def _text_of(tokenizer: dict[str, Any]) -> Callable[[str], bytes | None]:
