@@ -17,6 +17,8 @@ from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
+from insitu.gateway.protocols.messages import MessagesProtocol
+from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.put_back import PutBack
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.records import RecordStore
@@ -57,6 +59,8 @@ class Gateway:
         self._protocols: dict[str, CallProtocol] = {
             "chat/completions": ChatProtocol(),
             "completions": CompletionsProtocol(),
+            "responses": ResponsesProtocol(),
+            "messages": MessagesProtocol(),
         }
         self.app = web.Application(
             middlewares=[self._middleware], client_max_size=settings.limits.max_body_bytes
@@ -70,8 +74,9 @@ class Gateway:
         router.add_get("/health", self._health)
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
-            router.add_post(prefix + "/v1/chat/completions", self._handler("chat/completions"))
-            router.add_post(prefix + "/v1/completions", self._handler("completions"))
+            for name, protocol in self._protocols.items():
+                router.add_post(f"{prefix}/v1/{name}", self._handler(protocol))
+            router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
             router.add_get(prefix + "/v1/models", self._models)
             router.add_get(prefix + "/v1/models/{model:.+}", self._model)
         router.add_get(rollout + "/calls", self._list_calls)
@@ -111,18 +116,21 @@ class Gateway:
             self._guard.check(request)
             return await handler(request)
         except InsituError as error:
-            return error_response(error)
+            return self._refusal(request, error)
         except web.HTTPRequestEntityTooLarge:
             limit = self._settings.limits.max_body_bytes
-            return error_response(TooLarge(f"The body is over the limit of {limit} bytes."))
+            return self._refusal(request, TooLarge(f"The body is over the limit of {limit} bytes."))
         except web.HTTPException as error:  # no such path or method
             wrong = NotFound(f"{request.method} {request.path}: {error.reason}.")
             wrong.status = error.status
-            return error_response(wrong)
+            return self._refusal(request, wrong)
 
-    def _handler(self, name: str) -> Handler:
-        protocol = self._protocols[name]
+    def _refusal(self, request: web.Request, error: InsituError) -> web.Response:
+        """An error in the shape of the protocol whose path was asked for."""
+        protocol = self._protocols.get(request.path.rpartition("/v1/")[2].removesuffix("/count_tokens"))
+        return error_response(error, protocol.error(error)[1] if protocol else None)
 
+    def _handler(self, protocol: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
             with self.tallies.counted(named_rollout(request)) as ticket:
                 return await call(request, ticket)
@@ -131,6 +139,8 @@ class Gateway:
             self.caller.refuse_when_full()
             body = load_body(await request.read(), self._settings.limits)
             parsed = protocol.parse(body, self._settings.limits)
+            ticket.expect(parsed.num_choices)
+            self.caller.refuse_when_full(parsed.num_choices)
             context = CallContext(protocol, parsed, labels_of(request), new_call_id(), ticket)
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
@@ -139,6 +149,15 @@ class Gateway:
             return web.Response(body=orjson.dumps(answer.body), content_type=_JSON, headers=headers)
 
         return counted
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        """How long a prompt of the messages protocol would be."""
+        protocol = self._protocols["messages"]
+        body = load_body(await request.read(), self._settings.limits)
+        parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
+        context = CallContext(protocol, parsed, labels_of(request), new_call_id(), Ticket(None))
+        rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
+        return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 
     async def _health(self, _request: web.Request) -> web.Response:
         replicas = self.pool.replicas.values()

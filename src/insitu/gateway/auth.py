@@ -1,4 +1,4 @@
-"""Who may call: bearer keys, the loopback rule of the control routes, and browsers kept out."""
+"""Who may call: keys, the loopback rule of the control routes, and browsers kept out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from insitu.keys import hash_key, is_loopback
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health"})
 CONTROL_PREFIX = "/control/"
+KEY_HEADER = "x-api-key"
+"""How clients of Anthropic's protocol send their key."""
 
 
 class Guard:
@@ -31,13 +33,15 @@ class Guard:
             return
         self._check_browser(request)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = hash_key(key.strip() if scheme.lower() == "bearer" else "")
+        given = [key.strip() if scheme.lower() == "bearer" else ""]
         if request.path.startswith(CONTROL_PREFIX):
             wanted = self._admin if is_loopback(request.remote or "") else None
         else:
             wanted = self._api
-        if wanted is None or not hmac.compare_digest(given, wanted):
-            raise Unauthorized("The key is missing or wrong.", hint="send `Authorization: Bearer <key>`")
+            given.append(request.headers.get(KEY_HEADER, ""))
+        if wanted is None or not any(hmac.compare_digest(hash_key(key), wanted) for key in given):
+            hint = f"send `Authorization: Bearer <key>` or `{KEY_HEADER}: <key>`"
+            raise Unauthorized("The key is missing or wrong.", hint=hint)
 
     def _check_browser(self, request: web.Request) -> None:
         """A page of another site must not reach a local gateway, whatever name it resolves to it."""
@@ -52,7 +56,7 @@ class Guard:
             raise InvalidRequest("Requests from other origins are refused.")
 
 
-def error_response(error: InsituError) -> web.Response:
+def error_response(error: InsituError, body: object = None) -> web.Response:
     """An error as JSON, with `Retry-After` where waiting helps."""
     headers = {"retry-after": "5"} if error.status in (429, 503) else None
-    return web.json_response(error.to_wire(), status=error.status, headers=headers)
+    return web.json_response(body or error.to_wire(), status=error.status, headers=headers)

@@ -40,7 +40,10 @@ HANDLED_FIELDS = frozenset({"model", "n", "stream", "stream_options", "logprobs"
 BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
-MASKING_FIELDS = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
+MASKING_FIELDS = (
+    *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
+    "thinking_token_budget",
+)
 """Sampling parameters that mask or shift the distribution: the raw logprobs are then not the sampler's."""
 
 
@@ -57,6 +60,10 @@ class CallRequest:
     """Alternatives per token that the client wants to see; None when it did not ask for logprobs."""
     return_token_ids: bool
     stops: list[str] = field(default_factory=list[str])
+    num_choices: int = 1
+    """Answers asked for, `n`; each is a call of its own."""
+    original: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The request in the client's own words, where the answer repeats parts of it."""
 
     @property
     def keeps_stop(self) -> bool:
@@ -87,8 +94,6 @@ def common_request(
         raise InvalidRequest(f"Not supported by this gateway: {', '.join(f'`{key}`' for key in unknown)}.")
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise InvalidRequest("`model` is missing.", hint="GET /v1/models lists what is served")
-    if body.get("n") not in (None, 1):
-        raise InvalidRequest(f"`n` is {body['n']!r}; one answer per call is supported.", hint="send n calls")
     if num_logprobs is not None and not 0 <= num_logprobs <= limits.max_top_logprobs:
         raise InvalidRequest(
             f"{num_logprobs} logprobs per token asked for; the limit is {limits.max_top_logprobs}."
@@ -104,6 +109,7 @@ def common_request(
         num_logprobs=num_logprobs,
         return_token_ids=bool(body.get("return_token_ids")),
         stops=stops,
+        num_choices=check_count(body, "n", limits.max_choices) or 1,
     )
 
 

@@ -1,28 +1,32 @@
-"""Streamed answers: engine chunks in, server-sent events out, one record at the end.
+"""Streamed answers: engine chunks in, server-sent events out, a record for every choice.
 
     engine ── chunks ──► pending ── merge ──► derender ──► client
 
 Chunks that arrive while one is being derendered are merged into the next, so a slow client or engine
 costs fewer hops instead of a growing delay. The last chunk goes out only after the whole sample has been
 verified, and what closes the stream only after it has been handed to the recorder: a client that sees the
-end can count on the record, and one that leaves before it leaves none.
+end can count on the record. One that leaves before it leaves a record of what had arrived (`cancelled`), and
+so does an engine that fails after something was sent (`broken`). Several choices share the stream, each as
+fast as it comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError
-from insitu.gateway.calls import Attempt, CallContext, Caller
+from insitu.gateway.calls import Attempt, CallContext, Caller, timed
+from insitu.gateway.choices import Choice, indexed, together
 from insitu.gateway.faults import ClientGone
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
-from insitu.gateway.sample import Generated
+from insitu.gateway.sample import verify
 
 _log = logging.getLogger(__name__)
 CALL_ID_HEADER = "x-insitu-call-id"
@@ -41,30 +45,40 @@ class EventWriter:
         )
         self._request = request
         self._context = context
+        self._num_sent = 0
+        self._turn = asyncio.Lock()
 
     async def send(self, events: list[Event]) -> None:
         if not events:
             return
-        if not self._context.sent:
-            self._context.sent = True
-            await self.response.prepare(self._request)
-        await self._write(b"".join(_encoded(event) for event in events))
+        async with self._turn:  # bounded: it is held while one chunk is written
+            with _client_only():
+                if not self._context.sent:
+                    self._context.sent = True
+                    await self.response.prepare(self._request)
+                self._num_sent += len(events)
+                await self.response.write(b"".join(_encoded(event) for event in events))
 
     async def finish(self) -> None:
-        if self._context.protocol.sends_done:
-            await self._write(b"data: [DONE]\n\n")
-        await self.response.write_eof()
+        with _client_only():
+            if self._context.protocol.sends_done:
+                await self.response.write(b"data: [DONE]\n\n")
+            await self.response.write_eof()
 
     async def fail(self, error: InsituError) -> None:
         """End a stream that has begun: an error event and nothing that says that the answer is whole."""
-        await self.send([self._context.protocol.error(error)])
-        await self.response.write_eof()
+        await self.send([self._context.protocol.error(error, self._num_sent)])
+        with _client_only():
+            await self.response.write_eof()
 
-    async def _write(self, data: bytes) -> None:
-        try:
-            await self.response.write(data)
-        except ConnectionError as error:  # not to be taken for the engine's connection
-            raise ClientGone from error
+
+@contextmanager
+def _client_only() -> Generator[None]:
+    """The client's connection is not to be taken for the engine's."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise ClientGone from error
 
 
 def _encoded(event: Event) -> bytes:
@@ -82,33 +96,48 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
     try:
         await caller.attempts(context, work)
     except ClientGone:
-        _log.info("call %s: the client left before the end; nothing is recorded", context.call_id)
+        _log.info("call %s: the client left before the end", context.call_id)
     except InsituError as error:
         if not context.sent:
             raise
         _log.warning("call %s broke off: %s", context.call_id, error.message)
-        await writer.fail(error)
+        with suppress(ClientGone):
+            await writer.fail(error)
     return writer.response
 
 
 async def _stream_once(caller: Caller, attempt: Attempt, writer: EventWriter) -> None:
-    context, lane = attempt.context, attempt.lane
-    rendered = await caller.render(attempt)
-    text = context.protocol.stream_text(lane, context.request, rendered)
-    whole = Generated()
-    async with lane.engine.stream(rendered.generate) as chunks:
-        num_sent = await attempt.timed("generate", _relay(chunks, whole, text, writer))
-    sample = caller.verified(attempt, rendered, whole)  # before the client can answer what it reads
-    await writer.send(await attempt.timed("derender", text.chunk(whole.after(num_sent), sample)))
-    caller.submit(attempt, rendered, sample, text.recorded())
-    await writer.send(text.end(usage_of(len(rendered.prompt_ids), len(sample.output_ids))))
+    context, texts = attempt.context, list[StreamText]()
+    choices = await caller.render(attempt)
+    for choice in choices:
+        texts.append(context.protocol.stream_text(attempt.lane, context.request, choice.rendered))
+        choice.text = texts[-1]
+    works = [_stream_choice(caller, attempt, *both, writer) for both in zip(choices, texts, strict=True)]
+    num_output = sum(await together(works))
+    await writer.send(texts[0].end(usage_of(len(choices[0].rendered.prompt_ids), num_output)))
     await writer.finish()
 
 
-async def _relay(
-    chunks: AsyncIterator[dict[str, Any]], whole: Generated, text: StreamText, writer: EventWriter
+async def _stream_choice(
+    caller: Caller, attempt: Attempt, choice: Choice, text: StreamText, writer: EventWriter
 ) -> int:
-    """Read the generation to its end into `whole`; send all but its last part. Returns the tokens sent."""
+    """Send one choice to its end and record it. Returns its number of tokens."""
+    whole = choice.generated
+    async with attempt.lane.engine.stream(choice.rendered.generate) as chunks:
+        num_sent = await timed(choice.timings, "generate", _relay(chunks, choice, text, writer))
+    sample = verify(whole, len(choice.rendered.prompt_ids), attempt.target)
+    events = await timed(choice.timings, "derender", text.chunk(whole.after(num_sent), sample))
+    await writer.send(indexed(events, choice.index))
+    # Nothing is awaited in between: the record is there before the client can answer what it reads.
+    caller.submit(attempt, choice, sample, text.recorded())
+    return len(sample.output_ids)
+
+
+async def _relay(
+    chunks: AsyncIterator[dict[str, Any]], choice: Choice, text: StreamText, writer: EventWriter
+) -> int:
+    """Read the generation to its end; send all but its last part. Returns the tokens sent."""
+    whole = choice.generated
     arrived = asyncio.Event()
 
     async def read() -> None:
@@ -131,7 +160,7 @@ async def _relay(
             if len(whole.token_ids) > num_sent:
                 part = whole.after(num_sent)
                 num_sent += len(part.token_ids)
-                await writer.send(await text.chunk(part, None))
+                await writer.send(indexed(await text.chunk(part, None), choice.index))
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)

@@ -93,8 +93,8 @@ class CallProtocol(Protocol):
 
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> StreamText: ...
 
-    def error(self, error: InsituError) -> Event:
-        """An error in the protocol's own shape: the data for an answer, the event for a stream."""
+    def error(self, error: InsituError, num_sent: int = 0, /) -> Event:
+        """An error in the protocol's own shape; in a stream it follows `num_sent` events."""
         ...
 
 

@@ -17,6 +17,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
+from insitu.gateway.protocols.parts import kind_refusal
 from insitu.gateway.request import CallRequest, check_count, check_object, common_request
 from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
@@ -24,7 +25,7 @@ from insitu.gateway.settings import Limits
 _RENDER, _DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
-    | {"top_logprobs", "max_completion_tokens"}
+    | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
 )
 _TEXT_PARTS = frozenset({"text", "refusal"})
 
@@ -37,7 +38,7 @@ class ChatProtocol:
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """The checked request; InvalidRequest names what is refused and why."""
-        _check_messages(body.get("messages"))
+        body = {**body, "messages": _checked_messages(body.get("messages"), body.get("model"))}
         if "chat_template" in check_object(body, "chat_template_kwargs"):
             raise InvalidRequest("`chat_template` is refused: templates are the model's own.")
         max_tokens = check_count(body, "max_completion_tokens", limits.max_output_tokens)
@@ -67,6 +68,8 @@ class ChatProtocol:
         answer = await lane.engine.post(_DERENDER, {**derender, "generate_response": whole})
         choice = answer["choices"][0]
         message = _clean(choice["message"])
+        if request.body.get("parallel_tool_calls") is False and "tool_calls" in message:
+            message["tool_calls"] = message["tool_calls"][:1]  # the engine leaves them out of streams only
         if isinstance(message.get("content"), str):
             message["content"] = StopTrimmer(request).feed(message["content"], sample)
         message.setdefault("content", None)
@@ -85,7 +88,7 @@ class ChatProtocol:
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> ChatStream:
         return ChatStream(lane, request, rendered)
 
-    def error(self, error: InsituError) -> Event:
+    def error(self, error: InsituError, _num_sent: int = 0, /) -> Event:
         return None, error.to_wire()
 
 
@@ -173,17 +176,25 @@ async def _learn_parser(lane: Lane) -> bool:
     return False
 
 
-def _check_messages(messages: object) -> None:
-    if not isinstance(messages, list) or not messages:
+def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
+    """The messages, each with its reasoning under the name that the engine reads."""
+    if not isinstance(given, list) or not given:
         raise InvalidRequest("`messages` must be a list with at least one message.")
-    for message in cast("list[object]", messages):
+    messages: list[dict[str, Any]] = []
+    for i, message in enumerate(cast("list[object]", given)):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnknownMemberType]
             raise InvalidRequest("Each message must be an object with a `role`.")
-        content: object = cast("dict[str, object]", message).get("content")
-        for part in cast("list[object]", content) if isinstance(content, list) else []:
+        message = cast("dict[str, Any]", message)
+        content: object = message.get("content")
+        for j, part in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
             kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
             if kind not in _TEXT_PARTS:
-                raise InvalidRequest(f"Content parts of type {kind!r} are refused; only text is served.")
+                raise kind_refusal(kind, model, f"messages[{i}].content[{j}]")
+        if isinstance(message.get("reasoning_content"), str):
+            message = {"reasoning": message["reasoning_content"], **message}
+            del message["reasoning_content"]
+        messages.append(message)
+    return messages
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
@@ -192,9 +203,11 @@ def _clean(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest) -> str:
-    # As OpenAI does: a call that the model chose is `tool_calls`, one that the client named is `stop`.
+    # As OpenAI does: a call that the model chose is `tool_calls`, one that the client named is `stop`, and
+    # one that may have been cut short is neither.
     named = isinstance(request.body.get("tool_choice"), dict)
-    return "tool_calls" if message.get("tool_calls") and not named else sample.finish_reason
+    called = message.get("tool_calls") and not named and sample.finish_reason == "stop"
+    return "tool_calls" if called else sample.finish_reason
 
 
 def _shown_logprobs(logprobs: dict[str, Any] | None, request: CallRequest) -> dict[str, Any] | None:

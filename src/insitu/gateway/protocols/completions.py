@@ -84,7 +84,7 @@ class CompletionsProtocol:
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> CompletionsStream:
         return CompletionsStream(lane, request, rendered)
 
-    def error(self, error: InsituError) -> Event:
+    def error(self, error: InsituError, _num_sent: int = 0, /) -> Event:
         return None, error.to_wire()
 
 

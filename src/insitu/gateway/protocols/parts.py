@@ -1,0 +1,62 @@
+"""Parts of a request, checked by the rule of the whole: what is not understood is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, cast
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.request import SAMPLING_FIELDS
+
+MEDIA_KINDS = frozenset(
+    {"image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"}
+    | {"document", "file", "input_file", "image_embeds", "audio_embeds"}
+)
+EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
+"""Parameters of the engine's chat requests that the other protocols take under the same names."""
+
+
+def objects(value: object, where: str) -> list[dict[str, Any]]:
+    """A list of objects, or InvalidRequest."""
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        raise InvalidRequest(f"`{where}` must be a list of objects.")
+    return cast("list[dict[str, Any]]", items)
+
+
+def check_fields(part: dict[str, Any], allowed: Collection[str], where: str = "") -> None:
+    """Refuse fields that are set and not allowed."""
+    unknown = sorted(key for key, value in part.items() if value is not None and key not in allowed)
+    if unknown:
+        named = ", ".join(f"`{where}.{key}`" if where else f"`{key}`" for key in unknown)
+        raise InvalidRequest(f"Not supported by this gateway: {named}.")
+
+
+def text_field(part: dict[str, Any], key: str, where: str) -> str:
+    """A field that must be a text."""
+    value = part.get(key)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"`{where}.{key}` must be a text.")
+    return value
+
+
+def kind_refusal(kind: object, model: object, where: str) -> InvalidRequest:
+    """Why a part of this type is not taken."""
+    if kind in MEDIA_KINDS:
+        return InvalidRequest(
+            f"`{where}` has the type `{kind}`, which is refused: only text is served here, and `{model}` takes text.",
+            hint="send what it shows or says as text",
+        )
+    return InvalidRequest(f"`{where}` has the type {kind!r}, which is not supported by this gateway.")
+
+
+def joined(texts: list[str]) -> str | list[dict[str, Any]]:
+    """The content of a chat message: one text as it is, several as parts that the engine joins."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def tool_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls of a chat message or of a part of one."""
+    return cast("list[dict[str, Any]]", message.get("tool_calls") or [])

@@ -1,0 +1,217 @@
+"""OpenAI's response request as a chat request.
+
+The items that one answer consisted of (reasoning, text, function calls) become one assistant message again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.parts import (
+    EXTRA_SAMPLING,
+    check_fields,
+    joined,
+    kind_refusal,
+    objects,
+    text_field,
+)
+from insitu.gateway.request import check_object
+
+LOGPROBS = "message.output_text.logprobs"
+_OWN = frozenset(
+    {"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning"}
+    | {"max_output_tokens", "stream", "stream_options", "include", "top_logprobs", "stop"}
+)
+# Of OpenAI's own service, or about tools that are refused: without any effect on an answer.
+_BOOKKEEPING = frozenset(
+    {"store", "metadata", "user", "safety_identifier", "service_tier", "prompt_cache_key", "max_tool_calls"}
+    | {"prompt_cache_retention", "prompt_cache_options"}
+)
+_NEUTRAL = {"background": (False,), "truncation": ("disabled",)}
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
+_PART = frozenset({"type", "text", "refusal", "annotations", "logprobs", "prompt_cache_breakpoint"})
+_MESSAGE = frozenset({"type", "id", "role", "content", "status", "phase"})
+_CALL = frozenset({"type", "id", "call_id", "name", "arguments", "status", "caller"})
+_OUTPUT = frozenset({"type", "id", "call_id", "output", "status", "caller", "name"})
+_REASONING = frozenset({"type", "id", "summary", "content", "encrypted_content", "status"})
+
+
+def to_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat request; InvalidRequest names what is refused and why."""
+    if body.get("previous_response_id") is not None or body.get("conversation") is not None:
+        raise InvalidRequest(
+            "`previous_response_id` and `conversation` are refused, because no answers are kept here: send the "
+            "earlier items again in `input`, with the `output` of each answer."
+        )
+    for key, neutral in _NEUTRAL.items():
+        if body.get(key) not in (None, *neutral):
+            raise InvalidRequest(f"`{key}` is {body[key]!r}, which is not supported by this gateway.")
+    check_fields(body, _OWN | _BOOKKEEPING | EXTRA_SAMPLING | _NEUTRAL.keys())
+    chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}
+    chat |= {key: body[key] for key in ("model", "stream", "stop") if key in body}
+    chat["messages"] = _messages(body)
+    if body.get("max_output_tokens") is not None:
+        chat["max_tokens"] = body["max_output_tokens"]
+    return chat | _tools(body) | _text(body) | _reasoning(body) | _logprobs(body)
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    chat: list[dict[str, Any]] = []
+    if body.get("instructions") is not None:
+        chat.append({"role": "system", "content": text_field(body, "instructions", "body")})
+    given = body.get("input")
+    if isinstance(given, str):
+        return [*chat, {"role": "user", "content": given}]
+    turn = _Turn(chat, body.get("model"))
+    for i, item in enumerate(objects(given, "input")):
+        turn.add(item, f"input[{i}]")
+    if turn.reasoning:
+        chat.append({"role": "assistant", "content": "", "reasoning": turn.reasoning})
+    return chat
+
+
+class _Turn:
+    """Adds items to chat messages; the items of one answer go into one message."""
+
+    def __init__(self, chat: list[dict[str, Any]], model: object) -> None:
+        self._chat, self._model = chat, model
+        self.reasoning = ""
+        """What was thought before the message that comes next."""
+
+    def add(self, item: dict[str, Any], where: str) -> None:
+        match item.get("type") or ("message" if "role" in item else None):
+            case "message":
+                self._message(item, where)
+            case "function_call":
+                check_fields(item, _CALL, where)
+                function = {key: text_field(item, key, where) for key in ("name", "arguments")}
+                call = {"id": text_field(item, "call_id", where), "type": "function", "function": function}
+                self._answer(None).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                check_fields(item, _OUTPUT, where)
+                texts = self._texts(item.get("output"), f"{where}.output")
+                call_id = text_field(item, "call_id", where)
+                self._chat.append({"role": "tool", "tool_call_id": call_id, "content": joined(texts)})
+            case "reasoning":
+                check_fields(item, _REASONING, where)
+                self.reasoning += self._thought(item, where)
+            case "item_reference":
+                raise InvalidRequest(
+                    f"`{where}` refers to an item, and none are kept here.", hint="send the item itself"
+                )
+            case kind:
+                raise kind_refusal(kind, self._model, where)
+
+    def _message(self, item: dict[str, Any], where: str) -> None:
+        check_fields(item, _MESSAGE, where)
+        texts = self._texts(item.get("content"), f"{where}.content")
+        if item.get("role") == "assistant":
+            message = self._answer("".join(texts))
+            message["content"] = (message["content"] or "") + "".join(texts)
+        elif item.get("role") in ("user", "system", "developer"):
+            self._chat.append({"role": item["role"], "content": joined(texts)})
+        else:
+            raise InvalidRequest(f"`{where}.role` is {item.get('role')!r}.")
+
+    def _answer(self, text: str | None) -> dict[str, Any]:
+        """The assistant message that takes the next item: the last one, unless it is another answer's."""
+        last = self._chat[-1] if self._chat else {}
+        another = text is not None and last.get("content") is not None and not last.get("tool_calls")
+        if last.get("role") != "assistant" or self.reasoning or another:
+            last = {"role": "assistant", "content": None}
+            if self.reasoning:
+                last["reasoning"], self.reasoning = self.reasoning, ""
+            self._chat.append(last)
+        return last
+
+    def _texts(self, content: object, where: str) -> list[str]:
+        if isinstance(content, str):
+            return [content]
+        texts: list[str] = []
+        for i, part in enumerate(objects(content, where)):
+            place, kind = f"{where}[{i}]", part.get("type")
+            if kind not in _TEXT_PARTS:
+                raise kind_refusal(kind, self._model, place)
+            check_fields(part, _PART, place)
+            texts.append(text_field(part, "refusal" if kind == "refusal" else "text", place))
+        return texts
+
+    def _thought(self, item: dict[str, Any], where: str) -> str:
+        for key in ("content", "summary"):
+            if item.get(key):
+                return "".join(self._texts(item[key], f"{where}.{key}"))
+        if item.get("encrypted_content"):
+            raise InvalidRequest(
+                f"`{where}` is encrypted, and only its maker can read it.", hint="leave the item out"
+            )
+        return ""
+
+
+def _tools(body: dict[str, Any]) -> dict[str, Any]:
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(objects(body.get("tools") or [], "tools")):
+        where = f"tools[{i}]"
+        if tool.get("type") != "function":
+            raise InvalidRequest(
+                f"`{where}` has the type {tool.get('type')!r}: only the agent's own functions are supported.",
+                hint="offer it as a function",
+            )
+        check_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
+        parameters = check_object(tool, "parameters")
+        function: dict[str, Any] = {"name": text_field(tool, "name", where), "parameters": parameters}
+        function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+        tools.append({"type": "function", "function": function})
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        named = check_object(body, "tool_choice")
+        if named.get("type") != "function":
+            raise InvalidRequest(f"`tool_choice` of type {named.get('type')!r} is not supported.")
+        name = text_field(named, "name", "tool_choice")
+        choice = {"type": "function", "function": {"name": name}}
+    if not tools:
+        if choice in (None, "auto", "none"):
+            return {}
+        raise InvalidRequest("`tool_choice` asks for a tool, and `tools` is empty.")
+    chat: dict[str, Any] = {"tools": tools, "tool_choice": choice or "auto"}
+    if body.get("parallel_tool_calls") is not None:
+        chat["parallel_tool_calls"] = body["parallel_tool_calls"]
+    return chat
+
+
+def _text(body: dict[str, Any]) -> dict[str, Any]:
+    text = check_object(body, "text")
+    check_fields(text, ("format", "verbosity"), "text")
+    if text.get("verbosity") not in (None, "medium"):
+        raise InvalidRequest(f"`text.verbosity` is {text['verbosity']!r}, which is not supported.")
+    wanted = check_object(text, "format")
+    match wanted.get("type", "text"):
+        case "text":
+            return {}
+        case "json_object":
+            return {"response_format": {"type": "json_object"}}
+        case "json_schema":
+            check_fields(wanted, ("type", "name", "description", "schema", "strict"), "text.format")
+            schema = {k: v for k, v in wanted.items() if k != "type" and v is not None}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        case kind:
+            raise InvalidRequest(f"`text.format.type` is {kind!r}: text, json_schema or json_object.")
+
+
+def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
+    reasoning = check_object(body, "reasoning")
+    check_fields(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
+    for key in ("summary", "generate_summary", "context"):
+        if reasoning.get(key) not in (None, "auto"):
+            raise InvalidRequest(
+                f"`reasoning.{key}` is {reasoning[key]!r}; what the model thought is shown as it is.",
+                hint=f"leave `reasoning.{key}` out",
+            )
+    return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
+
+
+def _logprobs(body: dict[str, Any]) -> dict[str, Any]:
+    wanted = LOGPROBS in (body.get("include") or [])
+    if body.get("top_logprobs") and not wanted:
+        raise InvalidRequest(f"`top_logprobs` needs `{LOGPROBS}` in `include`.")
+    return {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0} if wanted else {}
