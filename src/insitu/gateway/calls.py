@@ -3,8 +3,9 @@
     admit (hold) → resolve → choose replica → render → put back → generate → verify
         → derender → record → answer
 
-An attempt that fails before anything was recorded or sent is made again, on another replica when there is
-one. Nothing is recorded twice: a call is submitted to the recorder once, at its end.
+An attempt that fails before anything was sent is made again, on another replica when there is one, and
+leaves no record. Every other call that began to be generated is submitted to the recorder once, at its end:
+complete, or as far as it came when the client left (`cancelled`) or the engine failed (`broken`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
-from insitu.gateway.faults import Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.choices import Choice, choices_of, merged, together
+from insitu.gateway.faults import ClientGone, Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
 from insitu.gateway.labels import Labels
-from insitu.gateway.protocols.base import Answer, CallProtocol, Lane, Rendered
+from insitu.gateway.protocols.base import Answer, CallProtocol, Lane
 from insitu.gateway.put_back import PutBack
 from insitu.gateway.recorder import Recorder
 from insitu.gateway.replicas import Replica, ReplicaPool
 from insitu.gateway.request import MASKING_FIELDS, CallRequest
 from insitu.gateway.routes import Routes, Target
-from insitu.gateway.sample import Generated, Sample, verify
+from insitu.gateway.sample import Sample, partial, verify
 from insitu.gateway.settings import Limits
 from insitu.gateway.tally import Ticket
 from insitu.gateway.upstream import GENERATE_PATH
-from insitu.types import ModelCall
+from insitu.types import INCOMPLETE, ModelCall
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,14 +70,17 @@ class Attempt:
     lane: Lane
     target: Target
     timings: dict[str, float]
+    choices: list[Choice] = field(default_factory=list[Choice])
+    """The answers, from the moment at which they are asked for."""
 
-    async def timed(self, phase: str, work: Awaitable[T]) -> T:
-        """Await `work`, adding its time to `phase`."""
-        started = time.monotonic()
-        try:
-            return await work
-        finally:
-            self.timings[phase] = self.timings.get(phase, 0.0) + time.monotonic() - started
+
+async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:
+    """Await `work`, adding its time to `phase`."""
+    started = time.monotonic()
+    try:
+        return await work
+    finally:
+        timings[phase] = timings.get(phase, 0.0) + time.monotonic() - started
 
 
 class RetryBudget:
@@ -104,11 +109,11 @@ class Caller:
         self._limits = limits
         self._budget = RetryBudget()
 
-    def refuse_when_full(self) -> None:
+    def refuse_when_full(self, num_calls: int = 1) -> None:
         """Ask before a call starts, so that one that was served can always be recorded."""
         if (reason := self.recorder.refusal()) is not None:
             raise Unavailable(f"No new calls now: {reason}.", hint="retry later; see the gateway's log")
-        if self.routes.in_flight.total() >= self._limits.max_in_flight:
+        if self.routes.in_flight.total() + num_calls > self._limits.max_in_flight:
             raise Overloaded(
                 f"{self._limits.max_in_flight} calls are under way (the limit).", hint="retry later"
             )
@@ -126,8 +131,8 @@ class Caller:
             target, replica, held = await self._place(context, tried)
             lane = Lane(replica.engine, target.engine_model, target.name, context.call_id)
             try:
-                with self.routes.leased(target), replica.leased():
-                    return await work(Attempt(context, lane, target, {"held": held}))
+                with self.routes.leased(target, context.request.num_choices), replica.leased():
+                    return await self._tried(Attempt(context, lane, target, {"held": held}), work)
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 _log.exception(
                     "call %s: an answer of %s has an unexpected shape", context.call_id, replica.id
@@ -148,27 +153,28 @@ class Caller:
                 await self._pause(fault, number)
         raise AssertionError("the last attempt returns or raises")
 
-    async def render(self, attempt: Attempt) -> Rendered:
-        """The prompt as the engine will see it: what earlier calls of the rollout sampled has its own ids."""
-        context = attempt.context
-        rendered = await attempt.timed("render", context.protocol.render(attempt.lane, context.request))
+    async def render(self, attempt: Attempt) -> list[Choice]:
+        """The choices to generate, their prompt as the engine will see it.
+
+        What earlier calls of the rollout sampled has its own ids in it.
+        """
+        context, timings = attempt.context, attempt.timings
+        rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
-        return await self.put_back.restore(rollout_id, attempt.target, attempt.lane, rendered)
+        rendered = await self.put_back.restore(rollout_id, attempt.target, attempt.lane, rendered)
+        attempt.choices = choices_of(context.call_id, rendered, context.request.num_choices, timings)
+        return attempt.choices
 
-    def verified(self, attempt: Attempt, rendered: Rendered, generated: Generated) -> Sample:
-        """The sample, checked, and remembered for the turns that follow."""
-        sample = verify(generated, len(rendered.prompt_ids), attempt.target)
-        rollout_id = attempt.context.labels.rollout_id
-        self.put_back.remember(rollout_id, attempt.target, rendered, sample.output_ids)
-        return sample
-
-    def submit(self, attempt: Attempt, rendered: Rendered, sample: Sample, answer: dict[str, Any]) -> None:
-        """Hand the finished call to the recorder."""
-        context, sampling = attempt.context, rendered.generate["sampling_params"]
-        attempt.timings["total"] = time.monotonic() - context.started
+    def submit(self, attempt: Attempt, choice: Choice, sample: Sample, answer: dict[str, Any] | None) -> None:
+        """Hand a call to the recorder; a complete one is remembered for the turns that follow."""
+        context, rendered = attempt.context, choice.rendered
+        sampling = rendered.generate["sampling_params"]
+        choice.timings["total"] = time.monotonic() - context.started
+        if sample.finish_reason not in INCOMPLETE:
+            self.put_back.remember(context.labels.rollout_id, attempt.target, rendered, sample.output_ids)
         self.recorder.submit(
             ModelCall(
-                id=context.call_id,
+                id=choice.call_id,
                 rollout_id=context.labels.rollout_id,
                 model=context.request.model,
                 run=attempt.target.run,
@@ -183,28 +189,49 @@ class Caller:
                 tools=context.request.body.get("tools"),
                 answer=answer,
                 sampling={k: v for k, v in sampling.items() if not k.startswith("_")},
-                timings=attempt.timings,
+                timings=choice.timings,
                 started_at=context.started_at,
                 function=context.labels.function,
                 protocol=context.protocol.name,
             )
         )
+        choice.recorded = True
         context.ticket.recorded()
 
+    async def _tried(self, attempt: Attempt, work: Callable[[Attempt], Awaitable[T]]) -> T:
+        """One attempt; what it leaves half done is recorded as such, unless it may be made again."""
+        try:
+            return await work(attempt)
+        except (asyncio.CancelledError, ClientGone):
+            self._submit_rest(attempt, "broken" if self.routes.closing else "cancelled")
+            raise
+        except Exception:
+            if attempt.context.sent:
+                self._submit_rest(attempt, "broken")
+            raise
+
+    def _submit_rest(self, attempt: Attempt, ended: str) -> None:
+        for choice in attempt.choices:
+            if not choice.recorded:
+                answer = choice.text.recorded() if choice.text is not None else None
+                self.submit(attempt, choice, partial(choice.generated, ended, attempt.target), answer)
+
     async def _complete_once(self, attempt: Attempt) -> Answer:
-        context, lane = attempt.context, attempt.lane
-        rendered = await self.render(attempt)
-        answered = await attempt.timed(
-            "generate", lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
-        )
-        generated = Generated()
-        generated.add(answered)
-        sample = self.verified(attempt, rendered, generated)
-        answer = await attempt.timed(
-            "derender", context.protocol.answer(lane, context.request, rendered, answered, sample)
-        )
-        self.submit(attempt, rendered, sample, answer.recorded)
-        return answer
+        choices = await self.render(attempt)
+        answered = await together([self._choose(attempt, choice) for choice in choices])
+        for choice, (sample, answer) in zip(choices, answered, strict=True):
+            self.submit(attempt, choice, sample, answer.recorded)
+        return merged([answer for _, answer in answered])
+
+    async def _choose(self, attempt: Attempt, choice: Choice) -> tuple[Sample, Answer]:
+        """One whole answer, verified."""
+        lane, request, rendered = attempt.lane, attempt.context.request, choice.rendered
+        generating = lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
+        answered = await timed(choice.timings, "generate", generating)
+        choice.generated.add(answered)
+        sample = verify(choice.generated, len(rendered.prompt_ids), attempt.target)
+        answering = attempt.context.protocol.answer(lane, request, rendered, answered, sample)
+        return sample, await timed(choice.timings, "derender", answering)
 
     async def _place(self, context: CallContext, tried: set[str]) -> tuple[Target, Replica, float]:
         """The target and the replica of the next attempt. Nothing is awaited after the table was read."""

@@ -27,4 +27,4 @@ class VersionMismatch(Fault):
 
 
 class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer and nothing to record."""
+    """The client closed its connection; there is nobody to answer."""

@@ -123,7 +123,8 @@ class Routes:
         self.table: Table | None = None
         self.in_flight: Counter[str] = Counter()
         self.held = 0
-        self._closing = False
+        self.closing = False
+        """The process ends; what is still under way breaks off."""
         self._max_held = max_held
         self._default_hold_seconds = default_hold_seconds
         self._changed = asyncio.Event()
@@ -144,7 +145,7 @@ class Routes:
 
     def close(self) -> None:
         """Let no further call pass: the process ends."""
-        self._closing = True
+        self.closing = True
         self.wake()
 
     async def changed(self, seconds: float) -> bool:
@@ -181,19 +182,19 @@ class Routes:
             self.held -= 1
 
     @contextmanager
-    def leased(self, target: Target) -> Generator[None]:
-        """Count a call on its version from here to the end of its record."""
+    def leased(self, target: Target, num_calls: int = 1) -> Generator[None]:
+        """Count calls on their version from here to the end of their record."""
         key = target.version or target.name
-        self.in_flight[key] += 1
+        self.in_flight[key] += num_calls
         try:
             yield
         finally:
-            self.in_flight[key] -= 1
+            self.in_flight[key] -= num_calls
             if not self.in_flight[key]:
                 del self.in_flight[key]
 
     def _open_table(self) -> Table | None:
-        if self._closing:
+        if self.closing:
             raise Unavailable("The gateway is shutting down.", hint="retry later")
         return self.table if self.table is not None and self.table.hold is None else None
 

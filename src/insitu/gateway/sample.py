@@ -74,6 +74,26 @@ def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Samp
     )
 
 
+def partial(generated: Generated, finish_reason: str, target: Target) -> Sample:
+    """What had arrived of a generation that broke off, as far as ids and logprobs agree.
+
+    Nothing is vouched for, the version neither: it is what the engine had said, or empty.
+    """
+    ids: list[int] = []
+    logprobs: list[float] = []
+    for token, entry in zip(generated.token_ids, generated.logprob_entries, strict=False):
+        logprob = entry.get("logprob")
+        if entry.get("token_id") != token or not isinstance(logprob, int | float):
+            break
+        if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB or not 0 <= token <= _MAX_TOKEN_ID:
+            break
+        ids.append(token)
+        logprobs.append(float(logprob))
+    versions = {str(span.get("version")) for span in generated.weight_versions or []}
+    said = generated.model if target.is_adapter else "".join(versions) if len(versions) == 1 else None
+    return Sample(ids, logprobs, finish_reason, generated.stop_reason, said or "")
+
+
 def _logprobs(generated: Generated, num_prompt_tokens: int) -> list[float]:
     ids, entries, usage = generated.token_ids, generated.logprob_entries, generated.usage or {}
     counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))

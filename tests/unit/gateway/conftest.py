@@ -46,6 +46,8 @@ class GatewayUnderTest:
         self.engines = engines
         self.records_url = url
         self.epoch = 0
+        self.close: Callable[[], Awaitable[None]]
+        """End the gateway before the test does."""
 
     @property
     def engine(self) -> StandinEngine:
@@ -100,6 +102,10 @@ class GatewayUnderTest:
     async def records(self) -> list[ModelCall]:
         """All records, after the recorder has written them."""
         await until(lambda: self._written(), "the recorder writes everything")
+        return self.stored()
+
+    def stored(self) -> list[ModelCall]:
+        """All records that are in the store."""
         store = RecordStore(self.records_url)
         try:
             with store._engine.begin() as connection:
@@ -151,6 +157,7 @@ async def start_gateway(tmp_path: Path) -> AsyncIterator[StartGateway]:
             timeout = aiohttp.ClientTimeout(total=20)
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
             gateway = GatewayUnderTest(port, session, engines, url)
+            gateway.close = runner.cleanup
             if install:
                 await gateway.put_table()
             return gateway

@@ -1,0 +1,95 @@
+"""The answers to one request: each is generated, verified and recorded as a call of its own.
+
+    render ──► generate, choice 0 ──► verify ──► derender ─┐
+           ├─► generate, choice 1 ──► verify ──► derender ─┼──► one answer, choices in order
+           └─► generate, choice 2 ──► verify ──► derender ─┘
+
+An answer goes out whole: when one choice fails, the attempt fails, and none of its choices is recorded. In
+a stream each choice is recorded when its own end has gone out; when one breaks, so do those that are still
+open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
+from insitu.gateway.sample import Generated
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer of an attempt, from its first token to its record."""
+
+    index: int
+    call_id: str
+    rendered: Rendered
+    """The prompt, with the generate request of this choice."""
+    timings: dict[str, float]
+    """Seconds by phase."""
+    generated: Generated = field(default_factory=Generated)
+    """What has arrived so far."""
+    text: StreamText | None = None
+    """What went out so far, of a stream."""
+    recorded: bool = False
+
+
+def choices_of(call_id: str, rendered: Rendered, count: int, timings: dict[str, float]) -> list[Choice]:
+    """The choices of a rendered request: the first has the id of the call, the others `<id>-1` and so on."""
+    return [
+        Choice(index, _numbered(call_id, index), _own(rendered, call_id, index), dict(timings))
+        for index in range(count)
+    ]
+
+
+def merged(answers: Sequence[Answer]) -> Answer:
+    """One answer with all choices."""
+    first, *others = answers
+    if not others:
+        return first
+    usages = [answer.body["usage"] for answer in answers]
+    choices = [answer.body["choices"][0] | {"index": index} for index, answer in enumerate(answers)]
+    num_output = sum(usage["completion_tokens"] for usage in usages)
+    usage = usages[0] | usage_of(usages[0]["prompt_tokens"], num_output)
+    return Answer(first.body | {"choices": choices, "usage": usage}, first.recorded)
+
+
+def indexed(events: list[Event], index: int) -> list[Event]:
+    """The events of one choice, saying which."""
+    for _, data in events if index else []:
+        for choice in data["choices"]:
+            choice["index"] = index
+    return events
+
+
+async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results; the first failure ends the others before it is raised."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _numbered(call_id: str, index: int) -> str:
+    return f"{call_id}-{index}" if index else call_id
+
+
+def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
+    """The same prompt under the choice's own id; a seed is counted up, or all choices would be the same."""
+    if not index:
+        return rendered
+    sampling = rendered.generate["sampling_params"]
+    if sampling.get("seed") is not None:
+        sampling = sampling | {"seed": sampling["seed"] + index}
+    generate = rendered.generate | {"request_id": _numbered(call_id, index), "sampling_params": sampling}
+    return Rendered(rendered.prompt_ids, generate, rendered.from_text)
