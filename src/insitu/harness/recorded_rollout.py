@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.harness.capture import INCOMPLETE_CALL, LATE, UNFINISHED, UNRECORDED, Capture
+from insitu.harness.capture import (
+    INCOMPLETE_CALL,
+    LATE,
+    OTHER_FUNCTION,
+    OTHER_MODEL,
+    UNFINISHED,
+    UNRECORDED,
+    Capture,
+)
 from insitu.harness.targets import Targets
 
 Json = dict[str, Any]
@@ -24,6 +32,8 @@ class RecordedRollout:
     calls: Sequence[Json] = ()
     call_ids: Sequence[str] = ()
     """The calls to train on, in order."""
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why the others are not trained on, by their id."""
     capture: Capture = field(default_factory=Capture)
     why_none: str = ""
     """What to say when there is nothing to train on."""
@@ -31,8 +41,7 @@ class RecordedRollout:
     @property
     def chosen(self) -> list[Json]:
         """The calls to train on."""
-        wanted = set(self.call_ids)
-        return [call for call in self.calls if call["id"] in wanted]
+        return [call for call in self.calls if call["id"] not in self.left_out]
 
 
 async def read_rollout(
@@ -41,8 +50,10 @@ async def read_rollout(
     """What was recorded so far. Given what was there `before`, nothing that came after it is trained on."""
     record = await _settled(gateway, rollout_id)
     call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(record.calls)]
+    others = [call for call in record.calls if call["id"] not in set(call_ids)]
+    left_out = {call["id"]: targets.left_out_as(call) or LATE for call in others}
     why_none = targets.why_none(record.calls, record.unrecorded)
-    return RecordedRollout(record.calls, call_ids, _capture(record, targets, call_ids), why_none)
+    return RecordedRollout(record.calls, call_ids, left_out, _capture(record, left_out), why_none)
 
 
 async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
@@ -56,22 +67,21 @@ async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
     return record
 
 
-def _capture(record: RolloutRecord, targets: Targets, call_ids: Sequence[str]) -> Capture:
-    trained = set(call_ids)
-    kinds = Counter(targets.left_out_as(call) for call in record.calls if call["id"] not in trained)
-    late = kinds.pop(None, 0)
+def _capture(record: RolloutRecord, left_out: Mapping[str, str]) -> Capture:
+    kinds = Counter(left_out.values())
+    num_unrecorded = sum(record.unrecorded.values())
     dropped = {
-        INCOMPLETE_CALL: kinds.pop(INCOMPLETE_CALL, 0),
-        LATE: late,
-        UNRECORDED: sum(record.unrecorded.values()),
+        INCOMPLETE_CALL: kinds[INCOMPLETE_CALL],
+        LATE: kinds[LATE],
+        UNRECORDED: num_unrecorded,
         UNFINISHED: record.under_way,
     }
-    num_known = len(record.calls) + sum(record.unrecorded.values()) + record.under_way
+    num_known = len(record.calls) + num_unrecorded + record.under_way
     return Capture(
         seen=record.seen or 0,
         uncounted=num_known if record.seen is None else 0,
-        trained=sum(call["id"] in trained for call in record.calls),
-        context_only={kind: count for kind, count in kinds.items() if kind is not None},
+        trained=len(record.calls) - len(left_out),
+        context_only={kind: kinds[kind] for kind in (OTHER_MODEL, OTHER_FUNCTION) if kinds[kind]},
         dropped={reason: count for reason, count in dropped.items() if count},
     )
 

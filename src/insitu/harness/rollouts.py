@@ -161,7 +161,7 @@ class Collector:
                 # The reward is there, and the account is that of the agent's own calls.
                 self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
                 return
-            record["calls"] = with_judge.calls
+            record |= {"calls": with_judge.calls, "left_out": with_judge.left_out}
             record["metadata"] |= _figures(with_judge)
 
     async def _finish_group(
@@ -236,6 +236,7 @@ def _record(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedRo
         "reason": outcome.reason,
         "seconds": outcome.seconds,
         "call_ids": list(recorded.call_ids),
+        "left_out": recorded.left_out,
         "metadata": _figures(recorded),
         "input": plan.example.input,
         "expected": plan.example.expected,

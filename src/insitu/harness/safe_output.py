@@ -24,12 +24,17 @@ def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
     output.flush()
 
 
+def visible(text: str) -> str:
+    """Text with every control character but the line feed spelt out; nothing else is changed."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def printable(text: str) -> str:
     """Text safe to show: control characters escaped, further lines indented, cut when long."""
     text = text.strip().replace("\r\n", "\n")
     if len(text) > _MAX_MESSAGE_CHARS:
         text = f"{text[:_MAX_MESSAGE_CHARS]}... ({len(text) - _MAX_MESSAGE_CHARS} characters more)"
-    text = _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = visible(text)
     # Indented, no text can pass for a log line of its own.
     return "\n".join(line if i == 0 else f"    {line.strip()}" for i, line in enumerate(text.split("\n")))
 
@@ -37,10 +42,12 @@ def printable(text: str) -> str:
 class SafeOutput:
     """A stream that never raises: when its reader is gone, a run that may have hours behind it goes on."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        """`quiet`: a reader that is gone is not worth a word, as with ``| head``."""
         # Standard output is None in a process that was started without one.
         chosen: TextIO | None = sys.stdout if stream is None else stream
         self._gone = chosen is None
+        self._quiet = quiet
         self._stream = io.StringIO() if chosen is None else chosen
         self._stderr = sys.stderr
         self.encoding: str = getattr(chosen, "encoding", None) or "utf-8"
@@ -74,6 +81,8 @@ class SafeOutput:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
+        if self._quiet:
+            return
         with suppress(AttributeError, OSError, ValueError):
             self._stderr.write(f"WARNING - nothing more is shown ({error}); the run goes on\n")
             self._stderr.flush()

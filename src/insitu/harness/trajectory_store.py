@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.episode import Call, Trajectory
-from insitu.harness.json_lines import DamagedFile, JsonLines, Span, encode, read_record
+from insitu.harness.json_lines import DamagedFile, JsonLines, Span, encode, read_only, read_record
 from insitu.harness.step_rewards import trained_step_rewards
 from insitu.recorded import expand
 from insitu.types import Ending
@@ -141,6 +141,24 @@ class TrajectoryStore:
         self._entries[entry.rollout_id] = entry
         self._groups.setdefault(entry.index, {})[entry.rollout_id] = None
         return entry
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The rollouts in a file that a run may still be writing; it is not touched."""
+    entries: dict[str, Entry] = {}
+    for span, record in read_only(path):
+        try:
+            entry = _entry(span, record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(f"{path} has no valid rollout at byte {span.offset}: {error}") from error
+        entries[entry.rollout_id] = entry
+    return list(entries.values())
+
+
+def read_whole(path: Path, entry: Entry) -> dict[str, Any]:
+    """The whole record of an entry, with every call made whole."""
+    record = _read(path, entry)
+    return record | {"calls": expand(record.get("calls") or ())}
 
 
 def _check(record: Mapping[str, Any]) -> None:

@@ -147,7 +147,9 @@ class StandinGatewayClient(GatewayClient):
         """The run."""
         return [self._run]
 
-    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
+    async def rollout_record(
+        self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
+    ) -> RolloutRecord:
         """One call with three sampled tokens, seen once."""
         call: Json = {
             "id": f"call-{rollout_id}",
@@ -169,6 +171,7 @@ class StandinGatewayClient(GatewayClient):
             "started_at": 0.0,
         }
         ids = {"prompt_ids": [1, 2], "output_ids": [3, 4, 5], "logprobs": [-0.1, -0.2, -0.3]}
+        call |= {"prompt_text": "question", "output_pieces": ["an", "sw", "er"]} if pieces else {}
         return RolloutRecord([call | (ids if tokens else {})], seen=1)
 
 

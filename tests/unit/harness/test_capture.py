@@ -36,8 +36,10 @@ class ScriptedGatewayClient(StandinGatewayClient):
         super().__init__("standin-run")
         self.records, self.num_read = records, 0
 
-    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
-        del rollout_id, tokens
+    async def rollout_record(
+        self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
+    ) -> RolloutRecord:
+        del rollout_id, tokens, pieces
         self.num_read += 1
         return self.records[min(self.num_read, len(self.records)) - 1]
 
@@ -169,8 +171,10 @@ class Judge(Evaluator):
 class GrowingGatewayClient(StandinGatewayClient):
     """After the first look at a rollout it has a judge's call as well."""
 
-    async def rollout_record(self, rollout_id: str, *, tokens: bool = True) -> RolloutRecord:
-        record = await super().rollout_record(rollout_id, tokens=tokens)
+    async def rollout_record(
+        self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
+    ) -> RolloutRecord:
+        record = await super().rollout_record(rollout_id, tokens=tokens, pieces=pieces)
         known: set[str] = self.__dict__.setdefault("known", set[str]())
         if rollout_id not in known:
             known.add(rollout_id)
