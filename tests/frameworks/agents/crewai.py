@@ -1,0 +1,28 @@
+"""A crew of one agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crewai import Agent, Crew, Task
+from crewai.tools import tool
+
+
+@tool("measure")
+def measure(thing: str) -> str:
+    """Measures a thing."""
+    return thing.replace("thing-", "measured-")
+
+
+async def agent(question: str, context: Any) -> str:
+    measurer = Agent(
+        role="measurer",
+        goal="You measure things with the tool.",
+        backstory="You have scales.",
+        llm=context.client("crewai"),
+        tools=[measure],
+        max_iter=3,
+    )
+    task = Task(description=question, expected_output="The measurement.", agent=measurer)
+    crew = Crew(agents=[measurer], tasks=[task])
+    return (await crew.akickoff()).raw

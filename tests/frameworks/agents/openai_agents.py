@@ -1,0 +1,24 @@
+"""An agent of the OpenAI Agents SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents import Agent, RunConfig, Runner, function_tool
+
+
+@function_tool
+def measure(thing: str) -> str:
+    """Measures a thing."""
+    return thing.replace("thing-", "measured-")
+
+
+async def agent(question: str, context: Any) -> str:
+    measurer = Agent(
+        name="measurer",
+        instructions="You measure things with the tool.",
+        model=context.client("openai_agents"),
+        tools=[measure],
+    )
+    result = await Runner.run(measurer, question, max_turns=3, run_config=RunConfig(tracing_disabled=True))
+    return result.final_output

@@ -1,0 +1,45 @@
+"""Agents of the frameworks that fit into one environment with the backend: recorded and trained."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from pathlib import Path
+
+import pytest
+
+from insitu.testing.models import tiny
+from insitu.types import StepSettings
+from tests.frameworks.checks import check_scripted, collect_group
+from tests.support.backend import running_backend
+
+FRAMEWORKS = ("openai", "anthropic", "langchain", "openai_agents", "pydantic_ai", "google_adk")
+"""LlamaIndex wants an older SDK of OpenAI: it is checked in the environment of the others."""
+
+
+def agent_of(framework: str):
+    return importlib.import_module(f"tests.frameworks.agents.{framework}").agent
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_scripted(framework: str, scripted_gateway: str) -> None:
+    await check_scripted(framework, agent_of(framework), scripted_gateway)
+
+
+@pytest.mark.timeout(600)
+async def test_one_step_trains_on_all(tmp_path: Path) -> None:
+    arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "2048"]
+    arguments += ["--dtype", "float32", "--tool-call-parser", "hermes"]
+    async with running_backend(tmp_path / "state", *arguments) as backend, backend.client() as client:
+        await client.register_run("frameworks", "tiny")
+        await client.wait_run_ready("frameworks", 120)
+        collected = [collect_group(f, agent_of(f), backend.gateway_url, "frameworks") for f in FRAMEWORKS]
+        groups = await asyncio.gather(*collected)
+        for group in groups:
+            await client.put_group(group)
+        ids = [group.id for group in groups]
+        job = await client.submit_step("frameworks", ids, StepSettings(), idempotency_key="step-1")
+        done = await client.wait_job(job.id, deadline_seconds=120)
+    print(done.metrics)
+    assert done.step == 1
