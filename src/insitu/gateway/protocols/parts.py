@@ -44,7 +44,7 @@ def kind_refusal(kind: object, model: object, where: str) -> InvalidRequest:
     """Why a part of this type is not taken."""
     if kind in MEDIA_KINDS:
         return InvalidRequest(
-            f"`{where}` has the type `{kind}`, which is refused: only text is served here, and `{model}` takes text.",
+            f"`{where}` has the type `{kind}`: only text is served here, and `{model}` is served for text.",
             hint="send what it shows or says as text",
         )
     return InvalidRequest(f"`{where}` has the type {kind!r}, which is not supported by this gateway.")

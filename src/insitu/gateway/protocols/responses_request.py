@@ -41,8 +41,8 @@ def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     """The chat request; InvalidRequest names what is refused and why."""
     if body.get("previous_response_id") is not None or body.get("conversation") is not None:
         raise InvalidRequest(
-            "`previous_response_id` and `conversation` are refused, because no answers are kept here: send the "
-            "earlier items again in `input`, with the `output` of each answer."
+            "`previous_response_id` and `conversation` are refused, as no answers are kept here: send "
+            "the earlier items again in `input`, with the `output` of each answer."
         )
     for key, neutral in _NEUTRAL.items():
         if body.get(key) not in (None, *neutral):

@@ -143,10 +143,10 @@ class ResponsesStream:
         part["logprobs"] = [*part["logprobs"], *taken]
         return taken
 
-    def _in_item(self, name: str, **data: Any) -> None:
+    def _in_item(self, name: str, /, **data: Any) -> None:
         self._add(name, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **data)
 
-    def _add(self, name: str, **data: Any) -> None:
+    def _add(self, name: str, /, **data: Any) -> None:
         self._events.append((name, {"type": name, "sequence_number": self._num_events, **data}))
         self._num_events += 1
 
