@@ -103,13 +103,13 @@ def read_calls(folder: Path) -> Calls:
 
 
 def advantages() -> list[float]:
-    return group_advantages([random.Random(i).random() for i in range(NUM_ROLLOUTS)])
+    return [each for (each,) in group_advantages([[random.Random(i).random()] for i in range(NUM_ROLLOUTS)])]
 
 
 def sequences_of(rollouts: Calls) -> list[TrainingSequence]:
     sequences: list[TrainingSequence] = []
     for number, (calls, advantage) in enumerate(zip(rollouts, advantages(), strict=True)):
-        sequences += build_sequences(calls, f"rollout-{number}", advantage)[0]
+        sequences += build_sequences(calls, f"rollout-{number}", [advantage] * len(calls))[0]
     return sequences
 
 

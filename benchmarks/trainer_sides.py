@@ -97,7 +97,7 @@ def bare_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=SETTINGS.learning_rate, weight_decay=0.0)
     objective = objective_of(SETTINGS)
-    batches = [collate(shares) for shares in packed(read_calls(folder)).ranks[0]]
+    batches = [collate(part) for part in packed(read_calls(folder)).ranks[0]]
     rows = [(batch, dense_mask(batch)) for batch in batches]
 
     def step() -> float:

@@ -271,9 +271,10 @@ async def _group_lines(
     """The upload in pieces of whole lines; large groups are never one body in memory."""
     buffer = bytearray(_line({"group": {"num_trajectories": len(group.trajectories)}}))
     for trajectory in group.trajectories:
-        _check_finite([trajectory.reward, trajectory.metadata], trajectory.rollout_id)
+        checked = [trajectory.reward, trajectory.metadata, trajectory.step_rewards]
+        _check_finite(checked, trajectory.rollout_id)
         calls = inline.get(trajectory.rollout_id, ())
-        head = {
+        head: Json = {
             "rollout_id": trajectory.rollout_id,
             "reward": trajectory.reward,
             "ending": trajectory.ending,
@@ -281,6 +282,8 @@ async def _group_lines(
             "num_inline_calls": len(calls),
             "metadata": trajectory.metadata,
         }
+        if trajectory.step_rewards is not None:
+            head["step_rewards"] = trajectory.step_rewards
         for line in chain([{"trajectory": head}], ({"call": call} for call in calls)):
             buffer += _line(line)
             if len(buffer) >= _UPLOAD_BYTES:
@@ -299,7 +302,8 @@ def _check_finite(value: object, rollout_id: str) -> None:
     """Refuse NaN and infinities here: on the wire they would become null without a word."""
     if isinstance(value, float) and not math.isfinite(value):
         raise errors.InvalidRequest(
-            f"rollout {rollout_id!r} holds the number {value}", hint="check its reward and metadata"
+            f"rollout {rollout_id!r} holds the number {value}",
+            hint="check its reward, its step rewards and its metadata",
         )
     if isinstance(value, dict):
         value = list(cast(Json, value).values())

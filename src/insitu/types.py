@@ -117,6 +117,8 @@ class Trajectory:
     reward: float
     ending: Ending = Ending.COMPLETED
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    step_rewards: list[float] | None = None
+    """What each call was worth besides, one number per entry of `call_ids`; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +134,20 @@ class TrajectoryGroup:
 class TrainingSequence:
     """Tokens as the engine saw them, with the sampled ones marked.
 
-    `logprobs[i]` and `mask[i]` belong to `token_ids[i]`: mask is 1 where the token was sampled and enters
-    the loss. A rollout whose calls do not extend one another gives several sequences that share its
-    advantage.
+    All lists have one entry per token. A rollout whose calls do not extend one another gives several
+    sequences.
     """
 
     rollout_id: str
     token_ids: list[int]
     mask: list[int]
+    """1 where the token was sampled and enters the loss."""
     logprobs: list[float]
-    advantage: float
+    """The sampler's; 0 where the mask is 0."""
+    advantages: list[float]
+    """Those of the calls that sampled the tokens; 0 where the mask is 0."""
+    constrained: list[int]
+    """1 where a grammar narrowed the distribution that the token was drawn from, and its logprob with it."""
 
 
 @dataclass(frozen=True, slots=True)

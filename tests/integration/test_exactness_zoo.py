@@ -152,9 +152,9 @@ def examine_rollout(
     """Check one rollout; return its sequences without the tokens of a grammar."""
     rollout_id = calls[0].rollout_id or ""
     check_records(witnessed, calls)
-    every, num_breaks = build_sequences(calls, rollout_id, 1.0)
+    every, num_breaks = build_sequences(calls, rollout_id, [1.0] * len(calls))
     placed = check_sequences(witnessed, every)
-    free, _ = build_sequences(calls, rollout_id, 1.0, mask_constrained=True)
+    free, _ = build_sequences(calls, rollout_id, [1.0] * len(calls), mask_constrained=True)
     check_sequences([seen for seen, call in zip(witnessed, calls, strict=True) if not call.constrained], free)
     check_forced(model, every, [span for span, call in zip(placed, calls, strict=True) if call.constrained])
     counts["calls"] += len(calls)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.sequences import make_sequence
 from tests.support.trees import random_shares
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,7 +38,7 @@ def _sequences(step: int, count: int) -> list[TrainingSequence]:
         ids = prompt + [rng.randrange(3, 2000) for _ in range(num_output)]
         mask = [0] * num_prompt + [1] * num_output
         logprobs = [0.0] * num_prompt + [-10.8 + rng.random() for _ in range(num_output)]
-        sequences.append(TrainingSequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.2, 0.0, 0.7])))
+        sequences.append(make_sequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.2, 0.0, 0.7])))
     return sequences
 
 

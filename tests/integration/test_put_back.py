@@ -145,7 +145,7 @@ async def test_whatever_is_sampled_the_prompt_is_what_byte_comparison_asks_for(
                 changed = changed or call.prompt_ids[: len(last)] != last
                 num_drifted += call.prompt_ids != rendered
                 num_changed += call.prompt_ids[: len(last)] != last
-        sequences, breaks = build_sequences(calls, rollout, 1.0)
+        sequences, breaks = build_sequences(calls, rollout, [1.0] * len(calls))
         assert (breaks == 0) == (not changed)
         num_whole += breaks == 0
         assert sum(sum(s.mask) for s in sequences) == sum(len(c.output_ids) for c in calls)
@@ -171,7 +171,7 @@ async def test_conversations_of_whole_letters_are_one_sequence_each(
     assert len(rollouts) == 12
     num_drifted = 0
     for rollout, calls in rollouts.items():
-        sequences, breaks = build_sequences(calls, rollout, 1.0)
+        sequences, breaks = build_sequences(calls, rollout, [1.0] * len(calls))
         assert (len(calls), len(sequences), breaks) == (3, 1, 0)
         assert sequences[0].token_ids == calls[-1].prompt_ids + calls[-1].output_ids
         num_drifted += calls[-1].prompt_ids != await as_rendered(gateway, calls[-1])

@@ -113,7 +113,7 @@ def packed_logprobs(
     new: list[float] = []
     recorded: list[float] = []
     for members in packing.ranks[0]:
-        batch = collate(members, packing.is_shared)
+        batch = collate(members)
         logprob_t, _ = policy(batch)
         new += logprob_t.tolist()
         recorded += batch.sampler_t.tolist()
@@ -143,10 +143,12 @@ def _refuse_beyond_exact(recomputed: Sequence[float], recorded: Sequence[float])
 
 
 def check_advantages(rewards: dict[str, float], sequences: Sequence[TrainingSequence]) -> None:
-    """Within a group a better rollout has a larger advantage; a rollout has one; their mean is zero."""
-    by_rollout = {sequence.rollout_id: sequence.advantage for sequence in sequences}
-    if any(by_rollout[sequence.rollout_id] != sequence.advantage for sequence in sequences):
-        raise NotExact("a rollout has several advantages")
+    """Without step rewards a rollout has one advantage, on its sampled tokens and nowhere else; a better
+    rollout has a larger one, and the mean of the group is zero."""
+    by_rollout = {sequence.rollout_id: max(sequence.advantages, key=abs) for sequence in sequences}
+    for sequence in sequences:
+        if sequence.advantages != [by_rollout[sequence.rollout_id] * flag for flag in sequence.mask]:
+            raise NotExact("a rollout has several advantages, or on tokens that it did not sample")
     if set(by_rollout) != set(rewards) or abs(sum(by_rollout.values())) > 1e-6 * len(rewards):
         raise NotExact(f"the advantages {by_rollout} are not relative to the group")
     ranked = sorted(rewards, key=rewards.__getitem__)

@@ -36,21 +36,26 @@ def _sequences(
 ) -> list[TrainingSequence]:
     """One to three turns; after a prefix break a new sequence keeps some beginning of the old one."""
     made: list[TrainingSequence] = []
-    ids, mask = list(prompt), [0] * len(prompt)
+    ids, advantages = list(prompt), [0.0] * len(prompt)
     for turn in range(rng.randint(1, 3)):
         if turn and rng.random() < 0.4:
-            made.append(_sequence(rng, rollout_id, ids, mask))
+            made.append(_sequence(rng, rollout_id, ids, advantages))
             kept = rng.randint(0, len(ids))
-            ids, mask = ids[:kept], [0] * kept
+            ids, advantages = ids[:kept], [0.0] * kept
         told, sampled = tokens(6, 0 if ids else 1), tokens(6)
-        ids, mask = ids + told + sampled, mask + [0] * len(told) + [1] * len(sampled)
-    made.append(_sequence(rng, rollout_id, ids, mask))
+        ids = ids + told + sampled
+        advantages = advantages + [0.0] * len(told) + [rng.choice([-1.0, 0.5, 2.0])] * len(sampled)
+    made.append(_sequence(rng, rollout_id, ids, advantages))
     if rng.random() < 0.3:  # what a tool said last
         told = tokens(4)
-        made[-1] = _sequence(rng, rollout_id, ids + told, mask + [0] * len(told))
+        made[-1] = _sequence(rng, rollout_id, ids + told, advantages + [0.0] * len(told))
     return made
 
 
-def _sequence(rng: random.Random, rollout_id: str, ids: list[int], mask: list[int]) -> TrainingSequence:
+def _sequence(
+    rng: random.Random, rollout_id: str, ids: list[int], advantages: list[float]
+) -> TrainingSequence:
+    """What has an advantage was sampled."""
+    mask = [int(advantage != 0.0) for advantage in advantages]
     logprobs = [-4.0 - rng.random() if flag else 0.0 for flag in mask]
-    return TrainingSequence(rollout_id, ids, mask, logprobs, rng.choice([-1.0, 0.5, 2.0]))
+    return TrainingSequence(rollout_id, ids, mask, logprobs, advantages, [0] * len(ids))

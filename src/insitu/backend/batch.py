@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from insitu.gateway.records import RecordStore
-from insitu.training.advantage import group_advantages
+from insitu.training.advantage import call_returns, group_advantages
 from insitu.training.objective import objective_of
 from insitu.training.sequences import build_sequences
 from insitu.types import (
@@ -42,6 +42,9 @@ class _Account:
 
     counts: Counter[str] = field(default_factory=Counter[str])
     rewards: list[float] = field(default_factory=list[float])
+    step_rewards: list[float] = field(default_factory=list[float])
+    returns: list[float] = field(default_factory=list[float])
+    """Of whole rollouts: the reward with all step rewards."""
     components: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     advantages: list[float] = field(default_factory=list[float])
     staleness: list[int] = field(default_factory=list[int])
@@ -52,6 +55,8 @@ class _Account:
         for trajectory in group.trajectories:
             self.counts["calls"] += len(trajectory.call_ids)
             self.rewards.append(trajectory.reward)
+            self.step_rewards += trajectory.step_rewards or []
+            self.returns.append(_returns(trajectory)[0])
             for name, value in _components(trajectory).items():
                 self.components[name].append(value)
 
@@ -62,6 +67,8 @@ class _Account:
     def metrics(self) -> dict[str, float]:
         figures = {f"account/{name}": float(self.counts[name]) for name in (*_COUNTS, *_CALL_COUNTS)}
         figures |= _spread("reward", self.rewards) | _spread("advantage", self.advantages)
+        if self.step_rewards:
+            figures |= _spread("reward/step", self.step_rewards) | _spread("reward/return", self.returns)
         for name, values in self.components.items():
             figures[f"reward/component/{name}"] = math.fsum(values) / len(values)
         if self.staleness:
@@ -82,8 +89,8 @@ def make_batch(
     sequences: list[TrainingSequence] = []
     for group in groups:
         account.add(group)
-        advantages = group_advantages([trajectory.reward for trajectory in group.trajectories], kind)
-        if not any(advantages):
+        advantages = group_advantages([_returns(trajectory) for trajectory in group.trajectories], kind)
+        if not any(map(any, advantages)):
             account.leave_out(group.trajectories, "zero_variance")
             continue
         calls = _calls_of(group.trajectories, records)
@@ -92,24 +99,24 @@ def make_batch(
         if age > settings.max_staleness:
             account.leave_out(group.trajectories, "stale")
             continue
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+        for trajectory, of_calls in zip(group.trajectories, advantages, strict=True):
             if settings.mask_truncated and trajectory.ending is Ending.LENGTH:
                 account.leave_out([trajectory], "truncated")
                 continue
             own = [calls[call_id] for call_id in trajectory.call_ids]
-            sequences += _sequences(own, trajectory, advantage, settings, account)
+            sequences += _sequences(own, trajectory, of_calls, settings, account)
     return Batch(sequences, account.metrics())
 
 
 def _sequences(
     calls: Sequence[ModelCall],
     trajectory: Trajectory,
-    advantage: float,
+    advantages: Sequence[float],
     settings: StepSettings,
     account: _Account,
 ) -> list[TrainingSequence]:
     made, breaks = build_sequences(
-        calls, trajectory.rollout_id, advantage, mask_constrained=settings.mask_constrained
+        calls, trajectory.rollout_id, advantages, mask_constrained=settings.mask_constrained
     )
     masked = sum(call.constrained for call in calls) if settings.mask_constrained else 0
     account.counts["trained" if made else "constrained"] += 1
@@ -118,8 +125,12 @@ def _sequences(
     account.counts["prefix_breaks"] += breaks
     account.counts["constrained_tokens"] += sum(len(call.output_ids) for call in calls if call.constrained)
     if made:
-        account.advantages.append(advantage)
+        account.advantages.append(math.fsum(advantages) / len(advantages))
     return made
+
+
+def _returns(trajectory: Trajectory) -> list[float]:
+    return call_returns(trajectory.reward, trajectory.step_rewards, len(trajectory.call_ids))
 
 
 def _calls_of(trajectories: Sequence[Trajectory], records: RecordStore) -> dict[str, ModelCall]:

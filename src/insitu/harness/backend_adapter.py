@@ -17,6 +17,7 @@ from insitu.harness.trained_model import TrainedModel
 from insitu.harness.trainer_adapter import TrainerAdapter
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.plugins import Parts
+from insitu.training.advantage import call_returns
 from insitu.types import REWARD_COMPONENTS, JobState, StepSettings, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
 
@@ -109,7 +110,7 @@ class BackendAdapter(TrainerAdapter):
         """Upload a group that can teach something; the backend has it durably on return."""
         group_id = _group_id(run_id, epoch, group)
         trajectories = [_uploaded(t) for t in group if t.trainable]
-        if len({t.reward for t in trajectories}) < 2 or group_id in self._uploaded:
+        if not _comparable(trajectories) or group_id in self._uploaded:
             return
         async with self._uploads:
             await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, trajectories))
@@ -125,7 +126,7 @@ class BackendAdapter(TrainerAdapter):
         if missing or not ids:
             raise InvalidRequest(
                 f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
-                hint="submit groups with at least two different rewards",
+                hint="submit groups of two rollouts or more with different rewards or step rewards",
             )
         settings = StepSettings(**self._training.model_dump())
         key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
@@ -178,9 +179,21 @@ def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
     metadata: dict[str, Any] = {"example_id": trajectory.example_id, "generation": trajectory.generation}
     if REWARD_COMPONENTS in trajectory.metadata:
         metadata[REWARD_COMPONENTS] = trajectory.metadata[REWARD_COMPONENTS]
+    steps = None if trajectory.step_rewards is None else list(trajectory.step_rewards)
     return UploadedTrajectory(
-        trajectory.rollout_id, list(trajectory.call_ids), trajectory.reward, trajectory.ending, metadata
+        trajectory.rollout_id,
+        list(trajectory.call_ids),
+        trajectory.reward,
+        trajectory.ending,
+        metadata,
+        steps,
     )
+
+
+def _comparable(group: Sequence[UploadedTrajectory]) -> bool:
+    """Whether the returns of their calls differ; one rollout alone has nothing to be compared with."""
+    returns = {value for t in group for value in call_returns(t.reward, t.step_rewards, len(t.call_ids))}
+    return len(group) > 1 and len(returns) > 1
 
 
 def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:

@@ -3,7 +3,7 @@
 A step reads: ``group_advantages → build_sequences → shares_of → pack → Passes → optimizer_step``.
 
 ========================  =================================================================
-``advantage.py``          rewards of a group → one advantage per rollout
+``advantage.py``          rewards of a group → one advantage per model call
 ``sequences.py``          recorded calls of a rollout → training sequences
 ``objective.py``          named losses: surrogate, weights, advantage, clip
 ``shares.py``             sequences → their weights in the loss of the step

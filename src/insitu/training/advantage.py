@@ -1,9 +1,10 @@
-"""Group-relative advantages: a rollout is judged against its siblings on the same example."""
+"""Group-relative advantages: a rollout is judged against its siblings on the same example, call by call."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from insitu.types import AdvantageKind
 
@@ -11,19 +12,62 @@ _EPSILON = 1e-6
 """Keeps nearly equal rewards from blowing up; a spread below it counts as none."""
 
 
-def group_advantages(rewards: Sequence[float], kind: AdvantageKind = "std") -> list[float]:
-    """One advantage per rollout of a group of n, exactly zero for all when the rewards do not differ.
+def call_returns(reward: float, step_rewards: Sequence[float] | None, num_calls: int) -> list[float]:
+    """What followed from each call of a rollout: ``R_k = r + Σ_{j ≥ k} s_j``, without step rewards r for all.
 
-    ``std``   ``(r - mean) / (std + 1e-6)`` with the unbiased std: GRPO as published
-    ``mean``  ``r - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
-    ``rloo``  ``r - mean of the others = (r - mean) · n / (n - 1)``: an unbiased baseline
+    Rounded once, so that equal sums are equal whatever their order.
     """
-    count = len(rewards)
+    if step_rewards is None:
+        return [reward] * num_calls
+    if len(step_rewards) != num_calls:
+        raise ValueError(f"{len(step_rewards)} step rewards for {num_calls} calls")
+    total = Fraction(reward)
+    returns: list[float] = []
+    for step_reward in reversed(step_rewards):
+        total += Fraction(step_reward)
+        returns.append(float(total))
+    return returns[::-1]
+
+
+def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "std") -> list[list[float]]:
+    """One advantage per call of each rollout of a group of n, exactly zero for all when nothing differs.
+
+    R is the return of a call (`call_returns`), ``R̄_i`` the mean over the calls of rollout i, so that long
+    rollouts weigh no more than short ones; mean and std are those of the group::
+
+        mean = Σ_i R̄_i / n
+        std² = Σ_i mean over the calls of i of (R - mean)² / (n - 1)
+
+    ``std``   ``(R - mean) / (std + 1e-6)``: GRPO as published
+    ``mean``  ``R - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
+    ``rloo``  ``R - mean of the others' R̄``: a baseline that the rollout itself has no part in
+
+    Without step rewards all returns of a rollout are its reward, and this is the advantage of the rollout.
+    """
+    count = len(returns)
     if count < 2:
-        return [0.0] * count
-    mean = math.fsum(rewards) / count
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
+        return [[0.0] * len(own) for own in returns]
+    means = [_mean(own) for own in returns]
+    mean = math.fsum(means) / count
+    std = math.sqrt(math.fsum(map(_mean_square, returns, means, [mean] * count)) / (count - 1))
     if std <= _EPSILON:
-        return [0.0] * count
-    scale = {"std": 1.0 / (std + _EPSILON), "mean": 1.0, "rloo": count / (count - 1)}[kind]
-    return [(reward - mean) * scale for reward in rewards]
+        return [[0.0] * len(own) for own in returns]
+    if kind == "rloo":
+        between, within = count / (count - 1), 1.0
+    else:
+        between = within = 1.0 / (std + _EPSILON) if kind == "std" else 1.0
+    return [
+        [(own_mean - mean) * between + (value - own_mean) * within for value in own]
+        for own, own_mean in zip(returns, means, strict=True)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exactly the value when all are equal."""
+    first = values[0]
+    return first + math.fsum(value - first for value in values) / len(values)
+
+
+def _mean_square(values: Sequence[float], own_mean: float, mean: float) -> float:
+    """The mean of ``(value - mean)²``, as the square between plus the squares within the rollout."""
+    return (own_mean - mean) ** 2 + math.fsum((value - own_mean) ** 2 for value in values) / len(values)

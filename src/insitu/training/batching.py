@@ -30,7 +30,6 @@ from insitu.training.trie import (
 )
 
 _FILLER_IDS = [0, 0]
-"""What a rank without work runs so that its collectives still meet the other ranks'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class MicroBatch:
     """The pair u of each sampled token."""
     sampler_t: Tensor
     """The log-probability that the sampler recorded."""
+    constrained_t: Tensor
+    """True where a grammar narrowed the distribution that `sampler_t` is from."""
     advantage_t: Tensor
     weight_t: Tensor
     rollout_t: Tensor
@@ -66,14 +67,24 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The sequences of one micro-batch; without any it is a filler."""
+
+    shares: Sequence[Share]
+    inputs: Sequence[Ints]
+    """Of each the tokens to compute."""
+    shared_n: Ints | None
+    """In a forest, how many leading tokens each shares with the one before; None for padded rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """A step's sequences dealt over ranks and micro-batches."""
 
-    ranks: list[list[list[Share]]]
-    """For each rank its micro-batches, equally many; an empty one is a filler."""
+    ranks: list[list[Part]]
+    """For each rank its micro-batches, equally many."""
     num_computed_tokens: int
     """Over all ranks, padding included and fillers not."""
-    is_shared: bool
 
 
 def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
@@ -84,21 +95,42 @@ def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: 
     `max_tokens` gets a micro-batch to itself.
     """
     inputs = [_inputs(share) for share in shares]
-    if not can_branch:
-        lengths = [len(ids) for ids in inputs]
-        ranks = plan(lengths, max_tokens, world_size)
-        computed = sum(len(batch) * max(lengths[i] for i in batch) for r in ranks for batch in r if batch)
-        return Packing([[[shares[i] for i in batch] for batch in r] for r in ranks], computed, False)
+    deal = _pack_forests if can_branch else _pack_padded
+    return deal(shares, inputs, max_tokens, world_size)
+
+
+def _pack_padded(
+    shares: Sequence[Share], inputs: Sequence[Ints], max_tokens: int, world_size: int
+) -> Packing:
+    lengths = [len(ids) for ids in inputs]
+    ranks = plan(lengths, max_tokens, world_size)
+
+    def part(batch: Sequence[int]) -> Part:
+        return Part([shares[i] for i in batch], [inputs[i] for i in batch], None)
+
+    computed = sum(len(batch) * max(lengths[i] for i in batch) for r in ranks for batch in r if batch)
+    return Packing([[part(batch) for batch in r] for r in ranks], computed)
+
+
+def _pack_forests(
+    shares: Sequence[Share], inputs: Sequence[Ints], max_tokens: int, world_size: int
+) -> Packing:
     order = sorted_order(inputs)
-    in_order = [inputs[i] for i in order]
-    length_n = np.array([len(ids) for ids in in_order], dtype=np.int64)
-    shared_n = shared_prefixes(in_order)
+    shares, inputs = [shares[i] for i in order], [inputs[i] for i in order]
+    length_n = np.array([len(ids) for ids in inputs], dtype=np.int64)
+    shared_n = shared_prefixes(inputs)
     limit = max(max_tokens, int(1.25 * max(length_n, default=0)))
     rows = cut_for_ranks(length_n, shared_n, limit, world_size)
     lengths = row_lengths(length_n, shared_n, rows)
     dealt = _even(_deal(lengths, world_size))
-    ranks = [[[shares[order[n]] for place in batch for n in rows[place]] for batch in r] for r in dealt]
-    return Packing(ranks, sum(lengths), True)
+
+    def part(row: range) -> Part:
+        own_n = shared_n[row.start : row.stop].copy()
+        own_n[:1] = 0  # what the first has in common with the sequence before it is in another row
+        return Part(shares[row.start : row.stop], inputs[row.start : row.stop], own_n)
+
+    ranks = [[part(rows[batch[0]] if batch else range(0)) for batch in r] for r in dealt]
+    return Packing(ranks, sum(lengths))
 
 
 def _inputs(share: Share) -> Ints:
@@ -144,43 +176,55 @@ def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int
     return batches
 
 
-def collate(shares: Sequence[Share], is_shared: bool = True) -> MicroBatch:
-    """One micro-batch of a `Packing`; no sequences give a filler."""
-    if not shares:
-        return score_batch([_FILLER_IDS], is_filler=True)
-    inputs = [_inputs(share) for share in shares]
-    if not is_shared:
-        ids_bl = _pad([ids.tolist() for ids in inputs])
+def collate(part: Part) -> MicroBatch:
+    """The micro-batch of a part."""
+    if not part.shares:
+        return filler()
+    if part.shared_n is None:
+        ids_bl = _pad([ids.tolist() for ids in part.inputs])
         width = ids_bl.shape[1]
-        return _gather(shares, [np.arange(len(ids)) + n * width for n, ids in enumerate(inputs)], ids_bl)
-    forest = lay_out(inputs)
-    depth_bl, end_bl = (torch.from_numpy(part)[None] for part in (forest.depth_l, forest.end_l))
-    batch = _gather(shares, forest.paths, torch.from_numpy(forest.ids_l)[None])
+        paths = [np.arange(len(ids)) + n * width for n, ids in enumerate(part.inputs)]
+        return _gather(part.shares, paths, ids_bl)
+    forest = lay_out(part.inputs, part.shared_n)
+    depth_bl, end_bl = (torch.from_numpy(column)[None] for column in (forest.depth_l, forest.end_l))
+    batch = _gather(part.shares, forest.paths, torch.from_numpy(forest.ids_l)[None])
     return replace(batch, depth_bl=depth_bl, end_bl=end_bl)
+
+
+def filler() -> MicroBatch:
+    """What a rank without work runs so that its collectives still meet the other ranks'."""
+    return score_batch([_FILLER_IDS], is_filler=True)
 
 
 def _gather(shares: Sequence[Share], paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
     """Everything per sampled token; `paths` holds the flat places of each sequence's tokens."""
     sampled = [np.flatnonzero(share.sequence.mask) for share in shares]
     places_t = np.concatenate([path[at - 1] for path, at in zip(paths, sampled, strict=True)])
-    targets_t = np.concatenate([_at(s.sequence.token_ids, at) for s, at in zip(shares, sampled, strict=True)])
+    targets_t = _sampled([share.sequence.token_ids for share in shares], sampled, np.int64)
     pairs_2u, pick_t = np.unique(np.stack([places_t, targets_t]), axis=1, return_inverse=True)
     counts = [len(at) for at in sampled]
-    logprobs = [_at(share.sequence.logprobs, at) for share, at in zip(shares, sampled, strict=True)]
+
+    def column(name: str, dtype: type) -> Tensor:
+        lists = [getattr(share.sequence, name) for share in shares]
+        return torch.from_numpy(_sampled(lists, sampled, dtype))
+
     return MicroBatch(
         ids_bl,
         torch.from_numpy(pairs_2u[0].astype(np.int64)),
         torch.from_numpy(pairs_2u[1].astype(np.int64)),
         torch.from_numpy(pick_t.reshape(-1)),
-        sampler_t=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
-        advantage_t=_repeated([share.sequence.advantage for share in shares], counts, np.float32),
+        sampler_t=column("logprobs", np.float32),
+        constrained_t=column("constrained", np.bool_),
+        advantage_t=column("advantages", np.float32),
         weight_t=_repeated([share.weight for share in shares], counts, np.float32),
         rollout_t=_repeated([share.rollout for share in shares], counts, np.int64),
     )
 
 
-def _at(values: Sequence[float], places: Ints) -> np.ndarray:
-    return np.asarray(values)[places]
+def _sampled(lists: Sequence[Sequence[float]], sampled: Sequence[Ints], dtype: type) -> np.ndarray:
+    """What the lists hold at the sampled tokens of their sequences, one after the other."""
+    taken = [np.asarray(values)[at] for values, at in zip(lists, sampled, strict=True)]
+    return np.concatenate(taken).astype(dtype)
 
 
 def _repeated(values: Sequence[float], counts: Sequence[int], dtype: type) -> Tensor:
@@ -200,6 +244,7 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
         torch.tensor(targets),
         torch.arange(len(targets)),
         sampler_t=zeros_t,
+        constrained_t=zeros_t.bool(),
         advantage_t=zeros_t,
         weight_t=zeros_t,
         rollout_t=torch.zeros(len(targets), dtype=torch.long),

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from insitu.training.step import SUM_NAMES
 
 
 def step_figures(passes: Sequence[Sequence[float]], num_tokens: int) -> dict[str, float]:
     """Per sampled token. Mismatch and entropy are those before the first update, clips those of the last
-    pass: on the first one the ratio is 1 and nothing can be clipped."""
+    pass: on the first one the ratio is 1 and nothing can be clipped. Mismatch is that of the tokens which no
+    grammar constrained, and is left out when there are none."""
     if not passes:
         return {}
     count = max(1, num_tokens)
-    before = dict(zip(SUM_NAMES, passes[0], strict=True))
+    before: dict[str, float] = dict(zip(SUM_NAMES, passes[0], strict=True))
     after = dict(zip(SUM_NAMES, passes[-1], strict=True))
     return {
         "loss": before["loss"],
-        "mismatch/mean_abs": before["mismatch_abs"] / count,
-        "mismatch/kl": before["mismatch_kl"] / count,
-        "mismatch/mean_weight": before["weight"] / count,
-        "mismatch/effective_samples": before["weight"] ** 2 / max(1e-30, before["weight_squared"] * count),
-        "mismatch/capped_fraction": before["weight_capped"] / count,
+        **_mismatch(before),
         "clip/high_fraction": after["clipped_high"] / max(1.0, after["good"]),
         "clip/low_fraction": after["clipped_low"] / max(1.0, after["bad"]),
         "entropy": before["entropy"] / count,
         "kl/reference": before["reference_kl"] / count,
+    }
+
+
+def _mismatch(sums: Mapping[str, float]) -> dict[str, float]:
+    count = sums["free"]
+    if not count:
+        return {}
+    return {
+        "mismatch/mean_abs": sums["mismatch_abs"] / count,
+        "mismatch/kl": sums["mismatch_kl"] / count,
+        "mismatch/mean_weight": sums["weight"] / count,
+        "mismatch/effective_samples": sums["weight"] ** 2 / max(1e-30, sums["weight_squared"] * count),
+        "mismatch/capped_fraction": sums["weight_capped"] / count,
     }

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from insitu.errors import InvalidRequest
 from insitu.types import ModelCall, TrainingSequence
 
+_PER_TOKEN = ("token_ids", "mask", "logprobs", "advantages", "constrained")
+
 
 @dataclass(slots=True)
 class _Growing:
@@ -18,12 +20,16 @@ class _Growing:
     token_ids: list[int] = field(default_factory=list[int])
     mask: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    advantages: list[float] = field(default_factory=list[float])
+    constrained: list[int] = field(default_factory=list[int])
 
-    def extend_with(self, call: ModelCall, *, trained: bool) -> None:
+    def extend_with(self, call: ModelCall, advantage: float, *, trained: bool) -> None:
         unseen_ids, num_sampled = call.prompt_ids[len(self.token_ids) :], len(call.output_ids)
         self.token_ids += unseen_ids + call.output_ids
         self.mask += [0] * len(unseen_ids) + [int(trained)] * num_sampled
         self.logprobs += [0.0] * len(unseen_ids) + (call.logprobs if trained else [0.0] * num_sampled)
+        self.advantages += [0.0] * len(unseen_ids) + [advantage if trained else 0.0] * num_sampled
+        self.constrained += [0] * len(unseen_ids) + [int(call.constrained)] * num_sampled
 
 
 class _Index:
@@ -65,30 +71,35 @@ class _Index:
 
 
 def build_sequences(
-    calls: Sequence[ModelCall], rollout_id: str, advantage: float, *, mask_constrained: bool = False
+    calls: Sequence[ModelCall],
+    rollout_id: str,
+    advantages: Sequence[float],
+    *,
+    mask_constrained: bool = False,
 ) -> tuple[list[TrainingSequence], int]:
     """Join calls whose prompt continues an earlier call exactly; start a new sequence otherwise.
 
     A call extends a sequence only when its prompt starts with every token of that sequence (earlier prompt
     and output); with several candidates the longest wins, so interleaved conversations each stay whole.
-    Nothing is spliced and nothing is unmasked. Returns the sequences and the number of prefix breaks:
-    calls after the first that had to start a sequence of their own.
+    Nothing is spliced and nothing is unmasked. Every sampled token carries the advantage of its call, of
+    which `advantages` has one each. Returns the sequences and the number of prefix breaks: calls after the
+    first that had to start a sequence of their own.
 
     `mask_constrained` takes tokens sampled under a grammar out of the loss: they stay as context, and a
     sequence of nothing else is left out.
     """
     every: list[_Growing] = []
     index = _Index()
-    for call in calls:
+    for call, advantage in zip(calls, advantages, strict=True):
         _check(call)
         target = index.take_longest(call.prompt_ids)
         if target is None:
             target = _Growing()
             every.append(target)
-        target.extend_with(call, trained=not (mask_constrained and call.constrained))
+        target.extend_with(call, advantage, trained=not (mask_constrained and call.constrained))
         index.put(target)
     sequences = [
-        TrainingSequence(rollout_id, g.token_ids, g.mask, g.logprobs, advantage)
+        TrainingSequence(rollout_id, g.token_ids, g.mask, g.logprobs, g.advantages, g.constrained)
         for g in every
         if not mask_constrained or any(g.mask)
     ]
@@ -120,11 +131,10 @@ def _check(call: ModelCall) -> None:
 def check_sequence(sequence: TrainingSequence, vocabulary_size: int, max_length: int | None) -> None:
     """Refuse what a model of this vocabulary and context cannot have sampled."""
     num_tokens, where = len(sequence.token_ids), f"a sequence of rollout {sequence.rollout_id}"
-    if not num_tokens == len(sequence.mask) == len(sequence.logprobs):
-        raise InvalidRequest(
-            f"{where} has {num_tokens} ids, {len(sequence.mask)} mask entries and "
-            f"{len(sequence.logprobs)} logprobs; they must be equally many"
-        )
+    counts = {name: len(getattr(sequence, name)) for name in _PER_TOKEN}
+    if set(counts.values()) != {num_tokens}:
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise InvalidRequest(f"{where} has {listed}; they must be equally many")
     if sequence.mask and sequence.mask[0]:
         raise InvalidRequest(
             f"{where} marks its first token as sampled, which has no context to be scored in"

@@ -25,7 +25,7 @@ def shares_of(
 ) -> list[Share]:
     """Every sequence that gives a gradient; a rollout split over several is normalised once.
 
-    Rollouts of zero advantage are counted in the weights and left aside, unless a KL penalty or an entropy
+    Sequences of zero advantage are counted in the weights and left aside, unless a KL penalty or an entropy
     bonus gives them a gradient.
     """
     numbers = {rollout: i for i, rollout in enumerate(dict.fromkeys(s.rollout_id for s in sequences))}
@@ -37,5 +37,5 @@ def shares_of(
     return [
         Share(sequence, numbers[sequence.rollout_id], weights[numbers[sequence.rollout_id]])
         for sequence in sequences
-        if any(sequence.mask) and (all_teach or sequence.advantage != 0.0)
+        if any(sequence.mask) and (all_teach or any(sequence.advantages))
     ]

@@ -27,6 +27,7 @@ from insitu.types import StepSettings
 
 SUM_NAMES = (
     "loss",
+    "free",
     "mismatch_abs",
     "mismatch_kl",
     "weight",
@@ -39,7 +40,8 @@ SUM_NAMES = (
     "entropy",
     "reference_kl",
 )
-"""Order of the sums that `forward_backward` returns. The loss is weighted, the others count every token."""
+"""Order of the sums that `forward_backward` returns. The loss is weighted; `free` to `weight_capped` count
+the tokens that no grammar constrained, the others every token."""
 
 Score = Callable[[MicroBatch], tuple[Tensor, Tensor]]
 """(log-probability, entropy) of the sampled tokens of a micro-batch."""
@@ -126,16 +128,20 @@ def _ratio(
 def _sums(
     loss: Tensor, scored: _Scored, batch: MicroBatch, objective: Objective, settings: StepSettings
 ) -> Tensor:
-    """Mismatch figures compare raw ratios, before any cap."""
-    difference_t = scored.old_t - batch.sampler_t
-    weight_t = torch.exp(difference_t)
+    """Mismatch figures compare raw ratios, before any cap. Under a grammar the sampler recorded another
+    distribution than the model's: no difference to it says anything about the engine."""
+    free_t = ~batch.constrained_t
+    sampler_t = torch.where(free_t, batch.sampler_t, scored.old_t)
+    difference_t = scored.old_t - sampler_t
+    weight_t = torch.exp(difference_t) * free_t
     cap = settings.max_sampler_weight
     zero = torch.zeros_like(loss)
     is_cispo = objective.surrogate == "cispo"
     sums = (
         loss,
+        free_t.sum(),
         difference_t.abs().sum(),
-        k3_kl(batch.sampler_t, scored.old_t).sum(),
+        k3_kl(sampler_t, scored.old_t).sum(),
         weight_t.sum(),
         weight_t.square().sum(),
         (weight_t > cap).sum() if cap is not None else zero,

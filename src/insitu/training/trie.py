@@ -116,13 +116,15 @@ def _lockstep(lengths: Sequence[int], world_size: int) -> int:
     return sum(longest_of_rounds) + _ROW_TOKENS * len(longest_of_rounds)
 
 
-def lay_out(sequences: Sequence[Ints]) -> Forest:
-    """Sorted sequences as one row. The path of the last one is the stack of the depth-first walk."""
+def lay_out(sequences: Sequence[Ints], shared_n: Ints) -> Forest:
+    """Sorted sequences as one row, with what each shares with the one before it (the first nothing).
+
+    The path of the last one is the stack of the depth-first walk.
+    """
     ids: list[Ints] = []
     depths: list[Ints] = []
     paths: list[Ints] = []
     length_n = np.array([len(ids) for ids in sequences], dtype=np.int64)
-    shared_n = shared_prefixes(sequences)
     end_l = np.empty(int((length_n - shared_n).sum()), dtype=np.int64)
     path: Any = np.empty(0, dtype=np.int64)
     filled = 0

@@ -10,6 +10,7 @@ import pytest
 from insitu.backend.probe import compare, judge, probe_sequences
 from insitu.errors import ProbeFailed
 from insitu.types import TrainingSequence
+from tests.support.sequences import make_sequence
 
 
 def scores(noise: float, step: float, seed: int = 0, tokens: int = 300):
@@ -60,9 +61,7 @@ def test_a_step_without_change_cannot_be_told() -> None:
 def test_sequences_stay_fixed(tmp_path: Path) -> None:
     def batch(start: int) -> list[TrainingSequence]:
         ids = [list(range(start + i, start + i + 200)) for i in range(30)]
-        return [
-            TrainingSequence(str(i), row, [1] * 200, [0.0] * 200, float(i % 2)) for i, row in enumerate(ids)
-        ]
+        return [make_sequence(str(i), row, [1] * 200, [0.0] * 200, float(i % 2)) for i, row in enumerate(ids)]
 
     first = probe_sequences(tmp_path / "run" / "probe.json", batch(0))
     again = probe_sequences(tmp_path / "run" / "probe.json", batch(1000))

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.types import TrainingSequence
+from tests.support.sequences import make_sequence
 
 
 def _build(directory: Path, tied: bool = True, dtype: torch.dtype = torch.float32) -> Path:
@@ -59,7 +60,7 @@ def make_sequences() -> Callable[..., list[TrainingSequence]]:
             ids = prompt + [rng.randrange(97) for _ in range(num_output)]
             logprobs = [0.0] * num_prompt + [-4.0 - rng.random() for _ in range(num_output)]
             mask = [0] * num_prompt + [1] * num_output
-            made.append(TrainingSequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.0, 0.5])))
+            made.append(make_sequence(f"rollout-{i}", ids, mask, logprobs, rng.choice([-1.0, 0.5])))
         return made
 
     return make

@@ -1,25 +1,106 @@
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from insitu.training.advantage import group_advantages
+from insitu.training.advantage import call_returns, group_advantages
 from insitu.types import AdvantageKind
+
+KINDS: list[AdvantageKind] = ["std", "mean", "rloo"]
+Rewards = st.floats(-1e3, 1e3)
+Groups = st.lists(st.lists(st.floats(-8, 8, width=16), min_size=1, max_size=6), min_size=2, max_size=6)
+
+
+def of_rollouts(rewards: list[float], kind: AdvantageKind = "std") -> list[float]:
+    return [each for (each,) in group_advantages([[reward] for reward in rewards], kind)]
 
 
 def test_matches_the_reference_formula() -> None:
     rewards = torch.tensor([0.0, 0.3, 1.0, 0.1, 0.0, 0.0, 1.0, 0.3], dtype=torch.float64)
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-    assert group_advantages(rewards.tolist()) == pytest.approx(expected.tolist(), abs=1e-12)
+    assert of_rollouts(rewards.tolist()) == pytest.approx(expected.tolist(), abs=1e-12)
 
 
 def test_mean_and_leave_one_out_by_hand() -> None:
-    assert group_advantages([0.0, 1.0, 0.5], "mean") == pytest.approx([-0.5, 0.5, 0.0])
+    assert of_rollouts([0.0, 1.0, 0.5], "mean") == pytest.approx([-0.5, 0.5, 0.0])
     others = [0.0 - 0.75, 1.0 - 0.25, 0.5 - 0.5]
-    assert group_advantages([0.0, 1.0, 0.5], "rloo") == pytest.approx(others)
+    assert of_rollouts([0.0, 1.0, 0.5], "rloo") == pytest.approx(others)
 
 
-@pytest.mark.parametrize("kind", ["std", "mean", "rloo"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rewards", [[], [0.7], [0.1] * 8, [0.3, 0.3 + 1e-9]])
 def test_no_spread_gives_exact_zeros(rewards: list[float], kind: AdvantageKind) -> None:
-    assert group_advantages(rewards, kind) == [0.0] * len(rewards)
+    assert of_rollouts(rewards, kind) == [0.0] * len(rewards)
+
+
+def test_a_return_is_the_reward_and_what_followed() -> None:
+    assert call_returns(1.0, [0.5, -1.0, 0.25], 3) == [0.75, 0.25, 1.25]
+    assert call_returns(0.3, None, 2) == call_returns(0.3, [0.0, 0.0], 2) == [0.3, 0.3]
+    assert call_returns(0.1, [0.2, 0.3], 2)[0] == call_returns(0.3, [0.1, 0.2], 2)[0], "rounded once"
+    with pytest.raises(ValueError, match="1 step rewards for 2 calls"):
+        call_returns(1.0, [0.5], 2)
+
+
+def test_advantages_with_step_rewards_by_hand() -> None:
+    """Rollout a: reward 1, calls worth 0.5 and -1. Rollout b: reward 0, one call."""
+    returns = [call_returns(1.0, [0.5, -1.0], 2), call_returns(0.0, None, 1)]
+    assert returns == [[0.5, 0.0], [0.0]]
+    # The means of the rollouts are 0.25 and 0, that of the group 0.125.
+    assert group_advantages(returns, "mean") == [[0.375, -0.125], [-0.125]]
+    assert group_advantages(returns, "rloo") == [[0.5, 0.0], [-0.25]]
+    # (0.375² + 0.125²) / 2 + 0.125² over n - 1 = 1
+    scale = math.sqrt(0.09375) + 1e-6
+    (a, b), (c,) = group_advantages(returns, "std")
+    assert (a, b, c) == pytest.approx((0.375 / scale, -0.125 / scale, -0.125 / scale))
+
+
+def test_equal_rewards_with_different_steps_teach() -> None:
+    returns = [call_returns(1.0, [0.0, -0.1], 2), call_returns(1.0, [0.0, 0.0], 2)]
+    assert group_advantages(returns, "mean") == [[pytest.approx(-0.05)] * 2, [pytest.approx(0.05)] * 2]
+    alike = [call_returns(1.0, [0.0, -0.5], 2), call_returns(0.5, [0.0, 0.0], 2)]
+    assert group_advantages(alike, "std") == [[0.0, 0.0], [0.0, 0.0]], "all returns are 0.5"
+
+
+def rollout_advantages(rewards: list[float], kind: AdvantageKind) -> list[float]:
+    """The formula for rewards alone, as it was before there were step rewards."""
+    count = len(rewards)
+    mean = math.fsum(rewards) / count
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
+    if std <= 1e-6:
+        return [0.0] * count
+    scale = {"std": 1.0 / (std + 1e-6), "mean": 1.0, "rloo": count / (count - 1)}[kind]
+    return [(reward - mean) * scale for reward in rewards]
+
+
+@given(
+    st.lists(st.tuples(Rewards, st.integers(1, 50), st.booleans()), min_size=2, max_size=8),
+    st.sampled_from(KINDS),
+)
+def test_without_step_rewards_nothing_changes(
+    rollouts: list[tuple[float, int, bool]], kind: AdvantageKind
+) -> None:
+    """To the last bit, whatever the numbers of calls; step rewards of 0 are none."""
+    returns = [call_returns(reward, [0.0] * num if zeros else None, num) for reward, num, zeros in rollouts]
+    expected = rollout_advantages([reward for reward, _, _ in rollouts], kind)
+    found = group_advantages(returns, kind)
+    assert found == [[each] * num for each, (_, num, _) in zip(expected, rollouts, strict=True)]
+
+
+@given(Groups, st.sampled_from(KINDS))
+def test_every_kind_is_its_formula(returns: list[list[float]], kind: AdvantageKind) -> None:
+    exact = [[Fraction(value) for value in own] for own in returns]
+    means = [sum(own) / len(own) for own in exact]
+    count, mean = len(returns), sum(means) / len(means)
+    variance = sum(sum((value - mean) ** 2 for value in own) / len(own) for own in exact) / (count - 1)
+    found = group_advantages(returns, kind)
+    if math.sqrt(variance) <= 2e-6:
+        return
+    for i, own in enumerate(exact):
+        baseline = (sum(means) - means[i]) / (count - 1) if kind == "rloo" else mean
+        scale = math.sqrt(variance) + 1e-6 if kind == "std" else 1.0
+        assert found[i] == pytest.approx([float(value - baseline) / scale for value in own], abs=1e-6)

@@ -22,7 +22,8 @@ from insitu.training.batching import MicroBatch, collate, pack
 from insitu.training.objective import objective_of
 from insitu.training.passes import Passes
 from insitu.training.shares import shares_of
-from insitu.types import StepSettings, TrainingSequence
+from insitu.types import StepSettings
+from tests.support.sequences import make_sequence
 
 EQUAL = 1e-5
 NUM_GROUPS, GROUP_SIZE = 3, 4
@@ -162,10 +163,12 @@ def our_loss(rollouts: Rollouts, settings: StepSettings, *, again: bool = True) 
     advantages = [
         advantage
         for start in range(0, NUM_ROLLOUTS, GROUP_SIZE)
-        for advantage in group_advantages(rollouts.rewards[start : start + GROUP_SIZE], objective.advantage)
+        for (advantage,) in group_advantages(
+            [[reward] for reward in rollouts.rewards[start : start + GROUP_SIZE]], objective.advantage
+        )
     ]
     sequences = [
-        TrainingSequence(
+        make_sequence(
             str(number),
             PROMPT + ids,
             [0] * len(PROMPT) + rollouts.mask[number],
@@ -175,7 +178,7 @@ def our_loss(rollouts: Rollouts, settings: StepSettings, *, again: bool = True) 
         for number, ids in enumerate(rollouts.ids)
     ]
     packing = pack(shares_of(sequences, objective, settings), 24, 1)
-    batches = [collate(members, packing.is_shared) for members in packing.ranks[0]]
+    batches = [collate(part) for part in packing.ranks[0]]
     assert len(batches) > 1
     passes = Passes(batches, NUM_ROLLOUTS, objective, settings, lambda _: None, 1.0)
     leaf_nw = rollouts.new_nw.clone().requires_grad_()
@@ -267,5 +270,6 @@ def test_advantages_are_trls(kind: Any, scale: str, model_dir: Path, tmp_path: P
         rollouts, tmp_path, model_dir, sampler_weights=False, loss_type="grpo", scale_rewards=scale
     )
     starts = range(0, NUM_ROLLOUTS, GROUP_SIZE)
-    ours = [a for i in starts for a in group_advantages(rollouts.rewards[i : i + GROUP_SIZE], kind)]
+    returns = [[reward] for reward in rollouts.rewards]
+    ours = [a for i in starts for (a,) in group_advantages(returns[i : i + GROUP_SIZE], kind)]
     assert theirs.advantages == pytest.approx(ours, rel=EQUAL, abs=EQUAL)

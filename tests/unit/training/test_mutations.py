@@ -158,12 +158,16 @@ def foreign_id(world: World, _: Patch) -> World:
 def rotated_advantages(world: World, patch: Patch) -> World:
     real = batch_module.group_advantages
 
-    def rotated(rewards: Any, kind: Any) -> list[float]:
-        made = real(rewards, kind)
+    def rotated(returns: Any, kind: Any) -> list[list[float]]:
+        made = real(returns, kind)
         return [*made[1:], made[0]]
 
     patch.setattr(batch_module, "group_advantages", rotated)
     return world
+
+
+def advantages_late(world: World, _: Patch) -> World:
+    return world.every_sequence(lambda s: replace(s, advantages=[0.0, *s.advantages[:-1]]))
 
 
 def _altered_batches(patch: Patch, change: Callable[[MicroBatch], MicroBatch]) -> None:
@@ -250,6 +254,7 @@ ROWS: list[tuple[Mutation, Callable[[World], None], type[Exception]]] = [
     (answer_lost_its_end, the_gateway, UpstreamError),
     (rotated_advantages, the_advantages, NotExact),
     (rotated_advantages, the_direction, NotExact),
+    (advantages_late, the_advantages, NotExact),
     (shifted_positions, the_packing, NotExact),
     (shifted_positions, the_figures, NotExact),
     (positions_of_the_row, the_packing, NotExact),

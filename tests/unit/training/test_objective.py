@@ -7,6 +7,7 @@ import pytest
 from insitu.training.objective import OBJECTIVES, objective_of, token_weights
 from insitu.training.shares import shares_of
 from insitu.types import StepSettings, TrainingSequence
+from tests.support.sequences import make_sequence
 
 
 def test_weights_of_each_aggregation_by_hand() -> None:
@@ -25,7 +26,7 @@ def test_settings_override_what_the_loss_brings() -> None:
 
 def sequence(rollout: str, num_sampled: int, advantage: float) -> TrainingSequence:
     ids = list(range(1, num_sampled + 2))
-    return TrainingSequence(rollout, ids, [0] + [1] * num_sampled, [0.0] * (num_sampled + 1), advantage)
+    return make_sequence(rollout, ids, [0] + [1] * num_sampled, [0.0] * (num_sampled + 1), advantage)
 
 
 def test_a_rollout_over_several_sequences_is_normalised_once() -> None:

@@ -84,7 +84,7 @@ def alone(family: str, shares: list[Share]) -> Result:
         ids, mask = torch.tensor(share.sequence.token_ids), torch.tensor(share.sequence.mask).bool()
         logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
         logprob_t = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[mask[1:], 0]
-        advantage_t = torch.full_like(logprob_t, share.sequence.advantage)
+        advantage_t = torch.tensor(share.sequence.advantages)[mask]
         weight_t = torch.full_like(logprob_t, share.weight)
         sampler_t = torch.tensor(share.sequence.logprobs)[mask]
         objective(logprob_t, (sampler_t, advantage_t, weight_t)).backward()
@@ -99,8 +99,8 @@ def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, c
     packing = pack(shares, max_tokens, world_size, can_branch)
     logprobs: dict[tuple[int, int, int], float] = {}
     computed = 0
-    for dealt in (part for rank in packing.ranks for part in rank):
-        batch = collate(dealt, packing.is_shared)
+    for part in (part for rank in packing.ranks for part in rank):
+        batch, dealt = collate(part), part.shares
         logprob_t, _ = policy(batch)
         if batch.is_filler:
             continue

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
 from insitu.types import LoraSettings, Loss, StepSettings, TrainingSequence
+from tests.support.sequences import make_sequence
 
 Make = Callable[..., list[TrainingSequence]]
 
@@ -57,7 +58,8 @@ def reference_steps(
                 with torch.no_grad(), policy.disable_adapter():
                     base_logprobs = score(ids)[on]
                 ratio = torch.exp(new - old)
-                loss = -torch.min(ratio * s.advantage, ratio.clamp(0.8, 1.28) * s.advantage)
+                advantage = torch.tensor(s.advantages[1:])[on]
+                loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
                 loss = loss * torch.exp(old - sampler).clamp(max=2.0)
                 kl = torch.exp(base_logprobs - new) - (base_logprobs - new) - 1
                 ((loss + settings.beta * kl).sum() / num_tokens).backward()
@@ -232,11 +234,13 @@ def test_score_by_policy_and_by_base(
 
 def test_wrong_input_is_refused_with_its_value(trainer: TrainerRank) -> None:
     trainer.open_run("run", LoraSettings())
-    sequence = TrainingSequence("r1", [1, 2], [0, 1], [0.0, -1.0], 1.0)
+    sequence = make_sequence("r1", [1, 2], [0, 1], [0.0, -1.0], 1.0)
     for bad, message in [
         (replace(sequence, mask=[1, 1]), "first token"),
         (replace(sequence, logprobs=[0.0]), "1 logprobs"),
-        (TrainingSequence("r1", [1] * 65, [0] * 64 + [1], [0.0] * 65, 1.0), "65 tokens"),
+        (replace(sequence, advantages=[0.0]), "1 advantages"),
+        (replace(sequence, constrained=[]), "0 constrained"),
+        (make_sequence("r1", [1] * 65, [0] * 64 + [1], [0.0] * 65, 1.0), "65 tokens"),
         (replace(sequence, token_ids=[1, 97]), "token id 97"),
     ]:
         with pytest.raises(InvalidRequest, match=message):

@@ -126,6 +126,8 @@ class TrajectoryHead(Body):
     call_ids: list[Reference] = Field(default_factory=list[str])
     num_inline_calls: int = Field(default=0, ge=0)
     metadata: Metadata = Field(default_factory=dict)
+    step_rewards: list[float] | None = None
+    """One per call, in their order."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TrajectoryHead:
@@ -135,6 +137,11 @@ class TrajectoryHead(Body):
             )
         if len(set(self.call_ids)) != len(self.call_ids):
             raise ValueError("a call is named twice")
+        num_calls = len(self.call_ids) or self.num_inline_calls
+        if self.step_rewards is not None and len(self.step_rewards) != num_calls:
+            raise ValueError(
+                f"{len(self.step_rewards)} step_rewards for {num_calls} calls: give one per call"
+            )
         if self.ending not in (Ending.COMPLETED, Ending.LENGTH):
             raise ValueError(
                 f"a rollout that ended {self.ending} carries no reward: leave it out of the group"

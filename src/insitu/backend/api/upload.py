@@ -121,7 +121,8 @@ class GroupReader:
             raise TooLarge(f"rollout {head.rollout_id!r} has over {most} calls")
         if any(call_id.startswith("inline:") for call_id in head.call_ids):
             raise InvalidRequest(f"rollout {head.rollout_id!r} names calls of another upload in call_ids")
-        self._hash.update(_canonical(head.model_dump(mode="json")))
+        unsaid = {"step_rewards"} if head.step_rewards is None else set[str]()
+        self._hash.update(_canonical(head.model_dump(mode="json", exclude=unsaid)))
         inline = [await self._inline(lines, head) for _ in range(head.num_inline_calls)]
         return Trajectory(
             rollout_id=head.rollout_id,
@@ -129,6 +130,7 @@ class GroupReader:
             reward=head.reward,
             ending=head.ending,
             metadata=head.metadata,
+            step_rewards=head.step_rewards,
         )
 
     async def _inline(self, lines: AsyncIterator[bytes], head: TrajectoryHead) -> str:

@@ -83,6 +83,7 @@ class TrajectoryView(View):
     reward: float
     ending: Ending
     metadata: dict[str, Any]
+    step_rewards: list[float] | None
 
 
 class GroupView(View):

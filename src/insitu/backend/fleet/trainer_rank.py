@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from insitu.errors import InvalidRequest, NotFound
-from insitu.training.batching import MicroBatch, Packing, collate, pack, plan, score_batch
+from insitu.training.batching import MicroBatch, Packing, collate, filler, pack, plan, score_batch
 from insitu.training.export import MergedExport
 from insitu.training.figures import step_figures
 from insitu.training.learner import Learner, load_adapter
@@ -183,8 +183,7 @@ class TrainerRank:
 
     def _micro_batches(self, packing: Packing) -> list[MicroBatch]:
         """This rank's part of the step, the same for every pass."""
-        mine = packing.ranks[self._rank]
-        return [collate(shares, packing.is_shared).to(self._device) for shares in mine]
+        return [collate(part).to(self._device) for part in packing.ranks[self._rank]]
 
     def _add_up(self, tensor: Tensor) -> None:
         if self._world_size > 1:
@@ -237,7 +236,7 @@ class TrainerRank:
         scores = torch.zeros(len(token_ids), width, device=self._device)
         for places in batches[self._rank]:
             rows = [wanted[place] for place in places]
-            batch = score_batch([token_ids[i] for i in rows]) if rows else collate([])
+            batch = score_batch([token_ids[i] for i in rows]) if rows else filler()
             logprob_t, _ = (self._score if adapter else self._score_base)(batch.to(self._device))
             for i, part in zip(
                 rows, logprob_t.split([len(token_ids[i]) - 1 for i in rows] or [1]), strict=False
