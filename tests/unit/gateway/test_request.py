@@ -55,7 +55,7 @@ def test_max_tokens_has_two_names_and_one_meaning() -> None:
         ({"messages": [{"role": "user", "content": ["text"]}]}, "None"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "role"),
-        ({"n": 2}, "`n` is 2"),
+        ({"n": 17}, "`n` is 17"),
         ({"max_tokens": 10**9}, "max_tokens"),
         ({"max_tokens": "7"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
