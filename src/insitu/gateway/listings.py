@@ -72,10 +72,12 @@ class Listings:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._seconds):
+                tally = self._tallies.find(rollout_id)
+                num_due = tally.recorded if tally else 0
                 await asyncio.wrap_future(self._recorder.written())
                 async with self._turns:
                     read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens or pieces)
-                    counts = self._counts(rollout_id, read)
+                    counts = self._counts(rollout_id, read, num_due)
                     tables = (
                         [await self._texts.pieces_of(one.call) for one in read.listed] if pieces else None
                     )
@@ -84,8 +86,12 @@ class Listings:
             raise self._recorder.too_slow(self._seconds) from None
         return b'{"calls":%b,%b' % (calls, orjson.dumps(counts)[1:])
 
-    def _counts(self, rollout_id: str, read: _Read) -> dict[str, Any]:
-        """How many calls were asked for. What was recorded after `read` counts as under way."""
+    def _counts(self, rollout_id: str, read: _Read, num_due: int) -> dict[str, Any]:
+        """How many calls were asked for. What was recorded after `read` counts as under way.
+
+        `num_due` calls had been handed to the recorder before. One of them that the store does not hold is
+        lost: it is seen, and nothing else.
+        """
         tally = self._tallies.find(rollout_id)
         if tally is None:
             never = read.num_recorded == 0 and not read.was_counted
@@ -93,6 +99,7 @@ class Listings:
         under_way = tally.seen - read.num_recorded - tally.unrecorded.total()
         if not tally.whole or under_way < 0:  # counted elsewhere too
             return {"seen": None, "unrecorded": {}, "under_way": 0}
+        under_way -= min(under_way, max(0, num_due - read.num_recorded))
         return {"seen": tally.seen, "unrecorded": dict(tally.unrecorded), "under_way": under_way}
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ class Tally:
 
     rollout_id: str
     seen: int = 0
+    recorded: int = 0
+    """Calls that were handed to the recorder."""
     unrecorded: Counter[str] = field(default_factory=Counter[str])
     """Calls that ended without a record, by reason."""
     whole: bool = True
@@ -55,6 +57,8 @@ class Ticket:
     def recorded(self) -> None:
         """One of its calls has been handed to the recorder."""
         self._num_recorded += 1
+        if self._tally is not None:
+            self._tally.recorded += 1
 
     def close(self, reason: str) -> None:
         """The request has ended; `reason` is that of calls without a record."""

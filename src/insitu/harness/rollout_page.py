@@ -46,7 +46,7 @@ def page(shown: ShownRollout, console: Console, *, tokens: bool = False) -> Iter
 def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
     record = shown.record
     metadata: Json = record.get("metadata") or {}
-    yield Text.assemble(("rollout ", "bold"), visible(str(record["rollout_id"])))
+    yield Text.assemble(("rollout ", "bold"), _inline(str(record["rollout_id"])))
     where = f"{shown.store}, example {record['example_id']}, generation {record['generation']}"
     rows = [("from", where), ("ending", _ending(record)), ("reward", _reward(record, metadata))]
     if len(shown.group_rewards) > 1:
@@ -55,7 +55,7 @@ def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
     if CAPTURE in metadata:
         rows.append(("calls", Capture.from_dict(metadata[CAPTURE]).line().removeprefix("calls ")))
     for name, text in rows:
-        yield Text.assemble((f"  {name:<9} ", "bold"), visible(text).replace("\n", "\\n"))
+        yield Text.assemble((f"  {name:<9} ", "bold"), _inline(text))
     for name in ("input", "expected", "output", "reasoning"):
         if record.get(name) is not None:
             yield from _said_by(name, Text(visible(_plain(record[name]))), console)
@@ -96,7 +96,7 @@ def _policy(record: Json) -> str:
 
 
 def _legend(shown: ShownRollout, console: Console) -> Iterator[Text]:
-    yield Text.assemble(("token texts from ", "bold"), visible(shown.texts_from))
+    yield Text.assemble(("token texts from ", "bold"), _inline(shown.texts_from))
     if not console.is_terminal or console.no_color:
         return
     for name, colour in (("to train on", _TRAINED), ("context only", _CONTEXT)):
@@ -109,17 +109,17 @@ def _legend(shown: ShownRollout, console: Console) -> Iterator[Text]:
 def _call_line(shown: ShownRollout, call: Json, number: int, count: int) -> Text:
     kind = shown.kind(call)
     line = Text.assemble(
-        (f"call {number}/{count} ", "bold"), visible(str(call.get("function") or "<workflow>"))
+        (f"call {number}/{count} ", "bold"), _inline(str(call.get("function") or "<workflow>"))
     )
-    line.append(f"  {visible(str(call['model']))} step {call['policy_step']}  ")
+    line.append(f"  {_inline(str(call['model']))} step {call['policy_step']}  ")
     if kind is None:
         line.append("to train on", style=_TRAINED)
     else:
-        line.append(f"not trained: {visible(kind.replace('_', ' '))}", style=_CONTEXT)
+        line.append(f"not trained: {_inline(kind.replace('_', ' '))}", style=_CONTEXT)
     if (reward := shown.step_reward(call)) is not None:
         line.append(f"  step reward {reward:+g}")
     details = [f"{call['num_prompt_tokens']} prompt + {call['num_output_tokens']} sampled tokens"]
-    details.append(visible(str(call["finish_reason"])))
+    details.append(_inline(str(call["finish_reason"])))
     details += ["under a grammar"] if call.get("constrained") else []
     timings: Json = call.get("timings") or {}
     if seconds := timings.get("total"):
@@ -199,18 +199,23 @@ def _shade(logprob: float, colour: str) -> str:
 def _tool_call(asked: Mapping[str, Any]) -> Text:
     function: Json = asked.get("function") or {}
     said = f"{function.get('name')}({_plain(function.get('arguments'))})  {asked.get('id') or ''}"
-    return Text.assemble(("  tool call ", "magenta"), visible(said).replace("\n", "\\n"))
+    return Text.assemble(("  tool call ", "magenta"), _inline(said))
 
 
 def _said_by(name: str, text: Text, console: Console) -> Iterator[Text]:
     """A heading, and every line of the text behind a bar, wrapped so that none begins at the margin."""
     if not text.plain:
         return
-    yield Text(f"  {visible(name)}".replace("\n", "\\n"), style="bold")
+    yield Text(f"  {_inline(name)}", style="bold")
     for line in text.split("\n", allow_blank=True):
         parts = line.wrap(console, console.width - 6, overflow="fold") if console.is_terminal else [line]
         for part in parts or [line]:
-            yield Text("  │ ", style="dim") + part
+            yield Text.assemble(("  │ ", "dim"), part)
+
+
+def _inline(text: str) -> str:
+    """Text of others in a line of this page."""
+    return visible(text).replace("\n", "\\n")
 
 
 def _plain(value: Any) -> str:

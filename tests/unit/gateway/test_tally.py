@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
 import orjson
@@ -51,6 +53,16 @@ async def test_what_became_of_every_request(gateway: GatewayUnderTest) -> None:
     assert (len(record.calls), record.seen, record.under_way) == (3, 10, 0)
     assert record.unrecorded == {"refused": 6, "failed": 1}
     assert (await record_of(gateway, "other")).seen == 0
+
+
+async def test_a_record_that_is_lost_is_not_taken_for_a_call_under_way(gateway: GatewayUnderTest) -> None:
+    assert (await gateway.post(CHAT))[0] == (await gateway.post(CHAT))[0] == 200
+    assert adds_up(await record_of(gateway))
+    with closing(sqlite3.connect(gateway.records_url.removeprefix("sqlite:///"))) as store:
+        store.execute("DELETE FROM calls WHERE id IN (SELECT id FROM calls LIMIT 1)")
+        store.commit()
+    record = await record_of(gateway)
+    assert (record.seen, len(record.calls), record.under_way) == (2, 1, 0)
 
 
 async def test_strangers_and_other_paths_do_not_count(gateway: GatewayUnderTest) -> None:
