@@ -119,3 +119,11 @@ async def test_one_call_at_a_time_when_the_client_says_so(start_gateway: StartGa
     tools = [{"type": "function", "function": {"name": "look"}}]
     text = await _sent(gateway, "chat/completions", messages=MESSAGES, tools=tools, parallel_tool_calls=False)
     assert len(json.loads(text)["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_streamed_logprobs_come_with_a_parser_too(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(make_engine=lambda: StandinParserEngine("<think>hm</think>Yes."))
+    events, _, _ = await gateway.stream(logprobs=True)
+    shown = [entry["logprob"] for e in events for entry in (e["choices"][0]["logprobs"] or {})["content"]]
+    (record,) = await gateway.records()
+    assert shown == record.logprobs

@@ -129,7 +129,7 @@ class ChatStream:
             del delta["content"]
         _add_delta(self._message, delta)
         out: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
-        out["logprobs"] = _shown_logprobs(choice.get("logprobs"), self._request)
+        out["logprobs"] = _shown_logprobs(choice.get("logprobs") or await self._logprobs(part), self._request)
         if finished is not None:
             out["finish_reason"] = _finish_reason(finished, self._message, self._request)
         body = envelope("chat.completion.chunk", self._lane, [out])
@@ -139,6 +139,15 @@ class ChatStream:
                 body["prompt_token_ids"] = self._rendered.prompt_ids
         self._first = False
         return [(None, body)]
+
+    async def _logprobs(self, part: dict[str, Any]) -> dict[str, Any] | None:
+        """Logprobs that the client asked for: an engine with parsers leaves them out of streams."""
+        if self._request.num_logprobs is None or not part["token_ids"]:
+            return None
+        whole = {"choices": [tokens_only(part | {"finish_reason": "stop"}, self._request)]}
+        context = await _derender_context(self._lane, self._request, self._rendered)
+        answer = await self._lane.engine.post(_DERENDER, {**context, "generate_response": whole})
+        return cast("dict[str, Any] | None", answer["choices"][0].get("logprobs"))
 
     def recorded(self) -> dict[str, Any]:
         return self._message
