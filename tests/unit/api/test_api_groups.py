@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import asdict
 
 import orjson
@@ -35,6 +36,48 @@ async def test_a_group_by_reference(http, ledger: Ledger, records, make_call):
     assert stored.trajectories == [Trajectory("r", ["c1", "c2"], 1.0, Ending.LENGTH, {"task": 7})]
     shown = (await http.get("/v1/runs/run/groups/g")).json()
     assert shown["trajectories"][0]["call_ids"] == ["c1", "c2"]
+
+
+async def test_step_rewards_are_kept_with_the_group(http, ledger: Ledger, records, make_call):
+    records.append([make_call("c1", rollout_id="r"), make_call("c2", rollout_id="r")])
+    body = reference_group("c1", "c2", step_rewards=[0, -0.5])
+    assert (await put(http, "g", body)).status_code == 201
+    (stored,) = ledger.get_group("run", "g").trajectories
+    assert stored == Trajectory("r", ["c1", "c2"], 1.0, step_rewards=[0.0, -0.5])
+    shown = (await http.get("/v1/runs/run/groups/g")).json()
+    assert shown["trajectories"][0]["step_rewards"] == [0.0, -0.5]
+    other = reference_group("c1", "c2", step_rewards=[0, 0.5])
+    assert (await put(http, "g", other)).status_code == 409, "another reward is another body"
+
+
+async def test_a_body_without_step_rewards_hashes_as_before_there_were_any(
+    http, ledger: Ledger, records, make_call
+):
+    records.append([make_call("c1", rollout_id="r")])
+    assert (await put(http, "g", reference_group("c1"))).status_code == 201
+    head = {"call_ids": ["c1"], "ending": "completed", "metadata": {}, "num_inline_calls": 0}
+    hashed = b"1;" + orjson.dumps(head | {"reward": 1.0, "rollout_id": "r"}, option=orjson.OPT_SORT_KEYS)
+    assert ledger.group_record("run", "g").body_hash == hashlib.sha256(hashed).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("[1.0]", "1 step_rewards for 2 calls"),
+        ("[]", "0 step_rewards for 2 calls"),
+        ("[1.0, 1e999]", "line 2"),
+        ("[1.0, NaN]", "not JSON"),
+        ('[1.0, "1"]', "valid number"),
+        ("[1.0, null]", "valid number"),
+        ('{"c1": 1.0}', "list"),
+    ],
+)
+async def test_step_rewards_that_cannot_be_used_are_refused(http, records, make_call, given, complaint):
+    records.append([make_call("c1", rollout_id="r"), make_call("c2", rollout_id="r")])
+    body = reference_group("c1", "c2", step_rewards="?").replace(b'"?"', given.encode())
+    answer = await put(http, "g", body)
+    assert answer.status_code == 400
+    assert complaint in answer.json()["error"]["message"]
 
 
 async def test_inline_calls_are_recorded_before_the_answer(http, ledger: Ledger, records, make_call):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -134,6 +135,18 @@ async def test_a_step_from_registration_to_checkpoint(client: InsituClient, ledg
     assert [(s.step, s.metrics) for s in await client.steps("run")] == [(1, {"loss": 0.5})]
     assert (await client.get_group("run", "g"))["state"] == "consumed"
     assert (await client.close_run("run")).state is RunState.CLOSED
+
+
+async def test_step_rewards_make_the_round_trip(client: InsituClient, ledger: Ledger, inline):
+    first, second = group("g").trajectories
+    rated = TrajectoryGroup("g", "run", [replace(first, step_rewards=[0.0, -0.1]), second])
+    assert (await client.put_group(rated, inline(rated))).created
+    assert [t.step_rewards for t in ledger.get_group("run", "g").trajectories] == [[0.0, -0.1], None]
+    shown = (await client.get_group("run", "g"))["trajectories"]
+    assert [t["step_rewards"] for t in shown] == [[0.0, -0.1], None]
+    broken = TrajectoryGroup("h", "run", [replace(first, step_rewards=[0.0, float("nan")])])
+    with pytest.raises(InvalidRequest, match="holds the number nan"):
+        await client.put_group(broken, inline(broken))
 
 
 async def test_errors_arrive_as_what_they_are(client: InsituClient, server: str, inline):

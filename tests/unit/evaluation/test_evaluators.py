@@ -7,6 +7,7 @@ import importlib
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 from pydantic import ValidationError
@@ -373,6 +374,22 @@ async def test_weighted_mean(component, parts):
     result = await score_item(both, item("4"), 1)
     assert result.score == 0.75
     assert result.reasoning["good"] == {"score": 1.0, "weight": 3.0, "reasoning": "fixed"}
+
+
+@dataclass
+class Steps(Evaluator):
+    rewards: dict[str, float]
+
+    async def evaluate_item(self, item):
+        return EvalResult(item.id, 1.0, step_rewards=self.rewards)
+
+
+async def test_step_rewards_are_weighted_like_scores(component, parts):
+    parts.evaluators = {"one": Steps({"c1": 1.0, "c2": -2.0}), "two": Steps({"c2": 6.0}), "plain": Fixed(0.0)}
+    whole = await build_weighted(component, parts, one=2, two=1, plain=1)
+    called = EvalItem("a", "", "", "", calls=[{"id": "c1"}, {"id": "c2"}])
+    result = await score_item(whole, called, 1)
+    assert (result.score, result.step_rewards) == (0.75, {"c1": 0.5, "c2": 0.5})
 
 
 async def test_weighted_with_a_group_member_is_a_group_evaluator(component, parts):

@@ -198,3 +198,34 @@ async def test_groups_of_nothing_and_the_wrong_kind():
     result = await score_item(Group(lambda items: [1]), ITEM, 1)  # type: ignore[arg-type]
     assert "does not score single rollouts" in (result.error or "")
     assert sys.exc_info() == (None, None, None)
+
+
+CALLED = EvalItem("a", "in", "out", "out", calls=[{"id": "c1"}, {"id": "c2"}])
+
+
+async def test_step_rewards_are_plain_floats_by_call():
+    given = {"c1": np.float32(0.5), "c2": True}
+    result = await score_item(Does(lambda item: EvalResult(item.id, 1, step_rewards=given)), CALLED, 1)
+    assert result == EvalResult("a", 1.0, step_rewards={"c1": 0.5, "c2": 1.0})
+    assert {type(value) for value in result.step_rewards.values()} == {float}
+    assert json.loads(json.dumps(result.step_rewards)) == result.step_rewards
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"c1": 1.0, "c9": 1.0}, "names 'c9', not among the 2 calls"),
+        ({0: 1.0}, "names 0, not among"),
+        ({"c1": math.nan}, "step reward of call c1: the score is nan"),
+        ({"c2": -math.inf}, "step reward of call c2: the score is -inf"),
+        ({"c1": "0.5"}, "step reward of call c1: the score is a str"),
+        ({"c1": None}, "step reward of call c1: the evaluator returned no score"),
+        ([0.5, 0.5], "step_rewards is a list, not a mapping"),
+    ],
+)
+async def test_step_rewards_that_cannot_be_used_are_the_error_of_the_item(given, complaint):
+    wrong = EvalResult("a", 1.0, step_rewards=given)
+    results = await score_group(Group(lambda _: [wrong, EvalResult("a", 2.0)]), [CALLED, CALLED], 1)
+    assert complaint in (results[0].error or "")
+    assert (results[0].score, results[0].step_rewards) == (None, {})
+    assert results[1] == EvalResult("a", 2.0)

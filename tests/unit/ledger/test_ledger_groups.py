@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import zlib
+from dataclasses import asdict
+
+import orjson
 import pytest
 
-from insitu.backend.ledger import Ledger
+from insitu.backend.ledger import Ledger, groups
 from insitu.errors import Conflict, NotFound
 from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGroup
 
@@ -13,13 +17,24 @@ def test_a_group_comes_back_as_it_was(ledger: Ledger):
         "run",
         [
             Trajectory("a", ["c1", "c2"], 0.5, Ending.LENGTH, {"task": {"id": 3, "text": "é\u2028"}}),
-            Trajectory("b", ["c3"], -1e-9),
+            Trajectory("b", ["c3"], -1e-9, step_rewards=[0.25]),
         ],
     )
     assert ledger.put_group(group, "hash") is True
     assert ledger.get_group("run", "g") == group
     record = ledger.group_record("run", "g")
     assert (record.state, record.job_id, record.step) == (GroupState.RECEIVED, None, None)
+
+
+def test_a_group_of_a_release_without_step_rewards_is_read_without_them(ledger: Ledger, make_group):
+    group = make_group("g")
+    fields = [asdict(trajectory) for trajectory in group.trajectories]
+    for each in fields:
+        del each["step_rewards"]
+    packed = zlib.compress(orjson.dumps(fields))
+    ledger._writer.submit(lambda c: groups.put(c, group, "hash", packed)).result(10)
+    assert ledger.get_group("run", "g") == group
+    assert [t.step_rewards for t in ledger.get_group("run", "g").trajectories] == [None, None]
 
 
 def test_the_same_body_again_is_no_news_and_another_is_a_conflict(ledger: Ledger, make_group):

@@ -182,7 +182,7 @@ def test_zero_advantages_change_nothing(trainer: TrainerRank, make_sequences: Ma
     trainer.open_run("run", LoraSettings())
     trainer.train_step("run", make_sequences(4), StepSettings(learning_rate=1e-2))  # momentum to betray it
     before = adapter_of(trainer, "run", tmp_path / "before")
-    flat = [replace(s, advantage=0.0) for s in make_sequences(4, 1)]
+    flat = [replace(s, advantages=[0.0] * len(s.mask)) for s in make_sequences(4, 1)]
     metrics = trainer.train_step("run", flat, StepSettings(learning_rate=1e-2))
     assert metrics["num_sequences"] == metrics["updated"] == metrics["skipped"] == 0
     assert equal(before, adapter_of(trainer, "run", tmp_path / "after"))
@@ -198,7 +198,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_bit_for_bit(
     trainer.train_step("run", make_sequences(4), settings)
     trainer.save("run", str(tmp_path / "before"))
     bad = make_sequences(4, 1)
-    bad[2] = replace(bad[2], advantage=poison)
+    bad[2] = replace(bad[2], advantages=[poison] * len(bad[2].mask))
     metrics = trainer.train_step("run", bad, settings)
     assert (metrics["skipped"], metrics["updated"]) == (1, 0)
     assert all(math.isfinite(value) for value in metrics.values())
