@@ -53,7 +53,7 @@ def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
         rows.append(("group", _group(shown)))
     rows.append(("policy", _policy(record)))
     if CAPTURE in metadata:
-        rows.append(("calls", Capture.from_dict(metadata[CAPTURE]).line().removeprefix("calls ")))
+        rows.append(("calls", _calls(record, Capture.from_dict(metadata[CAPTURE]))))
     for name, text in rows:
         yield Text.assemble((f"  {name:<9} ", "bold"), _inline(text))
     for name in ("input", "expected", "output", "reasoning"):
@@ -80,6 +80,13 @@ def _reward(record: Json, metadata: Json) -> str:
     return text + (f", and {math.fsum(steps.values()):g} for single calls" if steps else "")
 
 
+def _calls(record: Json, capture: Capture) -> str:
+    """Whether the group was selected is not known here: what may be trained on is only to train on."""
+    if record.get("reward") is None:
+        capture = capture.without_training("failed")
+    return capture.line().removeprefix("calls ").replace(" trained", " to train on")
+
+
 def _group(shown: ShownRollout) -> str:
     own = shown.record["generation"]
     listed: list[str] = []
@@ -100,7 +107,7 @@ def _legend(shown: ShownRollout, console: Console) -> Iterator[Text]:
     if not console.is_terminal or console.no_color:
         return
     for name, colour in (("to train on", _TRAINED), ("context only", _CONTEXT)):
-        line = Text(f"  {name:<13}", style="bold")
+        line = Text.assemble((f"  {name:<13}", "bold"))
         for shade, limit in zip(_SHADES, _LEGEND, strict=True):
             line.append(" ").append(limit, style=f"{colour} {shade}").append(" ")
         yield line.append(" probability when sampled" if colour == _TRAINED else "")

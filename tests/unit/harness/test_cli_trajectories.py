@@ -200,7 +200,7 @@ def test_a_rollout_is_shown_whole(run: Path) -> None:
         "0.25 (right 1, short 0), and 0.25 for single calls",
         "rewards of the example's rollouts: 0, [0.25]",
         "standin-run: step 3 (standin-run@3)",
-        "3 seen = 2 trained + 1 context-only (other-function 1)",
+        "3 seen = 2 to train on + 1 context-only (other-function 1)",
         "call 1/3 planner  standin-run step 3  to train on  step reward +0",
         "call 2/3 planner  standin-run step 3  to train on  step reward +0.25",
         "call 3/3 worker  standin-run step 3  not trained: other function",
@@ -221,6 +221,7 @@ def test_a_failed_rollout_says_why(run: Path) -> None:
     assert "timeout after 2.50 s" in text
     assert "no answer within 9 s" in text
     assert "reward    none" in text
+    assert "3 seen = 0 to train on + 1 context-only (other-function 1) + 2 dropped (2 failed)" in text
 
 
 def test_tokens_one_by_one(run: Path) -> None:
