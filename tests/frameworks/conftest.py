@@ -19,26 +19,31 @@ ADMIN_KEY = "admin"
 
 
 @pytest.fixture
-async def scripted_gateway(tmp_path: Path) -> AsyncIterator[str]:
-    """The address of a gateway that serves the run `run`."""
+async def scripted_engine() -> AsyncIterator[StandinToolEngine]:
     async with StandinToolEngine() as engine:
-        settings = Settings(f"sqlite:///{tmp_path}/calls.db", KEY, ADMIN_KEY)
-        runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.5)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            assert site._server is not None
-            url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-            async with (
-                aiohttp.ClientSession(headers=headers) as http,
-                http.put(f"{url}/control/routes", json=_table(engine.url)) as answer,
-            ):
-                assert answer.status == 200, await answer.text()
-            yield url
-        finally:
-            await runner.cleanup()
+        yield engine
+
+
+@pytest.fixture
+async def scripted_gateway(tmp_path: Path, scripted_engine: StandinToolEngine) -> AsyncIterator[str]:
+    """The address of a gateway that serves the run `run`."""
+    settings = Settings(f"sqlite:///{tmp_path}/calls.db", KEY, ADMIN_KEY)
+    runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.put(f"{url}/control/routes", json=_table(scripted_engine.url)) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+        yield url
+    finally:
+        await runner.cleanup()
 
 
 def _table(engine_url: str) -> dict[str, Any]:

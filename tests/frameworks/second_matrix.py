@@ -6,30 +6,24 @@ import asyncio
 import importlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from insitu.client import InsituClient
-from insitu.types import WORKFLOW_FUNCTION, StepSettings
-from tests.frameworks.checks import FUNCTION, KEY, Agent, check_scripted, collect_group
+from insitu.types import StepSettings
+from tests.frameworks.checks import KEY, Agent, check_scripted, collect_group
 from tests.frameworks.scripts import dspy_words, smolagents_words
-from tests.support.standin_tools import next_words
+from tests.support.standin_tools import StandinToolEngine, next_words
 
 FRAMEWORKS = (*("autogen", "crewai", "dspy", "haystack", "litellm", "llama_index", "smolagents", "strands"),)
 SCRIPTS = {"dspy": dspy_words, "smolagents": smolagents_words}
-FUNCTIONS = {"dspy": WORKFLOW_FUNCTION}
-"""Where its LM was made: DSPy has no place for what a call carries."""
 API_URL, GATEWAY_URL = os.environ.get("INSITU_TEST_API_URL"), os.environ.get("INSITU_TEST_GATEWAY_URL")
 
 
 def agent_of(framework: str) -> Agent:
     return importlib.import_module(f"tests.frameworks.agents.{framework}").agent
-
-
-def function_of(framework: str) -> str:
-    return FUNCTIONS.get(framework, FUNCTION)
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +45,12 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-async def test_scripted(framework: str, scripted_gateway: str, script: Callable[..., None]) -> None:
-    script(SCRIPTS.get(framework, next_words))
+async def test_scripted(framework: str, scripted_gateway: str, scripted_engine: StandinToolEngine) -> None:
+    scripted_engine.behaviour.answers = SCRIPTS.get(framework, next_words)
     await check_scripted(
         framework,
         agent_of(framework),
         scripted_gateway,
-        function=function_of(framework),
         tool_calls=framework not in SCRIPTS,
     )
 
@@ -65,13 +58,12 @@ async def test_scripted(framework: str, scripted_gateway: str, script: Callable[
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not API_URL, reason="INSITU_TEST_API_URL names no backend: run `make frameworks`")
 async def test_one_step_trains_on_all() -> None:
-    assert API_URL and GATEWAY_URL
+    assert API_URL
+    assert GATEWAY_URL
     async with InsituClient(API_URL, KEY) as client:
         await client.register_run("second", "tiny")
         await client.wait_run_ready("second", 120)
-        collected = [
-            collect_group(f, agent_of(f), GATEWAY_URL, "second", function=function_of(f)) for f in FRAMEWORKS
-        ]
+        collected = [collect_group(f, agent_of(f), GATEWAY_URL, "second") for f in FRAMEWORKS]
         groups = await asyncio.gather(*collected)
         for group in groups:
             await client.put_group(group)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dspy
+
+import insitu
 
 
 def measure(thing: str) -> str:
@@ -12,8 +12,9 @@ def measure(thing: str) -> str:
     return thing.replace("thing-", "measured-")
 
 
-async def agent(question: str, context: Any) -> str:
+async def agent(question: str) -> str:
+    lm = insitu.current_rollout().client("dspy")  # made in the function that its calls belong to
     signature = dspy.Signature("question -> answer", "You measure things with the tool.")
-    with dspy.context(lm=context.client("dspy")):
+    with dspy.context(lm=lm):
         prediction = await dspy.ReAct(signature, tools=[measure], max_iters=3).acall(question=question)
     return prediction.answer
