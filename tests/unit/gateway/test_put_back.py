@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from insitu.training.sequences import build_sequences
+from insitu.types import ModelCall, TrainingSequence
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway
 from tests.unit.gateway.drifting_engine import (
     CALL,
@@ -25,6 +26,11 @@ from tests.unit.gateway.drifting_engine import (
 pytestmark = pytest.mark.timeout(30)
 GENERATE = "/inference/v1/generate"
 ASK = {"role": "user", "content": "ab"}
+
+
+def joined(calls: list[ModelCall]) -> tuple[list[TrainingSequence], int]:
+    """The training sequences of a rollout and its prefix breaks."""
+    return build_sequences(calls, "ro-1", [1.0] * len(calls))
 
 
 def ids(*texts: str) -> list[int]:
@@ -89,7 +95,7 @@ async def test_sampled_ids_are_put_back(gateway: GatewayUnderTest) -> None:
     assert third[: len(second) + 3] == second + ids("a", "b", "<|end|>")
     calls = await gateway.records()
     assert [c.prompt_ids for c in calls] == [first, second, third]
-    sequences, breaks = build_sequences(calls, "ro-1", 1.0)
+    sequences, breaks = joined(calls)
     assert (len(sequences), breaks, sum(sequences[0].mask)) == (1, 0, 8)
     seen = await counts(gateway)
     assert outcomes(seen) == {"put_back": 2}
@@ -137,7 +143,7 @@ async def test_changed_text_stays_as_the_template_has_it(
     await talk.turn("ab", output)
     assert await talk.turn("c", ids("c", "<|end|>")) == talk.rendered()
     assert outcomes(await counts(gateway)) == {"template_changed": 1}
-    assert build_sequences(await gateway.records(), "ro-1", 1.0)[1] == 1
+    assert joined(await gateway.records())[1] == 1
 
 
 async def test_a_history_that_the_agent_rewrote_stays_as_it_is(gateway: GatewayUnderTest) -> None:
@@ -150,7 +156,7 @@ async def test_a_history_that_the_agent_rewrote_stays_as_it_is(gateway: GatewayU
     assert prompt != talk.rendered()
     assert prompt[-20:] == talk.rendered()[-20:]
     assert outcomes(await counts(gateway)) == {"put_back": 2, "template_changed": 1}
-    sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
+    sequences, breaks = joined(await gateway.records())
     assert (len(sequences), breaks) == (2, 1)
 
 
@@ -163,7 +169,7 @@ async def test_characters_in_halves_and_added_tokens_spelt_out_are_the_same_text
     assert talk.messages[-1]["content"] == "é10"
     assert (await talk.turn("c", [CALL, *ids("1", "0", "<|end|>")]))[: len(first) + 5] == first + gateway_ids
     await talk.turn("c", ids("c", "<|end|>"))
-    assert build_sequences(await gateway.records(), "ro-1", 1.0)[1] == 0
+    assert joined(await gateway.records())[1] == 0
 
 
 async def test_streams_are_remembered_and_restored(gateway: GatewayUnderTest) -> None:
@@ -176,7 +182,7 @@ async def test_streams_are_remembered_and_restored(gateway: GatewayUnderTest) ->
     events, _, done = await gateway.stream(path, messages=messages, stream_options={"include_usage": True})
     assert done
     assert events[-1]["usage"]["prompt_tokens"] == len(tokenize(template(messages))) + 1
-    assert build_sequences(await gateway.records(), "ro-1", 1.0)[1] == 0
+    assert joined(await gateway.records())[1] == 0
 
 
 async def test_conversations_side_by_side_keep_their_own_ids(gateway: GatewayUnderTest) -> None:
@@ -187,7 +193,7 @@ async def test_conversations_side_by_side_keep_their_own_ids(gateway: GatewayUnd
     for talk in (agent, helper, twin):
         await talk.turn("a", ids("1", "0", "<|end|>"))
         await talk.turn("b", ids("c", "<|end|>"))
-    sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
+    sequences, breaks = joined(await gateway.records())
     assert (len(sequences), breaks) == (3, 2)
     assert [sum(s.mask) for s in sequences] == [8, 8, 7]
     assert outcomes(await counts(gateway)) == {"put_back": 5, "exact": 1}  # new ones and twins are no breaks
@@ -199,7 +205,7 @@ async def test_twins_with_the_same_text_each_continue_one(gateway: GatewayUnderT
     await two.turn("ab", ids("ab", "1", "0", "<|end|>"))
     await one.turn("a", ids("c", "<|end|>"))
     await two.turn("a", ids("c", "<|end|>"))
-    sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
+    sequences, breaks = joined(await gateway.records())
     assert (len(sequences), breaks) == (2, 1)
 
 
@@ -211,7 +217,7 @@ async def test_a_conversation_that_went_on_is_not_taken_for_its_younger_twin(
     await one.turn("a", ids("c", "<|end|>"))
     await two.turn("ab", ids("ab", "1", "0", "<|end|>"))
     await two.turn("b", ids("c", "<|end|>"))
-    sequences, breaks = build_sequences(await gateway.records(), "ro-1", 1.0)
+    sequences, breaks = joined(await gateway.records())
     assert ([sum(s.mask) for s in sequences], breaks) == ([7, 6], 1)
 
 
@@ -324,4 +330,4 @@ async def test_a_second_attempt_gets_the_same_ids(start_gateway: StartGateway, t
         headers=API,
     ) as got:
         assert got.status == 200
-    assert build_sequences(await gateway.records(), "ro-1", 1.0)[1] == 0
+    assert joined(await gateway.records())[1] == 0
