@@ -10,6 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.protocols.responses_request import to_chat
 from insitu.gateway.settings import Limits
@@ -104,6 +105,29 @@ async def test_an_answer_comes_back_as_it_was(parsing: GatewayUnderTest, client:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_items_may_be_named_instead(
+    parsing: GatewayUnderTest, client: AsyncOpenAI, stream: bool
+) -> None:
+    first, _ = await _answered(client, stream, **ASKED, tools=[TOOL])
+    named: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    user = {"role": "user", "content": "hi"}
+    second, _ = await _answered(client, stream, **ASKED | {"input": [user, *named, user]}, store=False)
+    one, two = await parsing.records()
+    assert two.messages == [user, one.answer, user]
+    unkept: Any = [{"type": "item_reference", "id": second.output[0].id}]
+    with pytest.raises(openai.BadRequestError, match="send the item itself"):
+        await client.responses.create(**ASKED | {"input": unkept})
+
+
+def test_the_oldest_items_are_forgotten() -> None:
+    kept = KeptItems(max_bytes=100)
+    for number in range(9):
+        kept.keep({}, [{"id": f"item-{number}", "text": "x" * 20}])
+    assert kept.find("item-8") == {"id": "item-8", "text": "x" * 20}
+    assert [kept.find(f"item-{number}") is not None for number in range(9)] == [False] * 7 + [True] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_cut_answer_is_incomplete(
     gateway: GatewayUnderTest, client: AsyncOpenAI, stream: bool
 ) -> None:
@@ -157,7 +181,7 @@ def test_items_of_one_answer_are_one_message() -> None:
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     items = [{"role": "developer", "content": "d"}, text("a"), text("b"), call, text("c"), thought, call]
-    assert to_chat(ASKED | {"input": items})["messages"] == [
+    assert to_chat(ASKED | {"input": items}, KeptItems())["messages"] == [
         {"role": "developer", "content": "d"},
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "bc", "tool_calls": [made]},
@@ -169,7 +193,7 @@ def test_items_of_one_answer_are_one_message() -> None:
     ("changes", "named"),
     [
         ({"input": None}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "send|none are kept"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "send the item itself"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "web_search_call"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "encrypted"),
         ({"input": [{"role": "tool", "content": "x"}]}, "role"),

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's protocol of items, rendered and parsed as chat. No answers are kept."""
+"""POST /v1/responses: OpenAI's protocol of items, rendered and parsed as chat."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from insitu.errors import InsituError
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol
+from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.protocols.response_items import call_item, message_item, reasoning_item, response_object
 from insitu.gateway.protocols.responses_request import to_chat
@@ -26,10 +27,11 @@ class ResponsesProtocol:
 
     def __init__(self) -> None:
         self._chat = ChatProtocol()
+        self._kept = KeptItems()
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """The checked request; InvalidRequest names what is refused and why."""
-        return replace(self._chat.parse(to_chat(body), limits), original=body)
+        return replace(self._chat.parse(to_chat(body, self._kept), limits), original=body)
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
         return await self._chat.render(lane, request)
@@ -44,11 +46,12 @@ class ResponsesProtocol:
         items = _items(lane, chat.recorded, shown["content"] if shown else [])
         if sample.finish_reason == "length":
             items[-1]["status"] = "incomplete"
+        self._kept.keep(request.original, items)
         body = response_object(lane, request, created, items, sample, chat.body["usage"])
         return Answer(body, chat.recorded)
 
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> ResponsesStream:
-        return ResponsesStream(lane, request, rendered)
+        return ResponsesStream(lane, request, rendered, self._kept)
 
     def error(self, error: InsituError, num_sent: int = 0, /) -> Event:
         wire = error.to_wire()

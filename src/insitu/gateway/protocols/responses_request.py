@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import (
     EXTRA_SAMPLING,
     check_fields,
@@ -37,11 +38,11 @@ _OUTPUT = frozenset({"type", "id", "call_id", "output", "status", "caller", "nam
 _REASONING = frozenset({"type", "id", "summary", "content", "encrypted_content", "status"})
 
 
-def to_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat request; InvalidRequest names what is refused and why."""
+def to_chat(body: dict[str, Any], kept: KeptItems) -> dict[str, Any]:
+    """The chat request; InvalidRequest names what is refused and why. `kept` are items to refer to."""
     if body.get("previous_response_id") is not None or body.get("conversation") is not None:
         raise InvalidRequest(
-            "`previous_response_id` and `conversation` are refused, as no answers are kept here: send "
+            "`previous_response_id` and `conversation` are refused, as no conversations are kept here: send "
             "the earlier items again in `input`, with the `output` of each answer."
         )
     for key, neutral in _NEUTRAL.items():
@@ -50,20 +51,20 @@ def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     check_fields(body, _OWN | _BOOKKEEPING | EXTRA_SAMPLING | _NEUTRAL.keys())
     chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}
     chat |= {key: body[key] for key in ("model", "stream", "stop") if key in body}
-    chat["messages"] = _messages(body)
+    chat["messages"] = _messages(body, kept)
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
     return chat | _tools(body) | _text(body) | _reasoning(body) | _logprobs(body)
 
 
-def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _messages(body: dict[str, Any], kept: KeptItems) -> list[dict[str, Any]]:
     chat: list[dict[str, Any]] = []
     if body.get("instructions") is not None:
         chat.append({"role": "system", "content": text_field(body, "instructions", "body")})
     given = body.get("input")
     if isinstance(given, str):
         return [*chat, {"role": "user", "content": given}]
-    turn = _Turn(chat, body.get("model"))
+    turn = _Turn(chat, body.get("model"), kept)
     for i, item in enumerate(objects(given, "input")):
         turn.add(item, f"input[{i}]")
     if turn.reasoning:
@@ -74,8 +75,8 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 class _Turn:
     """Adds items to chat messages; the items of one answer go into one message."""
 
-    def __init__(self, chat: list[dict[str, Any]], model: object) -> None:
-        self._chat, self._model = chat, model
+    def __init__(self, chat: list[dict[str, Any]], model: object, kept: KeptItems) -> None:
+        self._chat, self._model, self._kept = chat, model, kept
         self.reasoning = ""
         """What was thought before the message that comes next."""
 
@@ -97,9 +98,13 @@ class _Turn:
                 check_fields(item, _REASONING, where)
                 self.reasoning += self._thought(item, where)
             case "item_reference":
-                raise InvalidRequest(
-                    f"`{where}` refers to an item, and none are kept here.", hint="send the item itself"
-                )
+                item_id = item.get("id")
+                if (found := self._kept.find(item_id)) is None:
+                    raise InvalidRequest(
+                        f"`{where}` refers to {item_id!r}, which is not among the latest items here: "
+                        "send the item itself (clients do so with `store: false`)."
+                    )
+                self.add(found, where)
             case kind:
                 raise kind_refusal(kind, self._model, where)
 

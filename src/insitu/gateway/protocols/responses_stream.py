@@ -14,6 +14,7 @@ from typing import Any
 
 from insitu.gateway.protocols.base import Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatStream
+from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.protocols.response_items import (
     call_item,
@@ -30,8 +31,8 @@ _EMPTY_CALL = {"name": "", "arguments": ""}
 class ResponsesStream:
     """Items that open, grow and close one after the other."""
 
-    def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
-        self._lane, self._request = lane, request
+    def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered, kept: KeptItems) -> None:
+        self._lane, self._request, self._kept = lane, request, kept
         self._chat = ChatStream(lane, request, rendered)
         self._created = int(time.time())
         self._events: list[Event] = []
@@ -67,6 +68,7 @@ class ResponsesStream:
 
     def end(self, usage: dict[str, int]) -> list[Event]:
         assert self._finished is not None, "the last chunk came before"
+        self._kept.keep(self._request.original, self._items)
         whole = response_object(self._lane, self._request, self._created, self._items, self._finished, usage)
         self._add(f"response.{whole['status']}", response=whole)
         return self._taken()
