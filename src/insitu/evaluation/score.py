@@ -71,7 +71,7 @@ def to_step_rewards(item: EvalItem, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise TypeError(f"step_rewards is a {type(value).__name__}, not a mapping of call ids to numbers")
     given = cast("Mapping[Any, Any]", value)
-    known = {call["id"] for call in item.calls}
+    known = {call.get("id") for call in item.calls}
     if unknown := [key for key in given if key not in known]:
         listed = ", ".join(map(repr, unknown[:3]))
         raise ValueError(f"step_rewards names {listed}, not among the {len(known)} calls of the rollout")

@@ -119,3 +119,17 @@ def test_rewards_are_reported_by_component_and_equal_ones_dropped(records: Recor
     assert (metrics["reward/component/exact"], metrics["reward/component/style"]) == (0.5, 1.0)
     assert (metrics["account/zero_variance"], metrics["account/groups"]) == (2, 2)
     assert metrics["advantage/mean"] == pytest.approx(0.0)
+
+
+def test_step_rewards_are_reported_and_make_equal_rewards_teach(records: RecordStore) -> None:
+    plain = group(records, "plain", [0.5, 0.5], [0, 0])
+    metrics = make_batch([plain], records, StepSettings(), step=0).metrics
+    assert metrics["account/zero_variance"] == 2
+    assert not [name for name in metrics if name.startswith(("reward/step", "reward/return"))]
+    first, second = plain.trajectories
+    shaped = replace(plain, trajectories=[replace(first, step_rewards=[-0.25]), second])
+    batch = make_batch([shaped], records, StepSettings(advantage="mean"), step=0)
+    assert [s.advantages[-1] for s in batch.sequences] == [-0.125, 0.125]
+    assert (batch.metrics["account/trained"], batch.metrics["account/zero_variance"]) == (2, 0)
+    assert (batch.metrics["reward/mean"], batch.metrics["reward/step/mean"]) == (0.5, -0.25)
+    assert (batch.metrics["reward/return/mean"], batch.metrics["reward/return/min"]) == (0.375, 0.25)

@@ -36,7 +36,9 @@ def modules(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     yield
     for name in [
-        name for name in sys.modules if name.partition(".")[0] in ("my_rows", "my_rewards", "my_package")
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("my_rows", "my_rewards", "my_steps", "my_package")
     ]:
         del sys.modules[name]
 
@@ -65,6 +67,25 @@ async def test_the_custom_reward(evaluator, modules):
     reward = evaluator("python", entry="my_rewards:short_and_right", args={"limit": 3})
     result = await score_item(reward, EvalItem("a", "2+2", 4, "it is 4"), 5)
     assert result == EvalResult("a", 0.5, {"right": True, "long": True})
+
+
+async def test_the_reward_of_single_steps(evaluator, modules):
+    reward = evaluator("python", entry="my_steps:right_without_failed_tools", args={"penalty": 0.2})
+    asked = [
+        {"id": name, "function": {"name": "add", "arguments": text}}
+        for name, text in (("t1", "{}"), ("t2", "{"), ("t3", "{}"))
+    ]
+    answer = {"role": "assistant", "tool_calls": asked}
+    results = [
+        {"role": "tool", "tool_call_id": name, "content": text}
+        for name, text in (("t1", "Error: no numbers"), ("t2", "Error: no JSON"), ("t3", "4"))
+    ]
+    calls = [
+        {"id": "c1", "messages": [], "answer": answer},
+        {"id": "c2", "messages": [answer, *results], "answer": {"content": "It is 4"}},
+    ]
+    result = await score_item(reward, EvalItem("a", "2+2", 4, "It is 4", calls=calls), 5)
+    assert result == EvalResult("a", 1.0, step_rewards={"c1": -0.4})
 
 
 async def test_the_registered_reward(evaluator, modules):
