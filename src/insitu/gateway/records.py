@@ -138,8 +138,11 @@ class RecordStore:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
-        """The calls that policies of a run answered, from a step on; read in batches, on demand."""
-        query = sa.select(_calls.c.id).where(_calls.c.run == run, _calls.c.policy_step >= oldest_step)
+        """The calls that policies of a run answered to the end, from a step on; read in batches, on demand."""
+        answered = _calls.c.finish_reason.not_in(sorted(INCOMPLETE))
+        query = sa.select(_calls.c.id).where(
+            _calls.c.run == run, _calls.c.policy_step >= oldest_step, answered
+        )
         with self._engine.begin() as connection:
             ids = connection.execute(query.order_by(_calls.c.seq)).scalars().all()
         for part in _batches(ids):

@@ -284,4 +284,5 @@ def test_calls_that_broke_off_are_told_apart(tmp_path: Path) -> None:
     ended = {"a": "stop", "b": "cancelled", "c": "broken", "d": "length"}
     store.append([make_call(name, finish_reason=reason) for name, reason in ended.items()])
     assert store.incomplete([*ended, "nobody"]) == {"b": "cancelled", "c": "broken"}
+    assert [call.id for call in store.of_run("run", 0)] == ["a", "d"]
     store.close()
