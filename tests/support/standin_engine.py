@@ -310,17 +310,24 @@ class StandinEngine:
                     "content": None,
                     "tool_calls": [{"id": "t1", "type": "function", "function": function}],
                 }
-            return _json({"choices": [{"index": 0, "message": message, "logprobs": choice["logprobs"]}]})
+            return _json({"choices": [{"index": 0, "message": message, "logprobs": self._named(choice)}]})
         choices = [
             {
                 "index": 0,
                 "delta": {"role": None, "content": self._text(choice["token_ids"])},
-                "logprobs": choice["logprobs"],
+                "logprobs": self._named(choice),
                 "finish_reason": choice["finish_reason"],
             }
             for choice in body["generate_chunk"]["choices"]
         ]
         return _json({"chunk": {"choices": choices}, "stream_state": {"turn": 1}})
+
+    def _named(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        """The logprobs with the text of each token, which only derender knows."""
+        if not choice.get("logprobs"):
+            return None
+        entries = choice["logprobs"]["content"]
+        return {"content": [{**entry, "token": self._text([entry["token_id"]])} for entry in entries]}
 
     async def _derender_completion(self, request: web.Request) -> web.Response:
         body = await self._body(request)

@@ -74,6 +74,11 @@ def test_equal_answers_of_two_rollouts_each_get_a_call_of_their_own():
     assert "belongs to another trajectory" in made.refused[0]
 
 
+def test_of_equal_calls_the_newest_is_meant():
+    made = of([call("old"), call("new")], group(([*ASKED, choice()], 1.0)))
+    assert made.groups[0].trajectories[0].call_ids == ["new"]
+
+
 def test_a_conversation_of_two_turns_keeps_the_order_of_its_calls():
     first = call("a", "wait")
     more = [*ASKED, {"role": "assistant", "content": "wait"}, {"role": "user", "content": "so?"}]

@@ -39,7 +39,7 @@ class Found:
 
 
 class CallIndex:
-    """The recorded calls of one run, by what a client may still know of them."""
+    """The recorded calls of one run, in the order of recording, by what a client may still know of them."""
 
     def __init__(self, run: str, calls: Iterable[ModelCall]) -> None:
         self._run = run
@@ -73,7 +73,8 @@ class CallIndex:
         free = [found for found in candidates if found.id not in taken]
         if not free:
             raise Refused(f"its recorded call belongs to another trajectory: {_excerpt(message)}")
-        return min(free, key=lambda found: found.conversation != conversation)
+        # The newest: what was said in the same words before may have been trained on already.
+        return min(reversed(free), key=lambda found: found.conversation != conversation)
 
     @staticmethod
     def _with_same_text(candidates: list[Found], message: Json) -> list[Found]:
