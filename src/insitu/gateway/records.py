@@ -138,7 +138,7 @@ class RecordStore:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
-        """The calls that policies of a run answered to the end, from a step on; read in batches, on demand."""
+        """The calls that policies of a run answered to the end, from a step on; read in batches."""
         answered = _calls.c.finish_reason.not_in(sorted(INCOMPLETE))
         query = sa.select(_calls.c.id).where(
             _calls.c.run == run, _calls.c.policy_step >= oldest_step, answered
