@@ -95,6 +95,7 @@ class EpochTrainer(Trainer):
         groups = self.apply_curriculum_learning(collection, epoch).trajectories
         selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
         figures = self._figures(epoch, collection, selection)
+        self._run.directory.write_left_out(f"epoch-{epoch:04d}", selection.reasons)
         if not selection.groups:
             self._end_epoch(epoch, figures, selection_state=asdict(selection.state))
             return None

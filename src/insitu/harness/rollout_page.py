@@ -51,7 +51,7 @@ def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
     rows = [("from", where), ("ending", _ending(record)), ("reward", _reward(record, metadata))]
     if len(shown.group_rewards) > 1:
         rows.append(("group", _group(shown)))
-    rows.append(("policy", _policy(record)))
+    rows += [("training", shown.selected), ("policy", _policy(record))]
     if CAPTURE in metadata:
         rows.append(("calls", _calls(record, Capture.from_dict(metadata[CAPTURE]))))
     for name, text in rows:
@@ -81,7 +81,7 @@ def _reward(record: Json, metadata: Json) -> str:
 
 
 def _calls(record: Json, capture: Capture) -> str:
-    """Whether the group was selected is not known here: what may be trained on is only to train on."""
+    """The calls of the rollout alone: what is to be trained on is, if the rollout is selected."""
     if record.get("reward") is None:
         capture = capture.without_training("failed")
     return capture.line().removeprefix("calls ").replace(" trained", " to train on")

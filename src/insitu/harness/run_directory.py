@@ -31,6 +31,7 @@ from insitu.harness.trajectory_store import TrajectoryStore
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
 TRAJECTORIES = "trajectories"
+LEFT_OUT = "-left-out.json"
 DERIVED_FILES = (
     "training_metrics.jsonl",
     "reward_history.json",
@@ -90,6 +91,11 @@ class RunDirectory:
             (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
             store = self._stores[name] = TrajectoryStore(self.path / TRAJECTORIES / f"{name}.jsonl")
         return store
+
+    def write_left_out(self, name: str, reasons: Mapping[str, str]) -> None:
+        """Why rollouts of an epoch are not trained on, by their ids; a rollout that is not in it is."""
+        (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / TRAJECTORIES / f"{name}{LEFT_OUT}", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
         """Rename the trajectories of an epoch or a validation that is to be run again; they are kept."""

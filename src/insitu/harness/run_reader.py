@@ -13,7 +13,7 @@ import orjson
 from insitu.config.load import load_config
 from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.backend_adapter import GATEWAY_PORT
-from insitu.harness.run_directory import CONFIG_FILE, TRAJECTORIES
+from insitu.harness.run_directory import CONFIG_FILE, LEFT_OUT, TRAJECTORIES
 from insitu.harness.trajectory_store import Entry, read_entries, read_whole
 from insitu.keys import DEFAULT_KEY
 from insitu.workflow.binding import gateway_root
@@ -92,6 +92,11 @@ class RunReader:
         """All rollouts of the same example in the same file."""
         entries = [each.entry for each in self.rollouts([found.store])]
         return [entry for entry in entries if entry.index == found.entry.index]
+
+    def left_out(self, store: str) -> dict[str, str] | None:
+        """Why rollouts of an epoch were not selected, by their ids; None when that is not decided yet."""
+        file = self.path / TRAJECTORIES / f"{store}{LEFT_OUT}"
+        return cast("dict[str, str]", orjson.loads(file.read_bytes())) if file.is_file() else None
 
     def gateway(self) -> tuple[str, str] | None:
         """Address and key of the gateway that serves the trained model; no other address is ever asked."""

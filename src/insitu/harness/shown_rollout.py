@@ -28,6 +28,8 @@ class ShownRollout:
     """As stored, calls whole; with `output_pieces` and `prompt_text` where the gateway knows them."""
     group_rewards: Sequence[tuple[int, float | None]]
     """Generation and reward of all rollouts of the example."""
+    left_out: Mapping[str, str] | None
+    """Why rollouts of the epoch were not selected; None for validations, and before it is decided."""
     texts_from: str
     """Where the texts of the tokens come from, or why there are none."""
 
@@ -35,6 +37,14 @@ class ShownRollout:
     def has_texts(self) -> bool:
         """Whether the tokens of any call have texts."""
         return any(call.get("output_pieces") is not None for call in self.record["calls"])
+
+    @property
+    def selected(self) -> str:
+        """Whether the rollout is trained on, in words."""
+        if self.left_out is None:
+            return "not decided, or no rollout of an epoch"
+        reason = self.left_out.get(str(self.record["rollout_id"]))
+        return "selected" if reason is None else f"left out: {reason.replace('_', '-')}"
 
     def kind(self, call: Mapping[str, Any]) -> str | None:
         """Why a call is not trained on; None when it is."""
@@ -60,6 +70,7 @@ class ShownRollout:
             **self.record,
             "calls": calls,
             "group": group,
+            "selected": self.selected,
             "texts_from": self.texts_from,
         }
 
@@ -70,7 +81,8 @@ async def load_rollout(reader: RunReader, found: Found) -> ShownRollout:
     texts, texts_from = await _texts(reader, found.entry.rollout_id)
     calls = [{**call, **texts.get(call["id"], {})} for call in record["calls"]]
     group = [(entry.generation, entry.reward) for entry in reader.group(found)]
-    return ShownRollout(reader.run_id, found.store, {**record, "calls": calls}, group, texts_from)
+    left_out = reader.left_out(found.store)
+    return ShownRollout(reader.run_id, found.store, {**record, "calls": calls}, group, left_out, texts_from)
 
 
 async def _texts(reader: RunReader, rollout_id: str) -> tuple[dict[str, Json], str]:

@@ -118,6 +118,7 @@ def run(tmp_path: Path) -> Path:
             for generation in range(2):
                 failed = index == generation == 1
                 first.append(record(index, generation, None if failed else 0.25 * (index + generation)))
+        directory.write_left_out("epoch-0000", {"run.e0.1.0.abcd10": "too_small"})
         directory.store("epoch-0001").append(hostile())
         directory.store("validation-0000").append(
             record(5, 0, 1.0, rollout_id="run.validation-0000.5.0.ffff")
@@ -199,6 +200,7 @@ def test_a_rollout_is_shown_whole(run: Path) -> None:
         "completed after 2.50 s",
         "0.25 (right 1, short 0), and 0.25 for single calls",
         "rewards of the example's rollouts: 0, [0.25]",
+        "training  selected\n",
         "standin-run: step 3 (standin-run@3)",
         "3 seen = 2 to train on + 1 context-only (other-function 1)",
         "call 1/3 planner  standin-run step 3  to train on  step reward +0",
@@ -224,6 +226,11 @@ def test_a_failed_rollout_says_why(run: Path) -> None:
     assert "3 seen = 0 to train on + 1 context-only (other-function 1) + 2 dropped (2 failed)" in text
 
 
+def test_whether_a_rollout_is_trained(run: Path) -> None:
+    assert "training  left out: too-small\n" in insitu("show", str(run), "abcd10")
+    assert "training  not decided, or no rollout of an epoch" in insitu("show", str(run), "validation-0000.5.0")
+
+
 def test_tokens_one_by_one(run: Path) -> None:
     lines = insitu("show", str(run), "e0.0.0", "--tokens").splitlines()
     assert '         2        5   -6.0000   0.2%  "?"' in lines
@@ -247,7 +254,7 @@ def shown(**fields: Any) -> ShownRollout:
     pieces = {"output_pieces": ["Be", "cau", "se.\x1b[31m"], "prompt_text": "<system>Be brief."}
     made["calls"] = [{**each, **pieces} for each in made["calls"]]
     return ShownRollout(
-        "run", "epoch-0000", {**made, **fields}, [(0, 0.5), (1, None)], "the gateway at http://g"
+        "run", "epoch-0000", {**made, **fields}, [(0, 0.5), (1, None)], {}, "the gateway at http://g"
     )
 
 
