@@ -25,7 +25,7 @@ check: setup  ## lint, types, import rules, unit tests
 
 test: setup  ## contract, integration and fault tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
-	$(BIN)/python -m pytest tests/contract tests/integration tests/faults -v
+	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2

@@ -155,7 +155,7 @@ async def collect_group(
     name: str, agent: Agent, gateway_url: str, run: str, *, function: str = FUNCTION
 ) -> TrajectoryGroup:
     """Eight rollouts against a real model, whatever it says: recorded as above, and a group to train on."""
-    options = {"temperature": 1.0, "max_tokens": 16, "stop": ["a", "e", "i", "o", "n", "t"]}
+    options = {"temperature": 1.0, "max_tokens": 16, "stop": ["a"]}
     rollouts = await run_rollouts(name, agent, gateway_url, run, options)
     things = {rollout.thing for rollout in rollouts}
     trajectories: list[Trajectory] = []

@@ -10,7 +10,7 @@ import pytest
 
 from insitu.testing.models import tiny
 from insitu.types import StepSettings
-from tests.frameworks.checks import check_scripted, collect_group
+from tests.frameworks.checks import NUM_ROLLOUTS, check_scripted, collect_group
 from tests.support.backend import running_backend
 
 FRAMEWORKS = ("openai", "anthropic", "langchain", "openai_agents", "pydantic_ai", "google_adk")
@@ -41,5 +41,13 @@ async def test_one_step_trains_on_all(tmp_path: Path) -> None:
         ids = [group.id for group in groups]
         job = await client.submit_step("frameworks", ids, StepSettings(), idempotency_key="step-1")
         done = await client.wait_job(job.id, deadline_seconds=120)
-    print(done.metrics)
+    figures = done.metrics
+    num_calls = sum(len(trajectory.call_ids) for group in groups for trajectory in group.trajectories)
     assert done.step == 1
+    assert figures["account/groups"] == len(FRAMEWORKS)
+    assert figures["account/calls"] == num_calls
+    assert figures["account/calls_trained"] + figures["account/calls_truncated"] == num_calls
+    assert figures["account/trained"] >= 0.8 * NUM_ROLLOUTS * len(FRAMEWORKS)
+    assert figures["num_tokens"] > num_calls, "answers of several tokens"
+    assert figures["mismatch/mean_abs"] < 1e-4
+    assert figures["updated"] == 1
