@@ -151,7 +151,7 @@ def _print_table(rows: list[Found], total: int) -> None:
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name in ("file", "rollout"))
     for found in rows:
         row = _row(found)
-        reward = "" if row["reward"] is None else f"{row['reward']:g}"
+        reward = "" if row["reward"] is None else f"{row['reward']:.4g}"
         steps = ", ".join(map(str, row["policy_steps"] or ()))
         counts = [str(row[name] or 0) for name in ("num_calls", "num_output_tokens")]
         words = [
