@@ -38,9 +38,10 @@ class StandinParserEngine(StandinEngine):
         return _json({"chunk": {"choices": [delta]}, "stream_state": {"said": now}})
 
 
-def tool_call(name: str, **arguments: Any) -> str:
-    """A call as the model writes it."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+def tool_call(tool: str, *instead: Any, **arguments: Any) -> str:
+    """A call as the model writes it, with arguments, or with something else in their place."""
+    said = {"name": tool, "arguments": instead[0] if instead else arguments}
+    return f"<tool_call>{json.dumps(said)}</tool_call>"
 
 
 def parsed(text: str) -> dict[str, Any]:

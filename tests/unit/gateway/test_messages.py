@@ -96,6 +96,24 @@ async def test_an_answer_comes_back_as_it_was(parsing: GatewayUnderTest, client:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_arguments_that_are_no_object_are_wrapped(
+    parsing: GatewayUnderTest, client: AsyncAnthropic, stream: bool
+) -> None:
+    parsing.engine.behaviour.texts = [tool_call("look", 'a "far" thing')]
+    if stream:
+        async with client.messages.stream(**ASKED, tools=TOOLS) as events:
+            message: Any = await events.get_final_message()
+    else:
+        message = await client.messages.create(**ASKED, tools=TOOLS)
+    assert message.content[0].input == {"INVALID_JSON": r'"a \"far\" thing"'}
+    result: Any = {"type": "tool_result", "tool_use_id": "call-0"}
+    turns: Any = [*ASKED["messages"], message.to_param(), {"role": "user", "content": [result]}]
+    await client.messages.create(**ASKED | {"messages": turns}, tools=TOOLS)
+    first, second = await parsing.records()
+    assert (second.messages or [])[1]["tool_calls"] == (first.answer or {})["tool_calls"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_why_an_answer_ended(gateway: GatewayUnderTest, client: AsyncAnthropic, stream: bool) -> None:
     async def ended(**changes: Any) -> tuple[str | None, str | None]:
         if not stream:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from insitu.errors import InsituError
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
-from insitu.gateway.protocols.messages_request import to_chat
+from insitu.gateway.protocols.messages_request import INVALID_JSON, to_chat
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.request import CallRequest
 from insitu.gateway.sample import Generated, Sample
@@ -75,6 +75,8 @@ class MessagesStream:
         self._open: str | None = None
         """The block that is open: `thinking`, `text`, or a tool call's index."""
         self._stop: dict[str, str | None] = {}
+        self._wrapped: bool | None = None
+        """Whether the arguments of the open call are no object; None before they begin."""
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
         """The client's events for the tokens that arrived together."""
@@ -114,15 +116,23 @@ class MessagesStream:
             }
             events += self._in_block(str(call["index"]), block)
             if function.get("arguments"):
-                events.append(self._delta(type="input_json_delta", partial_json=function["arguments"]))
+                events.append(self._delta(type="input_json_delta", partial_json=self._piece(function)))
         return events
+
+    def _piece(self, function: dict[str, Any]) -> str:
+        """Some more of a call's input; arguments that are no object are wrapped, as in `_input`."""
+        piece = str(function["arguments"])
+        if self._wrapped is None and piece.strip():
+            self._wrapped = not piece.lstrip().startswith("{")
+            return f'{{"{INVALID_JSON}": "{json.dumps(piece)[1:-1]}' if self._wrapped else piece
+        return json.dumps(piece)[1:-1] if self._wrapped else piece
 
     def _in_block(self, name: str, block: dict[str, Any]) -> list[Event]:
         """Close the open block and open this one, unless it is the open one."""
         if self._open == name:
             return []
         events = self._close()
-        self._open = name
+        self._open, self._wrapped = name, None
         self._index += 1
         return [*events, _event("content_block_start", index=self._index, content_block=block)]
 
@@ -132,6 +142,8 @@ class MessagesStream:
         events = [_event("content_block_stop", index=self._index)]
         if self._open == "thinking":
             events.insert(0, self._delta(type="signature_delta", signature=self._lane.call_id))
+        if self._wrapped:
+            events.insert(0, self._delta(type="input_json_delta", partial_json='"}'))
         self._open = None
         return events
 
@@ -188,7 +200,7 @@ def _input(arguments: str) -> dict[str, Any]:
         value = json.loads(arguments or "{}")
     except json.JSONDecodeError:
         value = None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"INVALID_JSON": arguments}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {INVALID_JSON: arguments}
 
 
 def _stop(sample: Sample, message: dict[str, Any]) -> dict[str, str | None]:
@@ -196,7 +208,7 @@ def _stop(sample: Sample, message: dict[str, Any]) -> dict[str, str | None]:
     if sample.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     calls, cut = tool_calls(message), isinstance(sample.stop_reason, str)
-    if calls and not (cut and "INVALID_JSON" in _input(calls[-1]["function"]["arguments"])):
+    if calls and not (cut and INVALID_JSON in _input(calls[-1]["function"]["arguments"])):
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(sample.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}

@@ -7,6 +7,7 @@ assistant message are joined as they are, so that an answer that comes back has 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
@@ -31,6 +32,8 @@ _BOOKKEEPING = frozenset(
 )
 _BLOCK = frozenset({"type", "cache_control"})
 _TOOL = _BLOCK | {"name", "description", "input_schema", "strict", "eager_input_streaming"}
+INVALID_JSON = "INVALID_JSON"
+"""The key under which arguments that are no object are put, as Anthropic recommends."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -131,7 +134,7 @@ def _assistant(blocks: Blocks, model: object) -> dict[str, Any]:
         kind = block.get("type")
         if kind == "tool_use":
             check_fields(block, _BLOCK | {"id", "name", "input", "caller"}, where)
-            arguments = json.dumps(check_object(block, "input"), ensure_ascii=False)
+            arguments = _arguments(check_object(block, "input"))
             function = {"name": text_field(block, "name", where), "arguments": arguments}
             calls.append({"id": text_field(block, "id", where), "type": "function", "function": function})
         elif kind == "thinking":
@@ -143,6 +146,16 @@ def _assistant(blocks: Blocks, model: object) -> dict[str, Any]:
     if reasoning:
         message["reasoning"] = reasoning
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _arguments(given: dict[str, Any]) -> str:
+    """The arguments of a call as text; what was wrapped for the client is unwrapped where a chat takes it."""
+    wrapped = given.get(INVALID_JSON)
+    if len(given) == 1 and isinstance(wrapped, str):
+        with suppress(json.JSONDecodeError):
+            json.loads(wrapped)
+            return wrapped
+    return json.dumps(given, ensure_ascii=False)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
