@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from insitu.testing.models import tiny
-from insitu.types import StepSettings
-from tests.frameworks.checks import NUM_ROLLOUTS, check_scripted, collect_group
+from insitu.types import Ending, StepSettings
+from tests.frameworks.checks import NUM_ROLLOUTS, check_scripted, collect_group, run_rollouts
 from tests.support.backend import running_backend
 
 FRAMEWORKS = ("openai", "anthropic", "langchain", "openai_agents", "pydantic_ai", "google_adk")
@@ -25,6 +26,32 @@ def agent_of(framework: str):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_scripted(framework: str, scripted_gateway: str) -> None:
     await check_scripted(framework, agent_of(framework), scripted_gateway)
+
+
+@pytest.mark.timeout(120)
+async def test_scripted_over_the_responses_api(scripted_gateway: str) -> None:
+    from tests.frameworks.agents.openai_agents import responses_agent
+
+    await check_scripted("openai_agents_responses", responses_agent, scripted_gateway)
+
+
+@pytest.mark.timeout(120)
+async def test_an_object_that_another_rollout_made_is_refused(scripted_gateway: str) -> None:
+    """Kept at the top of a module, it would put the calls of all rollouts under the first one."""
+    kept: list[Any] = []
+
+    async def careless(question: str, context: Any) -> str:
+        kept.append(context.client("openai"))
+        messages: list[Any] = [{"role": "user", "content": question}]
+        reply = await kept[0].chat.completions.create(model="run", messages=messages)
+        return reply.choices[0].message.content
+
+    rollouts = await run_rollouts("careless", careless, scripted_gateway, "run", {})
+    assert sum(rollout.outcome.ending is Ending.COMPLETED for rollout in rollouts) == 1
+    for rollout in rollouts:
+        assert [call["rollout_id"] for call in rollout.calls] in ([], [rollout.id])
+        if rollout.outcome.ending is not Ending.COMPLETED:
+            assert "Rollout id: the path names" in rollout.outcome.reason
 
 
 @pytest.mark.timeout(600)
