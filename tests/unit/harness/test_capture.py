@@ -16,10 +16,19 @@ from insitu.evaluation.judged_rollout import judged_rollout
 from insitu.gateway_client import RolloutRecord
 from insitu.harness.capture import Capture, CaptureMismatch, add_up, capture_of
 from insitu.harness.group_builder import GroupBuilder
+from insitu.harness.loop import EpochTrainer
 from insitu.harness.recorded_rollout import read_rollout
-from insitu.harness.settings import BuilderConfig
+from insitu.harness.settings import BuilderConfig, TrainerConfig
 from insitu.harness.targets import Targets
-from insitu.testing.standins import STANDIN_MODEL, StandinGatewayClient, StandinParts, make_run
+from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.testing.standins import (
+    STANDIN_MODEL,
+    StandinAdapter,
+    StandinBuilder,
+    StandinGatewayClient,
+    StandinParts,
+    make_run,
+)
 
 TARGETS = Targets("run", frozenset({"planner"}))
 
@@ -201,3 +210,32 @@ async def test_what_a_judge_asks_is_in_the_account(tmp_path: Path) -> None:
 
 def _functions(calls: Sequence[Any]) -> list[Any]:
     return [each["function"] for each in calls]
+
+
+class Miscounting(StandinAdapter):
+    """Says that it trained one call less than it was given."""
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        status = await super().status(ref)
+        status.metadata["metrics"]["account/calls_trained"] -= 1
+        return status
+
+
+async def test_a_backend_that_counts_other_calls_fails_the_epoch_for_good(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        trainer = EpochTrainer(TrainerConfig.model_validate({"_type": "insitu"}), StandinParts(tmp_path))
+        run = make_run(tmp_path)
+        with run.directory:
+            await trainer.bind_components(StandinBuilder(), Miscounting(JOBS))
+            await trainer.initialize(run)
+            with pytest.raises(CaptureMismatch, match=r"6 model calls were submitted .* 5 of 6: 5 trained"):
+                await trainer.run(1)
+            metrics = await trainer.get_metrics(run.run_id)
+            await trainer.cleanup()
+        assert metrics["epochs"] == []
+    assert len(JOBS) == 1, "what was trained is not trained again"
+
+
+JOBS: dict[str, Any] = {}
