@@ -27,7 +27,7 @@ from insitu.testing.models import tiny
 from tests.support.standin_engine import Behaviour, StandinEngine, read_messages
 from tests.support.vllm_server import VllmServer
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 NONCE = re.compile(r"nonce-[0-9a-f]{16}")
 API = {"authorization": "Bearer default"}
 
@@ -70,7 +70,7 @@ async def everything(
 ) -> tuple[dict[str, list[Sent]], dict[str, RolloutRecord]]:
     """All calls of all rollouts at once, then what is recorded of each rollout."""
     rollouts = [f"rollout-{secrets.token_hex(6)}" for _ in range(num_rollouts)]
-    timeout, unlimited = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+    timeout, unlimited = aiohttp.ClientTimeout(total=120), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=unlimited) as session:
         made = await asyncio.gather(
             *(call(session, url, rollout, number) for rollout in rollouts for number in range(num_calls))
