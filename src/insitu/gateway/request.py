@@ -39,6 +39,7 @@ SAMPLING_FIELDS = frozenset(NEUTRAL_SAMPLING) | {
 HANDLED_FIELDS = frozenset({"model", "n", "stream", "stream_options", "logprobs", "return_token_ids"})
 BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+    | {"prompt_cache_retention", "prompt_cache_options"}
 )
 MASKING_FIELDS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
@@ -89,7 +90,8 @@ def common_request(
     body: dict[str, Any], own_fields: frozenset[str], num_logprobs: int | None, limits: Limits
 ) -> CallRequest:
     """What chat and plain completions have in common. `own_fields` are the protocol's own allowed keys."""
-    unknown = sorted(body.keys() - own_fields - SAMPLING_FIELDS - HANDLED_FIELDS - BOOKKEEPING_FIELDS)
+    known = own_fields | SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
+    unknown = sorted(key for key, value in body.items() if value is not None and key not in known)
     if unknown:
         raise InvalidRequest(f"Not supported by this gateway: {', '.join(f'`{key}`' for key in unknown)}.")
     if not isinstance(body.get("model"), str) or not body["model"]:

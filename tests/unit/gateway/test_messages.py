@@ -163,7 +163,16 @@ async def test_structured_output_reaches_the_engine(
 
 def test_sampling_and_choices_are_translated() -> None:
     body = ASKED | {"system": [{"type": "text", "text": "Be brief."}], "top_k": 5, "temperature": 0.5}
-    body |= {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    spelt_out = {
+        "defer_loading": False,
+        "allowed_callers": ["direct"],
+        "cache_control": None,
+        "type": "custom",
+    }
+    body |= {
+        "tools": [TOOLS[0] | spelt_out],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
     body |= {"metadata": {"user_id": "x"}, "thinking": {"type": "disabled"}, "stop_sequences": ["\n\n"]}
     parsed = MessagesProtocol().parse(body, Limits()).body
     assert parsed["messages"][0] == {"role": "system", "content": "Be brief."}

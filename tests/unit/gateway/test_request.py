@@ -26,6 +26,13 @@ def test_every_sampling_parameter_is_explicit() -> None:
     assert (body["temperature"], body["top_k"], body["seed"]) == (0.3, -1, 4)
 
 
+def test_a_field_without_a_value_is_not_there() -> None:
+    body = ChatProtocol().parse(
+        CHAT | {"functions": None, "audio": None, "prompt_cache_retention": "24h"}, LIMITS
+    )
+    assert body.body.keys() == ChatProtocol().parse(CHAT, LIMITS).body.keys()
+
+
 def test_max_tokens_has_two_names_and_one_meaning() -> None:
     chat = ChatProtocol()
     assert chat.parse(CHAT | {"max_tokens": 7}, LIMITS).body["max_completion_tokens"] == 7

@@ -14,6 +14,7 @@ from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.parts import (
     EXTRA_SAMPLING,
     check_fields,
+    check_tool_fields,
     joined,
     kind_refusal,
     objects,
@@ -164,7 +165,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             f"`{where}` has the type `{tool['type']}`: only tools that the agent runs itself are supported.",
             hint="give the tool a name and an `input_schema`",
         )
-    check_fields(tool, _TOOL, where)
+    check_tool_fields(tool, _TOOL, where)
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidRequest(f"`{where}.input_schema` must be an object.")
     function = {"name": text_field(tool, "name", where), "parameters": tool["input_schema"]}

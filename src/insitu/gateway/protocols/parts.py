@@ -12,6 +12,7 @@ MEDIA_KINDS = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"}
     | {"document", "file", "input_file", "image_embeds", "audio_embeds"}
 )
+_TOOL_DEFAULTS = (("defer_loading", False), ("allowed_callers", ["direct"]))
 EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
 """Parameters of the engine's chat requests that the other protocols take under the same names."""
 
@@ -30,6 +31,12 @@ def check_fields(part: dict[str, Any], allowed: Collection[str], where: str = ""
     if unknown:
         named = ", ".join(f"`{where}.{key}`" if where else f"`{key}`" for key in unknown)
         raise InvalidRequest(f"Not supported by this gateway: {named}.")
+
+
+def check_tool_fields(tool: dict[str, Any], allowed: Collection[str], where: str) -> None:
+    """`check_fields` for a tool: what clients spell out though it is the default passes."""
+    given = {key: value for key, value in tool.items() if (key, value) not in _TOOL_DEFAULTS}
+    check_fields(given, allowed, where)
 
 
 def text_field(part: dict[str, Any], key: str, where: str) -> str:

@@ -12,6 +12,7 @@ from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import (
     EXTRA_SAMPLING,
     check_fields,
+    check_tool_fields,
     joined,
     kind_refusal,
     objects,
@@ -162,7 +163,7 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
                 f"`{where}` has the type {tool.get('type')!r}: only the agent's own functions are supported.",
                 hint="offer it as a function",
             )
-        check_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
+        check_tool_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
         parameters = check_object(tool, "parameters")
         function: dict[str, Any] = {"name": text_field(tool, "name", where), "parameters": parameters}
         function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
