@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from insitu.config.entries import DatasetEntry, EvaluatorEntry
+from insitu.config.problems import NOT_HONOURED
 from insitu.plugins import Section
 
 
@@ -25,7 +26,7 @@ def _without_effect(reason: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if _asks_for_something(value):
-            raise PydanticCustomError("insitu", "{text}", {"text": f"has no effect here: {reason}"})
+            raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": f"has no effect here: {reason}"})
         return value
 
     return AfterValidator(check)

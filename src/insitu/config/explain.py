@@ -17,17 +17,17 @@ from insitu.config.secret import HIDDEN, names_a_secret, shown
 
 def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[Problem]:
     """One problem per place, in the order of the fields."""
-    found: dict[Location, tuple[list[str], str]] = {}
+    found: dict[Location, tuple[list[str], str, str]] = {}
     for line in error.errors(include_url=False):
         location, holder, secret = _place(line, root, source)
         text = _text(line, location, holder)
         if secret and isinstance(line["input"], str) and line["input"]:
             text = text.replace(line["input"], HIDDEN)
-        texts, _ = found.setdefault(location, ([], "" if secret else _value(line)))
+        texts = found.setdefault(location, ([], "" if secret else _value(line), line["type"]))[0]
         texts.append(text)  # several when the value fits none of the types of a union
     return [
-        Problem(location, " or ".join(dict.fromkeys(texts)) + value)
-        for location, (texts, value) in found.items()
+        Problem(location, " or ".join(dict.fromkeys(texts)) + value, kind)
+        for location, (texts, value, kind) in found.items()
     ]
 
 

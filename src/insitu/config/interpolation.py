@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from insitu.config.document import read_scalar
-from insitu.config.problems import Location, Problem
+from insitu.config.problems import UNSET_VARIABLE, Location, Problem
 
 _PATTERN = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|\$\{")
 
@@ -63,7 +63,7 @@ def _replace(text: str, location: Location, environment: Mapping[str, str], resu
             problem = (
                 f"the environment variable {name} is not set, and there is no default (${{{name}:-default}})"
             )
-            result.problems.append(Problem(location, problem))
+            result.problems.append(Problem(location, problem, UNSET_VARIABLE))
         return value or ""
 
     replaced = _PATTERN.sub(substitute, text)

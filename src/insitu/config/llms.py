@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from insitu.config.problems import NOT_HONOURED
 from insitu.plugins import Section
 
 RETRIED_STATUS_CODES = frozenset({408, 409, 429})
@@ -67,7 +68,7 @@ class LLMConfig(Section):
             )
             if not retried:
                 text = "only 408, 409, 429 and 5xx are tried again"
-                raise PydanticCustomError("insitu", "{text}", {"text": text})
+                raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
         return codes
 
     @field_validator("retry_on_errors")
@@ -75,5 +76,5 @@ class LLMConfig(Section):
     def _retried_by_status(cls, errors: list[str] | None) -> list[str] | None:
         if any(error.lower() not in RETRIED_ERRORS for error in errors or []):
             text = "calls are tried again by status code (408, 409, 429, 5xx), not by message"
-            raise PydanticCustomError("insitu", "{text}", {"text": text})
+            raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
         return errors

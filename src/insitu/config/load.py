@@ -16,7 +16,7 @@ from insitu.config.document import read_document
 from insitu.config.explain import explain, not_finite
 from insitu.config.interpolation import interpolate
 from insitu.config.overrides import override
-from insitu.config.problems import Location, refusal
+from insitu.config.problems import Location, Problem, refusal
 from insitu.errors import InvalidRequest
 
 
@@ -68,18 +68,24 @@ def _text(path: Path) -> str:
 def _validate(
     source: dict[str, Any], where: str, texts: Mapping[Location, str]
 ) -> tuple[Config, dict[str, Any]]:
-    problems = list(not_finite(source))
-    try:
-        config = Config.model_validate(source)
-    except ValidationError as error:
-        if _restore_texts(error, source, texts):
-            return _validate(source, where, {})
-        found = {problem.location for problem in problems}
-        problems += [each for each in explain(error, Config, source) if each.location not in found]
-        raise refusal(where, problems) from None  # the cause would print the input, secrets included
-    if problems:
+    config, problems = check(source, texts)
+    if config is None or problems:
         raise refusal(where, problems)
     return config, source
+
+
+def check(source: dict[str, Any], texts: Mapping[Location, str]) -> tuple[Config | None, list[Problem]]:
+    """The configuration, or everything that is wrong with it. Texts are put back where a string is wanted."""
+    problems = list(not_finite(source))
+    try:
+        return Config.model_validate(source), problems
+    except ValidationError as error:
+        if _restore_texts(error, source, texts):
+            return check(source, {})
+        found = {problem.location for problem in problems}
+        return None, problems + [
+            each for each in explain(error, Config, source) if each.location not in found
+        ]
 
 
 def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mapping[Location, str]) -> bool:

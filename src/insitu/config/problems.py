@@ -12,6 +12,12 @@ from insitu.errors import InvalidRequest
 
 Location = tuple[str | int, ...]
 
+UNKNOWN_KEY = "extra_forbidden"
+"""The kind of a key that no model knows; the name is pydantic's."""
+NOT_HONOURED = "not_honoured"
+"""The kind of a setting that is understood, asks for something, and has no effect here."""
+UNSET_VARIABLE = "unset_variable"
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -19,6 +25,8 @@ class Problem:
 
     location: Location
     text: str
+    kind: str = "invalid"
+    """What pydantic calls it, or one of the constants above."""
 
     def __str__(self) -> str:
         return f"{dotted(self.location)}: {self.text}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from insitu.config.problems import NOT_HONOURED
 from insitu.errors import InvalidRequest
 from insitu.plugins import ComponentConfig, Kind, Section, find
 
@@ -44,6 +46,13 @@ class FilterConfig(Section):
     denylist: FilterEntry | None = None
 
 
+_WITHOUT_EFFECT = {
+    "generated_answer_key": "outputs come from rollouts, never from the dataset",
+    "trajectory_key": "trajectories come from recorded model calls, never from the dataset",
+    "expected_trajectory_key": "evaluators read any column from item.row by its own name",
+}
+
+
 class StructureConfig(Section):
     """Which columns are the input and the expected answer."""
 
@@ -62,16 +71,17 @@ class StructureConfig(Section):
         validation_alias=AliasChoices("expected_trajectory_key", "expected_intermediate_steps"),
     )
 
+    @field_validator(*_WITHOUT_EFFECT)
+    @classmethod
+    def _nothing_without_effect(cls, value: str, info: ValidationInfo) -> str:
+        name = str(info.field_name)
+        if value != cls.model_fields[name].default:
+            text = f"{name} has no effect here: {_WITHOUT_EFFECT[name]}; remove it"
+            raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
+        return value
+
     @model_validator(mode="after")
-    def _nothing_without_effect(self) -> Self:
-        reasons = {
-            "generated_answer_key": "outputs come from rollouts, never from the dataset",
-            "trajectory_key": "trajectories come from recorded model calls, never from the dataset",
-            "expected_trajectory_key": "evaluators read any column from item.row by its own name",
-        }
-        for name, reason in reasons.items():
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect here: {reason}; remove it")
+    def _the_row_or_its_columns(self) -> Self:
         if self.disable and (self.question_key, self.answer_key) != ("question", "answer"):
             raise ValueError("question_key and answer_key have no effect with disable: true; remove them")
         return self

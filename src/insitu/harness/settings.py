@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
 
+from insitu.config.problems import NOT_HONOURED
 from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN, AdvantageKind, Loss, StepSettings
 
@@ -48,9 +50,8 @@ class BackendSettings(Section):
     @classmethod
     def _no_server_config(cls, value: dict[str, Any] | None) -> None:
         if value:
-            raise ValueError(
-                "cannot be honoured here; engines take `engine_args`, the server its own options"
-            )
+            text = "cannot be honoured here; engines take `engine_args`, the server its own options"
+            raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
 
     @property
     def url(self) -> str:
