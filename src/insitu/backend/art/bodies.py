@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from insitu.backend.api.bodies import LoraBody, RunBody, SettingsBody
-from insitu.errors import CannotHonour
+from insitu.errors import CannotHonour, InvalidRequest
 from insitu.types import StepSettings
+
+Json = dict[str, Any]
 
 _LORA_NAMES = {"r": "rank", "lora_alpha": "alpha", "random_state": "seed"}
 _CONFIG_NAMES = {"learning_rate": "learning_rate", "beta": "beta"}
@@ -18,8 +20,18 @@ _STEP_NAMES = {
     "epsilon_high": "clip_high",
     "truncated_importance_sampling": "max_sampler_weight",
 }
-
-Json = dict[str, Any]
+_SCALED: dict[Any, Json] = {True: {"advantage": "std"}, False: {"advantage": "mean"}}
+_WORDS: dict[str, dict[Any, Json]] = {
+    "loss_fn": {"ppo": {"loss": "dapo"}, "cispo": {"loss": "cispo"}},
+    "ppo": {True: {"loss": "dapo"}, False: {}},
+    "importance_sampling_level": {"token": {}, "sequence": {"loss": "gspo"}},
+    "scale_rewards": _SCALED,
+    "normalize_advantages": _SCALED,
+    "save_checkpoint": {True: {}, False: {}},  # every step is a checkpoint here
+}
+"""Settings of a step that are words, and what each asks for here."""
+_HARMLESS = frozenset({"chat_template_kwargs", "allow_unvalidated_arch"})
+"""Parts of a model's configuration that its client sends with every call, or that only ART asks itself."""
 
 
 class Lenient(BaseModel):
@@ -28,8 +40,10 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class InternalConfig(Lenient):
+class InternalConfig(BaseModel):
     """`_internal_config` of a model: what its owner wants of engine, adapter and trainer."""
+
+    model_config = ConfigDict(extra="allow")
 
     init_args: Json | None = None
     engine_args: Json | None = None
@@ -49,6 +63,8 @@ class ArtModel(Lenient):
     def registration(self) -> RunBody:
         """The run that this model is here."""
         wanted = self.internal or InternalConfig()
+        others = {name: value for name, value in (wanted.model_extra or {}).items() if name not in _HARMLESS}
+        _translated("_internal_config", others, {})
         lora = _translated("peft_args", wanted.peft_args, _LORA_NAMES)
         return RunBody(
             project=self.project,
@@ -106,19 +122,54 @@ class TrainBody(Lenient):
     trajectory_groups: list[ArtGroup] = Field(min_length=1)
     config: Json = Field(default_factory=dict)
     dev_config: Json = Field(default_factory=dict)
+    insitu: Json = Field(default_factory=dict)
+    """Settings under the names that they have here; only `insitu.compat.art` sends them."""
+    wait: bool = True
+    """False: the answer names the job instead of waiting for its end."""
 
     def settings(self) -> StepSettings:
         """The step that is asked for. What the model's own `trainer_args` say wins over `config`, which the
-        NeMo Agent Toolkit fills with constants; a setting without a counterpart is refused."""
-        asked = _translated("config", self.config, _CONFIG_NAMES)
+        NeMo Agent Toolkit fills with constants; a setting without a counterpart is refused. What was cut off
+        at a length limit is trained on, as ART does."""
+        asked: Json = {"mask_truncated": False}
+        asked |= _translated("config", self.config, _CONFIG_NAMES)
         trainer = self.model.internal.trainer_args if self.model.internal is not None else None
         asked |= _translated("trainer_args", trainer, _TRAINER_NAMES)
-        asked |= _translated("dev_config", self.dev_config, _STEP_NAMES)
-        return SettingsBody(**asked).value()
+        asked |= _spoken({name: value for name, value in self.dev_config.items() if name in _WORDS})
+        others = {name: value for name, value in self.dev_config.items() if name not in _WORDS}
+        asked |= _translated("dev_config", others, _STEP_NAMES)
+        try:
+            return SettingsBody(**asked | self.insitu).value()
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InvalidRequest(
+                f"the step's settings are wrong: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                hint=f"settings of a step: {', '.join(sorted(SettingsBody.model_fields))}",
+            ) from error
 
 
 def _given(arguments: Json | None) -> Json:
     return {name: value for name, value in (arguments or {}).items() if value is not None}
+
+
+def _spoken(given: Json) -> Json:
+    """What settings with words for values ask for; two that contradict each other are refused."""
+    asked: Json = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        wanted = _WORDS[name].get(value) if isinstance(value, str | bool) else None
+        if wanted is None:
+            raise CannotHonour(
+                f"{name}: {value!r} cannot be honoured here",
+                hint=f"{name} may be {' or '.join(repr(word) for word in _WORDS[name])}",
+            )
+        for key, word in wanted.items():
+            if asked.setdefault(key, word) != word:
+                raise CannotHonour(
+                    f"{name}: {value!r} contradicts another setting, which asks for {asked[key]}"
+                )
+    return asked
 
 
 def _translated(section: str, given: Json | None, names: dict[str, str]) -> Json:
@@ -129,6 +180,6 @@ def _translated(section: str, given: Json | None, names: dict[str, str]) -> Json
     if unknown:
         raise CannotHonour(
             f"{section}: {', '.join(unknown)} cannot be honoured here",
-            hint=f"drop it; {section} takes {', '.join(sorted(names))}",
+            hint=f"drop it; {section} takes {', '.join(sorted(names)) or 'nothing of the kind'}",
         )
     return {names[name]: value for name, value in asked.items()}

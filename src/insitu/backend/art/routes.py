@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend import checkpoints
@@ -80,7 +80,7 @@ def art_routes(services: Services) -> APIRouter:
         return f"{url}/v1", key_of(request.headers)
 
     @router.post("/_train_model")
-    async def train_model(body: TrainBody) -> StreamingResponse:
+    async def train_model(body: TrainBody) -> Response:
         """Train one step; its metrics come when it is done, empty lines meanwhile."""
         run, settings = body.model.name, body.settings()
         translated = await _translated(services, body)
@@ -95,6 +95,8 @@ def art_routes(services: Services) -> APIRouter:
         for group in translated.groups:
             await run_in_threadpool(ledger.put_group, group, group.id)
         job = await run_in_threadpool(_job, services, run, translated, settings)
+        if not body.wait:
+            return JSONResponse({"job": job.id, "refused": translated.refused})
         return StreamingResponse(
             _metrics(services, job, len(translated.refused)), media_type="application/x-ndjson"
         )
@@ -147,7 +149,8 @@ async def _translated(services: Services, body: TrainBody) -> Translated:
     deadline = loop.time() + services.limits.record_lag_seconds
 
     def once() -> Translated:
-        oldest = run.step - body.settings().max_staleness
+        # One more: of a request that is sent again, the step has been made already.
+        oldest = run.step - body.settings().max_staleness - 1
         index = CallIndex(run.name, services.records.of_run(run.name, max(oldest, 0)))
         return translate(run.name, body.trajectory_groups, index, max_seq_length(run))
 

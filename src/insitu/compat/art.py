@@ -1,0 +1,136 @@
+"""A backend object for programs written for ART (`openpipe-art` 0.5.18, which cannot train remotely itself).
+
+    backend = InsituBackend("http://127.0.0.1:7623", api_key)
+    await model.register(backend)
+    result = await backend.train(model, groups, learning_rate=5e-5)
+
+It satisfies ART's `Backend` protocol. Choices are found again among the recorded calls by the backend, so no
+token is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, Self
+
+from insitu.client import InsituClient
+from insitu.errors import CannotHonour, Unavailable
+from insitu.transport import Transport
+from insitu.types import StepSettings, policy_name
+
+try:
+    from art.types import TrainResult  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise ImportError(
+        f"insitu.compat.art needs ART, which cannot be imported: {error}\n  next: pip install 'insitu[art]'"
+    ) from error
+
+_OWN_SETTINGS = frozenset(field.name for field in fields(StepSettings))
+Json = dict[str, Any]
+
+
+class InsituBackend:
+    """One `insitu serve`, as ART's models see a backend."""
+
+    def __init__(
+        self, url: str, api_key: str, *, ready_seconds: float = 1200.0, train_seconds: float = 24 * 3600.0
+    ) -> None:
+        """`ready_seconds` and `train_seconds` bound how long a run may load and a step may take."""
+        self._client = InsituClient(url, api_key)
+        self._transport = Transport(url, api_key, request_seconds=600.0)
+        self._api_key = api_key
+        self._ready_seconds = ready_seconds
+        self._train_seconds = train_seconds
+        self._steps: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Runs stay open: the next program goes on where this one ended."""
+        await self._client.close()
+        await self._transport.close()
+
+    async def register(self, model: Any) -> None:
+        """Register the run of a trainable model; the same settings again are harmless."""
+        await self._transport.call("POST", "/register", body=_dumped(model))
+
+    async def _prepare_backend_for_training(
+        self, model: Any, config: Mapping[str, Any] | None = None
+    ) -> tuple[str, str]:
+        """Wait until the run is served; the gateway's address and the key for it."""
+        if config:
+            raise CannotHonour(
+                f"server settings cannot be changed by a client: {', '.join(sorted(config))}",
+                hint="give them to `insitu serve`",
+            )
+        run = await self._client.wait_run_ready(model.name, self._ready_seconds)
+        self._steps[model.name] = run.step
+        if (gateway := (await self._client.health()).get("gateway_url")) is None:
+            raise Unavailable("the backend has not said where its gateway is", hint="retry later")
+        return f"{gateway}/v1", self._api_key
+
+    def _model_inference_name(self, model: Any, step: int | None = None) -> str:
+        """`name@step`, by default of the last step known here; a model that is not trained keeps its name."""
+        if step is None:
+            step = self._steps.get(model.name)
+        return model.inference_model_name or model.name if step is None else policy_name(model.name, step)
+
+    async def _get_step(self, model: Any) -> int:
+        """The last committed step."""
+        step = (await self._client.get_run(model.name)).step
+        self._steps[model.name] = step
+        return step
+
+    async def train(self, model: Any, trajectory_groups: Iterable[Any], **settings: Any) -> TrainResult:
+        """Make one step over the groups. A request whose answer is lost is sent again and makes no other one.
+
+        `settings` are those of `insitu.types.StepSettings`, or ART's own where they have a counterpart.
+        """
+        settings.pop("verbose", None)
+        own = {name: value for name, value in settings.items() if name in _OWN_SETTINGS}
+        body = {
+            "model": _dumped(model),
+            "trajectory_groups": [group.model_dump(mode="json") for group in trajectory_groups],
+            "dev_config": {name: value for name, value in settings.items() if name not in own},
+            "insitu": own,
+            "wait": False,
+        }
+        answer = await self._transport.call("POST", "/_train_model", body=body)
+        job = await self._client.wait_job(answer["job"], self._train_seconds)
+        assert job.step is not None, f"job {job.id} has succeeded"
+        self._steps[model.name] = job.step
+        metrics = {
+            name: float(value) for name, value in job.metrics.items() if isinstance(value, int | float)
+        }
+        return TrainResult(
+            step=job.step, metrics={**metrics, "account/refused": float(len(answer["refused"]))}
+        )
+
+    async def _delete_checkpoint_files(self, model: Any, steps_to_keep: list[int]) -> None:
+        """Delete all checkpoints but those named, the pinned ones and the newest two."""
+        body = {"model": _dumped(model), "steps_to_keep": steps_to_keep}
+        await self._transport.call("POST", "/_delete_checkpoint_files", body=body)
+
+    def _train_sft(self, *_arguments: Any, **_options: Any) -> AsyncIterator[dict[str, float]]:
+        """There is none."""
+        raise CannotHonour(
+            "insitu trains by reinforcement only, not on given texts", hint="use backend.train"
+        )
+
+
+def _dumped(model: Any) -> Json:
+    """What the backend reads of a model; its `config` is the caller's own and need not be JSON."""
+    return {
+        "name": model.name,
+        "project": model.project,
+        "base_model": getattr(model, "base_model", None),
+        "_internal_config": getattr(model, "_internal_config", None),
+    }
