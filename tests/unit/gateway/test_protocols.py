@@ -22,7 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": MESSAGES},
     "completions": {"prompt": "hello"},
     "responses": {"input": "hello"},
-    "messages": {"messages": MESSAGES, "max_tokens": 50},
+    "messages": {"messages": MESSAGES, "max_tokens": 500},
 }
 NAMES = {"chat/completions": "chat"}
 pytestmark = pytest.mark.timeout(60)
