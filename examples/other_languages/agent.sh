@@ -6,7 +6,7 @@ set -eu
 ask() { # a conversation on stdin; on stdout it goes on with the model's answer
   conversation=$(cat)
   reply=$(printf '%s' "$conversation" |
-    jq --arg model "$OPENAI_MODEL" '{model: $model, messages: ., max_tokens: 32}' |
+    jq --arg model "$OPENAI_MODEL" '{model: $model, messages: ., max_tokens: 128}' |
     curl --silent --show-error --fail-with-body "$OPENAI_BASE_URL/chat/completions" \
       -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" -d @-) ||
     { printf '%s\n' "$reply" >&2; return 1; }

@@ -22,6 +22,6 @@ const { text: answer } = await generateText({
     }),
   },
   stopWhen: stepCountIs(4),
-  maxOutputTokens: 32,
+  maxOutputTokens: 128,
 });
 process.stdout.write(answer);

@@ -21,7 +21,7 @@ const messages = [
   { role: "user", content: await text(process.stdin) },
 ];
 for (let turn = 0; turn < 4; turn++) {
-  const reply = await client.chat.completions.create({ model: process.env.OPENAI_MODEL, messages, tools, max_tokens: 32 });
+  const reply = await client.chat.completions.create({ model: process.env.OPENAI_MODEL, messages, tools, max_tokens: 128 });
   const message = reply.choices[0].message;
   messages.push(message);
   if (!message.tool_calls?.length) {

@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import SecretStr
 
 import insitu
+from insitu.client import InsituClient
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.recorded import expand
-from insitu.types import Ending, Trajectory, TrajectoryGroup
+from insitu.types import Ending, StepSettings, Trajectory, TrajectoryGroup
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
 from insitu.workflow.function import FunctionWorkflow
 from insitu.workflow.outcome import Outcome
 from insitu.workflow.registered import RegisteredConfig
+from insitu.workflow.workflow import Workflow
+from tests.support.standin_engine import Behaviour
 from tests.support.standin_tools import measured
 
 Agent = Callable[..., Any]
@@ -63,8 +66,16 @@ async def run_rollouts(
     name: str, agent: Agent, gateway_url: str, run: str, options: dict[str, Any]
 ) -> list[Rollout]:
     """Eight rollouts at once, each with a thing of its own to ask about."""
+    return await run_workflow(
+        name, FunctionWorkflow(name, insitu.function(FUNCTION)(agent)), gateway_url, run, options
+    )
+
+
+async def run_workflow(
+    name: str, workflow: Workflow, gateway_url: str, run: str, options: dict[str, Any]
+) -> list[Rollout]:
+    """The same for a workflow of any kind."""
     binding = LLMBinding({"policy": Entry(options)}, frozenset({"policy"}), run, gateway_url, KEY)
-    workflow = FunctionWorkflow(name, insitu.function(FUNCTION)(agent))
     async with GatewayClient(gateway_url, KEY) as gateway:
 
         async def one() -> Rollout:
@@ -111,7 +122,17 @@ async def check_scripted(
             check_tool_messages(name, rollout)
 
 
-def check_recorded(name: str, rollout: Rollout, things: set[str], run: str, function: str) -> None:
+async def check_endings(name: str, agent: Agent, gateway_url: str, behaviour: Behaviour) -> None:
+    """What the framework raises still tells a conversation that is too long from an engine that fails."""
+    for fault, ending in (("overflow", Ending.CONTEXT_OVERFLOW), ("500", Ending.INFRASTRUCTURE)):
+        behaviour.fault = fault
+        for rollout in await run_rollouts(name, agent, gateway_url, "run", {"max_tokens": 300}):
+            assert rollout.outcome.ending is ending, f"{name}: {rollout.outcome}"
+            assert not rollout.calls
+            assert rollout.record.seen == sum(rollout.record.unrecorded.values()) > 0, name
+
+
+def check_recorded(name: str, rollout: Rollout, things: set[str], run: str, function: str | None) -> None:
     """Every call that was made is there, whole, under its rollout and function, with its own thing only."""
     record, calls = rollout.record, rollout.calls
     assert record.seen == len(calls), f"{name}: {record.seen} calls seen, {len(calls)} recorded"
@@ -157,6 +178,11 @@ async def collect_group(
     """Eight rollouts against a real model, whatever it says: recorded as above, and a group to train on."""
     options = {"temperature": 1.0, "max_tokens": 16, "stop": ["a"]}
     rollouts = await run_rollouts(name, agent, gateway_url, run, options)
+    return group_of(name, rollouts, run, function)
+
+
+def group_of(name: str, rollouts: Sequence[Rollout], run: str, function: str | None) -> TrajectoryGroup:
+    """Rollouts that ended somehow and are recorded as they should be, every second one with a reward."""
     things = {rollout.thing for rollout in rollouts}
     trajectories: list[Trajectory] = []
     for i, rollout in enumerate(rollouts):
@@ -167,3 +193,24 @@ async def collect_group(
         ids = [call["id"] for call in rollout.calls]
         trajectories.append(Trajectory(rollout.id, ids, reward=float(i % 2)))
     return TrajectoryGroup(uuid.uuid4().hex, run, trajectories)
+
+
+async def check_step(
+    client: InsituClient, run: str, groups: Sequence[TrajectoryGroup], settings: StepSettings | None = None
+) -> None:
+    """One step on all groups of a run that is ready: every call is trained on, exactly as it was sampled."""
+    for group in groups:
+        await client.put_group(group)
+    ids = [group.id for group in groups]
+    job = await client.submit_step(run, ids, settings or StepSettings(), idempotency_key=f"{run}-step-1")
+    done = await client.wait_job(job.id, deadline_seconds=120)
+    figures = done.metrics
+    num_calls = sum(len(trajectory.call_ids) for group in groups for trajectory in group.trajectories)
+    assert done.step == 1
+    assert figures["account/groups"] == len(groups)
+    assert figures["account/calls"] == num_calls
+    assert figures["account/calls_trained"] + figures["account/calls_truncated"] == num_calls
+    assert figures["account/trained"] >= 0.8 * sum(len(group.trajectories) for group in groups)
+    assert figures["num_tokens"] > num_calls, "answers of several tokens"
+    assert figures["mismatch/mean_abs"] < 1e-4
+    assert figures["updated"] == 1

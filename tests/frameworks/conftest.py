@@ -1,8 +1,9 @@
-"""A real gateway in front of a scripted engine."""
+"""A real gateway in front of a scripted engine, and a real backend for all tests together."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ async def scripted_gateway(tmp_path: Path, scripted_engine: StandinToolEngine) -
         yield url
     finally:
         await runner.cleanup()
+
+
+@pytest.fixture(scope="session")
+def real_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`insitu serve` with a tiny model that is offered tools: a `tests.support.backend.Backend`."""
+    from insitu.testing.models import tiny
+    from tests.support.backend import Backend
+
+    arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "2048"]
+    arguments += ["--dtype", "float32", "--tool-call-parser", "hermes"]
+    backend = Backend(tmp_path_factory.mktemp("backend") / "state", arguments)
+    backend.start()
+    try:
+        asyncio.run(backend.ready())
+        yield backend
+    finally:
+        backend.end()
 
 
 def _table(engine_url: str) -> dict[str, Any]:

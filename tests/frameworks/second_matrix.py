@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from insitu.client import InsituClient
-from insitu.types import StepSettings
-from tests.frameworks.checks import KEY, Agent, check_scripted, collect_group
+from tests.frameworks.checks import KEY, Agent, check_scripted, check_step, collect_group
 from tests.frameworks.scripts import dspy_words, smolagents_words
 from tests.support.standin_tools import StandinToolEngine, next_words
 
@@ -64,10 +63,4 @@ async def test_one_step_trains_on_all() -> None:
         await client.register_run("second", "tiny")
         await client.wait_run_ready("second", 120)
         collected = [collect_group(f, agent_of(f), GATEWAY_URL, "second") for f in FRAMEWORKS]
-        groups = await asyncio.gather(*collected)
-        for group in groups:
-            await client.put_group(group)
-        ids = [group.id for group in groups]
-        job = await client.submit_step("second", ids, StepSettings(), idempotency_key="step-1")
-        done = await client.wait_job(job.id, deadline_seconds=120)
-    assert done.step == 1
+        await check_step(client, "second", await asyncio.gather(*collected))
