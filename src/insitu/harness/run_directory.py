@@ -3,6 +3,7 @@
     config.json          the effective configuration without secrets, and the run's id
     journal.jsonl        what has happened
     trajectories/        every rollout, one file per epoch and validation
+    left_out/            which of an epoch's rollouts were not trained on, and why
     …                    metrics and the plot, derived from the journal
 
 The same configuration continues the run that it finds there; another one is refused.
@@ -31,7 +32,7 @@ from insitu.harness.trajectory_store import TrajectoryStore
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
 TRAJECTORIES = "trajectories"
-LEFT_OUT = "-left-out.json"
+LEFT_OUT = "left_out"
 DERIVED_FILES = (
     "training_metrics.jsonl",
     "reward_history.json",
@@ -39,7 +40,7 @@ DERIVED_FILES = (
     "curriculum_state.json",
     "reward_plot.png",
 )
-_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, *DERIVED_FILES)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, LEFT_OUT, *DERIVED_FILES)
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -94,8 +95,8 @@ class RunDirectory:
 
     def write_left_out(self, name: str, reasons: Mapping[str, str]) -> None:
         """Why rollouts of an epoch are not trained on, by their ids; a rollout that is not in it is."""
-        (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
-        write_atomic(self.path / TRAJECTORIES / f"{name}{LEFT_OUT}", orjson.dumps(reasons))
+        (self.path / LEFT_OUT).mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / LEFT_OUT / f"{name}.json", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
         """Rename the trajectories of an epoch or a validation that is to be run again; they are kept."""

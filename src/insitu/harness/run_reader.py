@@ -95,7 +95,7 @@ class RunReader:
 
     def left_out(self, store: str) -> dict[str, str] | None:
         """Why rollouts of an epoch were not selected, by their ids; None when that is not decided yet."""
-        file = self.path / TRAJECTORIES / f"{store}{LEFT_OUT}"
+        file = self.path / LEFT_OUT / f"{store}.json"
         return cast("dict[str, str]", orjson.loads(file.read_bytes())) if file.is_file() else None
 
     def gateway(self) -> tuple[str, str] | None:
