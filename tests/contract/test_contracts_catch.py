@@ -45,6 +45,11 @@ class NotANumber(Evaluator):
         return EvalResult(item.id, float("nan"))
 
 
+class RewardsStrangers(Evaluator):
+    async def evaluate_item(self, item: EvalItem) -> EvalResult:
+        return EvalResult(item.id, 1.0, step_rewards={"nobody": 0.5})
+
+
 class OneAtATime(Evaluator):
     """Keeps the item in itself."""
 
@@ -247,6 +252,7 @@ class Trainers(TrainerContract):
 CASES = [
     (Evaluators(ZeroForErrors()), "an_item_that_cannot_be_scored", "must be an error, not"),
     (Evaluators(NotANumber()), "an_item_gets_a_score", "must be a finite number"),
+    (Evaluators(RewardsStrangers()), "an_item_gets_a_score", "must name calls of the rollout, not 'nobody'"),
     (Evaluators(OneAtATime()), "items_are_scored_side_by_side", "must carry the item's id"),
     (Impatient(Blocks()), "an_item_gets_a_score", "not done after 0.2 s"),
     (Groups(BestFirst()), "one_result_per_rollout_in_order", "results must follow their rollouts"),

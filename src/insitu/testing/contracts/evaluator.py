@@ -209,6 +209,11 @@ def assert_result(result: Any, item: EvalItem) -> None:
         number = isinstance(result.score, int | float) and math.isfinite(result.score)
         assert number, f"the score must be a finite number: {result}"
     assert_json(result.reasoning, "the reasoning")
+    known = {call.get("id") for call in item.calls}
+    for call_id, reward in result.step_rewards.items():
+        assert call_id in known, f"step_rewards must name calls of the rollout, not {call_id!r}"
+        finite = isinstance(reward, int | float) and math.isfinite(reward)
+        assert finite, f"a step reward must be a finite number: {reward!r} for {call_id}"
 
 
 def assert_results(results: Any, group: Sequence[EvalItem]) -> None:
