@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
+
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w+)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
+)
 
 
 def original_documents() -> list[str]:
@@ -14,3 +20,9 @@ def original_documents() -> list[str]:
         if found:
             return [path.read_text() for path in found]
     pytest.skip("shared/seeds is not beside this checkout: its configurations cannot be tried")
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The code blocks of one language, as they would stand in a file."""
+    found = _FENCE.finditer(document)
+    return [textwrap.dedent(each["body"]) for each in found if each["language"] == language]

@@ -9,6 +9,7 @@ import click
 
 _COMMANDS = {
     "finetune": ("insitu.cli.finetune", "Train the model of your agent, from one YAML file."),
+    "migrate": ("insitu.cli.migrate", "Bring a configuration of the NeMo Agent Toolkit along."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, train it."),
     "trajectories": ("insitu.cli.trajectories", "Look at the rollouts of a run."),
     "gateway": ("insitu.cli.gateway", "Record calls in front of any vLLM server."),

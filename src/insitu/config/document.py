@@ -48,6 +48,11 @@ def read_document(text: str, where: str) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
+def compose(text: str) -> yaml.Node | None:
+    """The nodes of a text that `read_document` accepts, each with its place in the text."""
+    return cast("Any", yaml).compose(text, Loader=_Loader)
+
+
 def read_scalar(text: str) -> Any:
     """The text as YAML reads it when it stands alone: null, a bool, a number; else the text itself."""
     loader = cast("Any", _Loader(""))

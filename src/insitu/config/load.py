@@ -35,7 +35,7 @@ class LoadedConfig:
 def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> LoadedConfig:
     """Read, interpolate, override, validate. InvalidRequest lists everything that is wrong."""
     path = Path(path)
-    read = interpolate(read_document(_text(path), str(path)), os.environ)
+    read = interpolate(read_document(read_text(path), str(path)), os.environ)
     if read.problems:
         raise refusal(str(path), read.problems, hint="export the variable, or give a default")
     plugins.load_entry_points()
@@ -50,7 +50,8 @@ def parse_config(source: Mapping[str, Any], where: str = "configuration") -> Con
     return _validate(dict(source), where, {})[0]
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file; InvalidRequest says why there is none."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:

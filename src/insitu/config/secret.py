@@ -12,6 +12,8 @@ _SECRET_KEY = re.compile(
     r"(^|[_-])(api[_-]?keys?|token|password|passwd|secret|authorization)$", re.IGNORECASE
 )
 
+_CREDENTIALS = re.compile(r"://[^/@\s'\"]*@")
+
 
 def names_a_secret(key: object) -> bool:
     """Whether a key looks like that of a secret, whatever its model says: `api_key`, `hf_token`."""
@@ -26,6 +28,11 @@ def hide(value: Any, secret: bool = False) -> Any:
     if isinstance(value, list):
         return [hide(each, secret) for each in cast("list[Any]", value)]
     return HIDDEN if secret and value and isinstance(value, str | int | float) else value
+
+
+def without_credentials(text: str) -> str:
+    """The text with the user and password of every URL replaced."""
+    return _CREDENTIALS.sub(f"://{HIDDEN}@", text)
 
 
 def shown(value: Any, limit: int = 80) -> str:

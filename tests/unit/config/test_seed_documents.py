@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,7 @@ from insitu import plugins
 from insitu.cli.finetune import finetune
 from insitu.config import Config, load_config, parse_config, to_yaml
 from insitu.plugins import ComponentConfig, Kind
-from tests.support.original_documents import original_documents
-
-FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w+)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
-)
+from tests.support.original_documents import blocks, original_documents
 
 
 class MyWorkflowConfig(ComponentConfig):
@@ -32,11 +27,6 @@ def my_components(components: None) -> None:
     """What the documents take for granted: the reader's own workflow and evaluator."""
     plugins.register(Kind.WORKFLOW, "my_workflow", MyWorkflowConfig)(lambda config, parts: None)
     plugins.register(Kind.EVALUATOR, "my_custom_evaluator")(lambda config, parts: None)
-
-
-def blocks(document: str, language: str) -> list[str]:
-    found = FENCE.finditer(document)
-    return [textwrap.dedent(each["body"]) for each in found if each["language"] == language]
 
 
 def merged(base: Any, change: Any) -> Any:

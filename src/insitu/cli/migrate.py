@@ -1,0 +1,107 @@
+"""`insitu migrate`: a configuration of the NeMo Agent Toolkit's harness becomes one of insitu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from insitu.config.migration import Migration
+    from insitu.config.note import Note
+
+BY_HAND = 3
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The file to write; `-` prints it. Default: CONFIG with .insitu.yml for its ending.",
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--json", "as_json", is_flag=True, help="What there is to say, as JSON.")
+def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> None:
+    """Turn a configuration of the NeMo Agent Toolkit's finetuning harness into one of insitu.
+
+    The new file is the old one, comments and order included, but for settings that nothing here acts on:
+    those are commented out with the reason. What takes effect for the first time, what means something else
+    and what has to be done by hand is printed. Exit codes: 0 the new file loads, 3 something has to be
+    done by hand first, 1 the file cannot be read or written, 2 wrong usage.
+    """
+    import os
+    import sys
+
+    from insitu.config.load import read_text
+    from insitu.config.migration import migrate as run
+    from insitu.harness.safe_output import SafeOutput
+
+    target = output or config.with_suffix(".insitu.yml")
+    result = run(read_text(config), str(config), os.environ)
+    to_stdout = str(target) == "-"
+    if to_stdout:
+        click.echo(result.text, nl=False)
+    else:
+        _write(target, result.text, force)
+    shown = None if to_stdout else target
+    report = _json(config, shown, result) if as_json else "\n".join(_lines(config, shown, result))
+    SafeOutput(sys.stderr if to_stdout else sys.stdout, quiet=True).write(report + "\n")
+    sys.exit(BY_HAND if result.by_hand else 0)
+
+
+def _write(target: Path, text: str, force: bool) -> None:
+    """Nothing of the user's is written over unless that was asked for."""
+    from insitu.errors import Conflict, InvalidRequest
+
+    try:
+        if target.exists() and not force and target.read_bytes() != text.encode():
+            raise Conflict(f"{target}: the file is there", hint="-o ANOTHER, or --force to write over it")
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def _titles(result: Migration) -> list[tuple[str, str, list[Note]]]:
+    return [
+        ("by_hand", "To be done by hand", result.by_hand),
+        ("takes_effect", "Takes effect here, and did not there", result.takes_effect),
+        ("left_out", "Left out", result.left_out),
+        ("rewritten", "Rewritten", result.rewritten),
+        ("changed_meaning", "Means something else", result.changed_meaning),
+        ("unset_variables", "Variables that are not set now", result.unset_variables),
+    ]
+
+
+def _json(config: Path, target: Path | None, result: Migration) -> str:
+    import json
+
+    notes = {name: [note.to_dict() for note in notes] for name, _, notes in _titles(result)}
+    head = {"config": str(config), "output": None if target is None else str(target)}
+    return json.dumps({**head, "loads": not result.by_hand, **notes}, indent=2, ensure_ascii=False)
+
+
+def _lines(config: Path, target: Path | None, result: Migration) -> list[str]:
+    from insitu.harness.safe_output import visible
+
+    lines = [f"{config} → {target or 'standard output'}"]
+    for _, title, notes in _titles(result):
+        if notes:
+            lines += ["", title]
+            lines += [visible(line) for note in notes for line in _note(note)]
+    name = target or "FILE"
+    lines += ["", f"next: insitu finetune --config_file={name} --dry-run"]
+    if result.by_hand:
+        lines[-1] = (
+            f"next: do by hand what is to be done in {name}, then insitu migrate {name} checks it again"
+        )
+    return lines
+
+
+def _note(note: Note) -> list[str]:
+    where = f"line {note.line}" if note.line else ""
+    value = f" = {note.value}" if note.value is not None else ""
+    lines = [f"  {where:<9} {note.path}{value}: {note.text}"]
+    return lines + [f"{'':14}{line}" for line in (note.yaml or "").splitlines()]

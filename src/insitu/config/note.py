@@ -1,0 +1,38 @@
+"""Note: one thing to say about a place in a configuration file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from insitu.config.marked_text import MarkedText
+from insitu.config.problems import Location, dotted
+from insitu.config.secret import names_a_secret, shown, without_credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is to be said, and where it belongs."""
+
+    path: str
+    text: str
+    line: int | None = None
+    """In the file that was read; None for what stands nowhere in it."""
+    value: str | None = None
+    """As a person would write it; never that of a secret."""
+    yaml: str | None = None
+    """What to write instead."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what is not said."""
+        fields = {name: getattr(self, name) for name in ("path", "line", "value", "text", "yaml")}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def note_at(
+    marked: MarkedText, location: Location, text: str, value: Any = None, yaml: str | None = None
+) -> Note:
+    """A note about a place of that text."""
+    secret = any(names_a_secret(part) for part in location)
+    said = None if value is None or secret else without_credentials(shown(value))
+    return Note(dotted(location), without_credentials(text), marked.line(location), said, yaml)
