@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from insitu.types import Ending
-from tests.frameworks.checks import check_scripted, check_step, collect_group, run_rollouts
+from tests.frameworks.checks import check_endings, check_scripted, check_step, collect_group, run_rollouts
 from tests.support.backend import Backend
+from tests.support.standin_tools import StandinToolEngine
 
 FRAMEWORKS = ("openai", "anthropic", "langchain", "openai_agents", "pydantic_ai", "google_adk")
 """LlamaIndex wants an older SDK of OpenAI: it is checked in the environment of the others."""
@@ -24,6 +25,12 @@ def agent_of(framework: str):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_scripted(framework: str, scripted_gateway: str) -> None:
     await check_scripted(framework, agent_of(framework), scripted_gateway)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_endings(framework: str, scripted_gateway: str, scripted_engine: StandinToolEngine) -> None:
+    await check_endings(framework, agent_of(framework), scripted_gateway, scripted_engine.behaviour)
 
 
 @pytest.mark.timeout(120)

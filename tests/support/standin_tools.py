@@ -59,6 +59,8 @@ class StandinToolEngine(StandinEngine):
 
     async def _render_chat(self, request: web.Request) -> web.Response:
         body = await self._body(request)
+        if self.behaviour.fault == "overflow":  # in vLLM's words
+            return _error(400, "This model's maximum context length is 256 tokens. However, you sent more.")
         messages = [_as_text(message) for message in body["messages"]]
         if body.get("tools"):
             messages.insert(0, {"role": "developer", "content": json.dumps(body["tools"])})
@@ -74,7 +76,7 @@ class StandinToolEngine(StandinEngine):
             return _json(self._streamed(body))
         choice = body["generate_response"]["choices"][0]
         message = {"role": "assistant", "refusal": None, **_parsed(self._text(choice["token_ids"]))}
-        return _json({"choices": [{"index": 0, "message": message, "logprobs": choice["logprobs"]}]})
+        return _json({"choices": [{"index": 0, "message": message, "logprobs": self._named(choice)}]})
 
     def _streamed(self, body: dict[str, Any]) -> dict[str, Any]:
         """A call goes out whole with its last token, other words as they come."""
