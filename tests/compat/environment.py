@@ -63,7 +63,7 @@ class Environment:
 
     def variables(self, home: Path) -> dict[str, str]:
         """The environment of its processes: this checkout, no telemetry, files of packages in `home`."""
-        paths = [ROOT / "src", ROOT, *([self.plugin] if self.plugin is not None else [])]
+        paths = [ROOT / "src", *([self.plugin] if self.plugin is not None else [])]
         own = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HOME": str(home)}
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "INSITU_"))}
         return {**kept, **QUIET, **own, "INSITU_CACHE": str(cache_dir())}

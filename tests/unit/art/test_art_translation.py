@@ -118,6 +118,23 @@ def test_the_same_request_has_the_same_ids_and_another_reward_other_ones():
     assert once.groups[0].id != other.groups[0].id
 
 
+def test_tool_calls_that_a_client_dropped_are_told_apart_by_what_the_next_call_heard():
+    def rollout(name: str, question: str) -> list[ModelCall]:
+        asked = {"role": "user", "content": question}
+        used = {"id": f"id-{name}", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        called = {"role": "assistant", "content": None, "tool_calls": [used]}
+        result = {"role": "tool", "tool_call_id": f"id-{name}", "content": "8"}
+        first = replace(call(f"{name}-1"), messages=[asked], answer=called)
+        return [first, replace(call(f"{name}-2", "eight"), messages=[asked, called, result])]
+
+    one, two, three = rollout("one", "3 + 5?"), rollout("two", "3 + 5?"), rollout("three", "4 + 4?")
+    calls = [one[0], two[0], three[0], three[1], two[1], one[1]]
+    flat = [choice(""), {"role": "assistant", "content": "8"}, choice("eight")]
+    made = of(calls, group(*[([{"role": "user", "content": q}, *flat], 1.0) for q in ("3 + 5?", "4 + 4?")]))
+    found = [t.call_ids for t in made.groups[0].trajectories]
+    assert found == [["one-1", "one-2"], ["three-1", "three-2"]]
+
+
 def test_settings_of_the_model_win_over_the_clients_constants_and_unknown_ones_are_refused():
     model = {"name": "run", "base_model": "m", "_internal_config": {"trainer_args": {"learning_rate": 1e-3}}}
     groups = [{"trajectories": [{"messages_and_choices": ASKED}]}]

@@ -36,6 +36,12 @@ class Found:
     num_tokens: int
     text: str
     conversation: bytes
+    opening: bytes
+    """The first message of the conversation."""
+    answer: bytes
+    """What it said, in short."""
+    heard: frozenset[bytes]
+    """What the model had said before in its conversation."""
 
 
 class CallIndex:
@@ -52,16 +58,30 @@ class CallIndex:
             conversation = _digest(call.messages or [])
             num_tokens = len(call.prompt_ids) + len(call.output_ids)
             found = Found(
-                call.id, call.rollout_id, call.finish_reason, num_tokens, _text(answer), conversation
+                call.id,
+                call.rollout_id,
+                call.finish_reason,
+                num_tokens,
+                _text(answer),
+                conversation,
+                _digest((call.messages or [])[:1]),
+                _short(answer),
+                frozenset(_short(m) for m in call.messages or [] if m.get("role") == "assistant"),
             )
             self._by_logprobs[pack_floats(call.logprobs)].append(found)
             self._by_words[conversation, _digest([answer])].append(found)
 
-    def find(self, choice: Json, before: Sequence[Json], taken: set[str]) -> Found:
-        """The call of `choice`, which came after the messages `before`; not one of those `taken`."""
+    def find(
+        self, choice: Json, before: Sequence[Json], taken: set[str], later: Found | None = None
+    ) -> Found:
+        """The call of `choice`, which came after the messages `before`; not one of those `taken`.
+
+        Of several, one whose answer the `later` call of the same conversation has heard: clients drop tool
+        calls from messages, the record has them.
+        """
         message = cast("Json", choice.get("message") or {})
         logprobs = _logprobs(choice)
-        conversation = _digest(before)
+        conversation, opening = _digest(before), _digest(before[:1])
         if logprobs:
             candidates = self._with_same_text(self._by_logprobs.get(pack_floats(logprobs), []), message)
             sought = f"{len(logprobs)} logprobs and this text"
@@ -74,7 +94,14 @@ class CallIndex:
         if not free:
             raise Refused(f"its recorded call belongs to another trajectory: {_excerpt(message)}")
         # The newest: what was said in the same words before may have been trained on already.
-        return min(reversed(free), key=lambda found: found.conversation != conversation)
+        return min(
+            reversed(free),
+            key=lambda found: (
+                later is not None and found.answer not in later.heard,
+                found.conversation != conversation,
+                found.opening != opening,
+            ),
+        )
 
     @staticmethod
     def _with_same_text(candidates: list[Found], message: Json) -> list[Found]:
@@ -103,6 +130,12 @@ def _digest(messages: Iterable[Json]) -> bytes:
         for message in messages
     ]
     return hashlib.blake2b(orjson.dumps(said, option=orjson.OPT_SORT_KEYS), digest_size=20).digest()
+
+
+def _short(message: Json) -> bytes:
+    """An answer by the ids of its tool calls, which no other has, or by its text."""
+    ids = [str(call.get("id")) for call in message.get("tool_calls") or []]
+    return hashlib.blake2b("\n".join([*ids, "" if ids else _text(message)]).encode(), digest_size=12).digest()
 
 
 def _text(message: Json) -> str:

@@ -76,14 +76,15 @@ def _trajectory(
     )
 
 
-def _calls(history: list[Json], index: CallIndex, taken: set[str]) -> Iterable[Found]:
-    here: set[str] = set()
-    for position, item in enumerate(history):
+def _calls(history: list[Json], index: CallIndex, taken: set[str]) -> list[Found]:
+    """The calls of a conversation, found from its end: each has heard what was said before it."""
+    found: list[Found] = []
+    for position, item in reversed(list(enumerate(history))):
         if is_choice(item):
             before = [as_message(earlier) for earlier in history[:position]]
-            found = index.find(item, before, taken | here)
-            here.add(found.id)
-            yield found
+            used = taken.union(call.id for call in found)
+            found.append(index.find(item, before, used, found[-1] if found else None))
+    return found[::-1]
 
 
 def _digest(value: object) -> str:
