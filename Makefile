@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup check test e2e bench clean
+.PHONY: setup check test frameworks compat e2e bench clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -26,6 +26,16 @@ check: setup  ## lint, types, import rules, unit tests
 test: setup  ## contract, integration and fault tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v
+
+frameworks: setup  ## agents of the frameworks that need an environment of their own, built when missing
+	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m tests.frameworks.environment
+	$(BIN)/python -m pytest tests/frameworks/test_second.py -v -s
+
+compat: setup  ## clients of others, unmodified, in environments of their own (built when missing)
+	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m tests.compat.environment
+	$(BIN)/python -m pytest tests/compat -v --durations=0
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
