@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from insitu.backend.processes import free_port
 from insitu.testing.models import tiny
 from tests.compat.conftest import KEY, StandinProcess
-from tests.compat.environment import ART, HERE, NAT, Environment
+from tests.compat.environment import ART, HERE, NAT, ROOT, Environment
 from tests.support.backend import Backend, running_backend
 
 CLIENTS = [
@@ -22,19 +23,13 @@ CLIENTS = [
 ]
 VERSIONS = {"remote": "0.5.17", "insitu": "0.5.18"}
 NUM_STEPS = 3
+DOCS = ROOT / "docs" / "coming-from-art.md"
 
 
-async def session(
-    environment: Environment, kind: str, url: str, directory: Path, *arguments: str, key: str = KEY
-) -> tuple[dict[str, Any] | None, str]:
-    """What the program saw, or None and what it said when it failed."""
-    process = await asyncio.create_subprocess_exec(
-        *(environment.program(), str(HERE / "art_session.py"), kind, url, key, *arguments),
-        cwd=directory,
-        env=environment.variables(directory),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+async def run(*command: str, cwd: Path, env: dict[str, str]) -> tuple[int | None, str, str]:
+    """A program to its end: exit code, output, errors."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=cwd, env=env, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(200):
             out, errors = await process.communicate()
@@ -42,7 +37,16 @@ async def session(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return (json.loads(out.splitlines()[-1]) if process.returncode == 0 else None), errors.decode()
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def session(
+    environment: Environment, kind: str, url: str, directory: Path, *arguments: str, key: str = KEY
+) -> tuple[dict[str, Any] | None, str]:
+    """What the program saw, or None and what it said when it failed."""
+    command = (environment.program(), str(HERE / "art_session.py"), kind, url, key, *arguments)
+    ended, out, errors = await run(*command, cwd=directory, env=environment.variables(directory))
+    return (json.loads(out.splitlines()[-1]) if ended == 0 else None), errors
 
 
 async def check(backend: StandinProcess | Backend, kind: str, seen: dict[str, Any] | None, said: str) -> None:
@@ -94,6 +98,19 @@ async def test_a_wrong_key_is_said(
     seen, said = await session(environment, kind, backend.api_url, tmp_path, key="wrong")
     assert seen is None
     assert "401" in said or "the key is missing or wrong" in said
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(not ART.ready, reason=ART.why_not)
+async def test_the_example_of_the_docs_runs(backend: StandinProcess, tmp_path: Path):
+    """As it stands, with only the address and the model's name changed."""
+    (program,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    own = program.replace("http://127.0.0.1:7623", backend.api_url).replace('"my-model"', '"tiny"')
+    (tmp_path / "example.py").write_text(own)
+    variables = ART.variables(tmp_path) | {"INSITU_API_KEY": KEY}
+    ended, said, errors = await run(ART.program(), "example.py", cwd=tmp_path, env=variables)
+    assert ended == 0, errors
+    assert re.findall(r"^step (\d): reward [\d.]+$", said, re.MULTILINE) == ["1", "2", "3"]
 
 
 @pytest.mark.timeout(600)

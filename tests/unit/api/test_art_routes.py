@@ -91,6 +91,25 @@ async def test_a_failed_step_breaks_the_stream_off_and_may_be_asked_for_again(
     assert orjson.loads(answer.text.splitlines()[-1])["loss"] == 0.5
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("recorded")
+async def test_a_client_that_does_not_wait_gets_the_job_and_a_repeated_request_the_same_one(
+    http: httpx.AsyncClient, ledger: Ledger
+):
+    body = request(trained(1.0, -0.5, -1.0), trained(0.0, -0.5, -2.0), trained(0.0, -0.7))
+    body |= {"wait": False, "insitu": {"max_staleness": 0, "learning_rate": 1e-3}}
+    answer = (await http.post("/_train_model", json=body)).json()
+    assert len(answer["refused"]) == 1
+    settings = ledger.get_job(answer["job"]).settings
+    assert (settings.max_staleness, settings.learning_rate) == (0, 1e-3)
+    await finish(ledger, 1)
+    # Its calls are one step old now: too old for another step, not for finding this one.
+    assert (await http.post("/_train_model", json=body)).json() == answer
+    wrong = await http.post("/_train_model", json=body | {"insitu": {"lerning_rate": 1}})
+    assert wrong.status_code == 400
+    assert "lerning_rate" in wrong.text
+
+
 @pytest.mark.usefixtures("recorded")
 async def test_nothing_recorded_is_a_refusal_with_the_reason(http: httpx.AsyncClient, ledger: Ledger):
     answer = await http.post("/_train_model", json=request(trained(1.0, -9.0)))
