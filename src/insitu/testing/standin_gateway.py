@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +17,7 @@ _PATH = re.compile(
     r"(?:rollouts/(?P<rollout>[^/]+)/)?(?:functions/(?P<function>[^/]+)/)?v1/"
     r"(?P<route>models|chat/completions|completions)"
 )
+_CALLS = re.compile(r"rollouts/(?P<rollout>[^/]+)/calls")
 
 Reply = Callable[[str | None, Mapping[str, Any]], str]
 """The text for a call, from its rollout and its body."""
@@ -32,7 +34,10 @@ class StandinCall:
 
 
 class StandinGateway:
-    """Listens on a free port of this machine for as long as `async with` is open."""
+    """Listens on a free port of this machine for as long as `async with` is open.
+
+    It counts the calls of a rollout as the true gateway does, and has no tokens to record.
+    """
 
     def __init__(self, reply: Reply, model: str = "standin-run") -> None:
         self.calls: list[StandinCall] = []
@@ -42,6 +47,7 @@ class StandinGateway:
         """While it is not set, calls are taken and not answered."""
         self.answering.set()
         self.url = ""
+        self._open: Counter[str | None] = Counter()
         self._reply = reply
         self._model = model
         self._runner: web.AppRunner | None = None
@@ -65,6 +71,8 @@ class StandinGateway:
         await self._runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if listed := _CALLS.fullmatch(request.match_info["path"]):
+            return web.json_response(self._counts(listed["rollout"]))
         found = _PATH.fullmatch(request.match_info["path"])
         if found is None:
             raise web.HTTPNotFound(text=f"the stand-in gateway has no {request.path}")
@@ -74,16 +82,23 @@ class StandinGateway:
         body = await request.json()
         self.calls.append(StandinCall(rollout_id, found["function"], body))
         self.num_open += 1
+        self._open[rollout_id] += 1
         try:
             await self.answering.wait()
         finally:
             self.num_open -= 1
+            self._open[rollout_id] -= 1
         text = self._reply(rollout_id, body)
         if found["route"] == "completions":
             return web.json_response(_answer(body, "text_completion", {"text": text}))
         if body.get("stream"):
             return await _stream(request, _answer(body, "chat.completion.chunk", {"delta": _message(text)}))
         return web.json_response(_answer(body, "chat.completion", {"message": _message(text)}))
+
+    def _counts(self, rollout_id: str) -> dict[str, Any]:
+        seen, under_way = sum(call.rollout_id == rollout_id for call in self.calls), self._open[rollout_id]
+        ended = {"standin": seen - under_way} if seen > under_way else {}
+        return {"calls": [], "seen": seen, "unrecorded": ended, "under_way": under_way}
 
 
 def _message(text: str) -> dict[str, str]:

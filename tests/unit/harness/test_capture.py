@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from insitu.evaluation.evaluator import Evaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 from insitu.evaluation.judged_rollout import judged_rollout
-from insitu.gateway_client import RolloutRecord
+from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.capture import Capture, CaptureMismatch, add_up, capture_of
 from insitu.harness.group_builder import GroupBuilder
 from insitu.harness.loop import EpochTrainer
@@ -21,6 +22,7 @@ from insitu.harness.recorded_rollout import read_rollout
 from insitu.harness.settings import BuilderConfig, TrainerConfig
 from insitu.harness.targets import Targets
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.testing.standin_gateway import StandinGateway
 from insitu.testing.standins import (
     STANDIN_MODEL,
     StandinAdapter,
@@ -239,3 +241,14 @@ async def test_a_backend_that_counts_other_calls_fails_the_epoch_for_good(
 
 
 JOBS: dict[str, Any] = {}
+
+
+async def test_the_standin_gateway_counts_as_the_true_one_does() -> None:
+    async with StandinGateway(lambda _rollout, _body: "hello") as gateway, aiohttp.ClientSession() as http:
+        async with GatewayClient(gateway.url, "key") as client:
+            url = f"{gateway.url}/rollouts/ro/v1/chat/completions"
+            async with http.post(url, json={"model": "standin-run", "messages": []}) as got:
+                assert got.status == 200
+            record = await client.rollout_record("ro")
+            assert record == RolloutRecord([], 1, {"standin": 1}, 0)
+            assert await client.rollout_record("other") == RolloutRecord([], 0)
