@@ -59,6 +59,14 @@ async def test_scripted(framework: str, scripted_gateway: str, scripted_engine: 
     )
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("framework", ["crewai", "haystack", "litellm", "strands"])
+async def test_scripted_in_threads(framework: str, scripted_gateway: str) -> None:
+    """The same agents as plain functions: each rollout blocks a thread of its own."""
+    agent = importlib.import_module(f"tests.frameworks.agents.{framework}").blocking_agent
+    await check_scripted(framework, agent, scripted_gateway)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not API_URL, reason="INSITU_TEST_API_URL names no backend: run `make frameworks`")
 async def test_one_step_trains_on_all() -> None:

@@ -14,7 +14,7 @@ def measure(thing: str) -> str:
     return thing.replace("thing-", "measured-")
 
 
-async def agent(question: str, context: Any) -> str:
+def make_crew(question: str, context: Any) -> Crew:
     measurer = Agent(
         role="measurer",
         goal="You measure things with the tool.",
@@ -24,5 +24,12 @@ async def agent(question: str, context: Any) -> str:
         max_iter=3,
     )
     task = Task(description=question, expected_output="The measurement.", agent=measurer)
-    crew = Crew(agents=[measurer], tasks=[task])
-    return (await crew.akickoff()).raw
+    return Crew(agents=[measurer], tasks=[task])
+
+
+async def agent(question: str, context: Any) -> str:
+    return (await make_crew(question, context).akickoff()).raw
+
+
+def blocking_agent(question: str, context: Any) -> str:
+    return make_crew(question, context).kickoff().raw

@@ -15,12 +15,20 @@ def measure(thing: Annotated[str, "what to measure"]) -> str:
     return thing.replace("thing-", "measured-")
 
 
-async def agent(question: str, context: Any) -> str:
-    measurer = Agent(
+def make_agent(context: Any) -> Agent:
+    return Agent(
         chat_generator=context.client("haystack"),
         tools=[measure],
         system_prompt="You measure things with the tool.",
         max_agent_steps=3,
     )
-    result = await measurer.run_async(messages=[ChatMessage.from_user(question)])
+
+
+async def agent(question: str, context: Any) -> str:
+    result = await make_agent(context).run_async(messages=[ChatMessage.from_user(question)])
+    return result["last_message"].text or ""
+
+
+def blocking_agent(question: str, context: Any) -> str:
+    result = make_agent(context).run(messages=[ChatMessage.from_user(question)])
     return result["last_message"].text or ""

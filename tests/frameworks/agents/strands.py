@@ -13,11 +13,18 @@ def measure(thing: str) -> str:
     return thing.replace("thing-", "measured-")
 
 
-async def agent(question: str, context: Any) -> str:
-    measurer = Agent(
+def make_agent(context: Any) -> Agent:
+    return Agent(
         model=context.client("strands"),
         tools=[measure],
         system_prompt="You measure things with the tool.",
         callback_handler=None,
     )
-    return str(await measurer.invoke_async(question))
+
+
+async def agent(question: str, context: Any) -> str:
+    return str(await make_agent(context).invoke_async(question))
+
+
+def blocking_agent(question: str, context: Any) -> str:
+    return str(make_agent(context)(question))
