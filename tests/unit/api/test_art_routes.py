@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,28 @@ async def test_a_client_that_does_not_wait_gets_the_job_and_a_repeated_request_t
     wrong = await http.post("/_train_model", json=body | {"insitu": {"lerning_rate": 1}})
     assert wrong.status_code == 400
     assert "lerning_rate" in wrong.text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("recorded")
+async def test_words_that_were_said_and_trained_on_before_are_not_taken_for_those_said_now(
+    http: httpx.AsyncClient, ledger: Ledger, records: RecordStore
+):
+    once = request(trained(1.0, -0.5, -1.0), trained(0.0, -0.5, -2.0)) | {"wait": False}
+    await http.post("/_train_model", json=once)
+    await finish(ledger, 1)
+    again = request(trained(0.5, -0.5, -1.0), trained(0.0, -0.5, -3.0)) | {"wait": False}
+
+    async def record() -> None:
+        await asyncio.sleep(0.05)
+        (old,) = records.get(["call-1"])
+        records.append([replace(old, id="call-9")])
+
+    answer, _ = await asyncio.gather(http.post("/_train_model", json=again), record())
+    (group,) = ledger.groups_of_job(answer.json()["job"])
+    assert [trajectory.call_ids for trajectory in group.trajectories] == [["call-9"], ["call-3"]]
+    third = request(trained(0.25, -0.5, -1.0)) | {"wait": False}
+    assert "was trained on already" in (await http.post("/_train_model", json=third)).text
 
 
 @pytest.mark.usefixtures("recorded")

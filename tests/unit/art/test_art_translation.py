@@ -71,7 +71,7 @@ def test_equal_answers_of_two_rollouts_each_get_a_call_of_their_own():
     same = [*ASKED, choice()]
     made = of([call("a"), call("b")], group((same, 1.0), (same, 0.0), (same, 0.5)))
     assert sorted(t.call_ids[0] for t in made.groups[0].trajectories) == ["a", "b"]
-    assert "belongs to another trajectory" in made.refused[0]
+    assert "is in another trajectory, or was trained on already" in made.refused[0]
 
 
 def test_of_equal_calls_the_newest_is_meant():

@@ -92,7 +92,9 @@ class CallIndex:
             raise Refused(f"no recorded call of run {self._run} has its {sought}: {_excerpt(message)}")
         free = [found for found in candidates if found.id not in taken]
         if not free:
-            raise Refused(f"its recorded call belongs to another trajectory: {_excerpt(message)}")
+            raise Refused(
+                f"its recorded call is in another trajectory, or was trained on already: {_excerpt(message)}"
+            )
         # The newest: what was said in the same words before may have been trained on already.
         return min(
             reversed(free),

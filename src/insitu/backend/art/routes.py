@@ -148,15 +148,23 @@ async def _translated(services: Services, body: TrainBody) -> Translated:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + services.limits.record_lag_seconds
 
-    def once() -> Translated:
+    def once(last: bool) -> tuple[Translated, bool]:
         # One more: of a request that is sent again, the step has been made already.
-        oldest = run.step - body.settings().max_staleness - 1
-        index = CallIndex(run.name, services.records.of_run(run.name, max(oldest, 0)))
-        return translate(run.name, body.trajectory_groups, index, max_seq_length(run))
+        oldest = max(run.step - body.settings().max_staleness - 1, 0)
+        index = CallIndex(run.name, services.records.of_run(run.name, oldest))
+        in_use = services.ledger.calls_in_use(run.name, oldest)
+        groups, limit = body.trajectory_groups, max_seq_length(run)
+        translated = translate(run.name, groups, index, limit)
+        # The same words may have been said, and trained on, before: the call that is meant is yet to come.
+        clashes = translated.clashes(in_use)
+        if clashes and last:
+            translated = translate(run.name, groups, index, limit, in_use)
+        return translated, not translated.refused and not clashes
 
     while True:
-        translated = await run_in_threadpool(once)
-        if not translated.refused or loop.time() >= deadline:
+        last = loop.time() >= deadline
+        translated, complete = await run_in_threadpool(once, last)
+        if complete or last:
             return translated
         await asyncio.sleep(services.limits.record_lag_seconds / 4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -26,17 +26,31 @@ class Translated:
         """The same for the same request: a repeated one finds its job again."""
         return _digest([group.id for group in self.groups])
 
+    def clashes(self, in_use: Mapping[str, str]) -> bool:
+        """Whether it names a call of another group: `in_use` says which is in which."""
+        return any(
+            in_use.get(call_id, group.id) != group.id
+            for group in self.groups
+            for trajectory in group.trajectories
+            for call_id in trajectory.call_ids
+        )
+
 
 def translate(
-    run: str, groups: Iterable[ArtGroup], index: CallIndex, max_tokens: int | None = None
+    run: str,
+    groups: Iterable[ArtGroup],
+    index: CallIndex,
+    max_tokens: int | None = None,
+    in_use: Iterable[str] = (),
 ) -> Translated:
     """The groups, with every choice replaced by the id of its recorded call.
 
     A group's id follows from its calls and rewards: a request that is sent again names the same groups.
+    Calls `in_use` are not taken again.
     """
     translated: list[TrajectoryGroup] = []
     refused: list[str] = []
-    taken: set[str] = set()
+    taken = set(in_use)
     for group in groups:
         trajectories: list[Trajectory] = []
         for given in group.trajectories:

@@ -129,6 +129,19 @@ def read_many(connection: Connection, run: str, group_ids: Sequence[str]) -> lis
     return [found[group_id] for group_id in group_ids]
 
 
+def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str, str]:
+    """The group of every call that is in one; of those trained on, only in steps after `after_step`."""
+    groups = schema.groups
+    recent = groups.c.step.is_(None) | (groups.c.step > after_step)
+    query = select(groups.c.id, groups.c.trajectories).where(groups.c.run == run, recent)
+    return {
+        call_id: group_id
+        for group_id, packed in connection.execute(query)
+        for trajectory in orjson.loads(zlib.decompress(packed))
+        for call_id in trajectory["call_ids"]
+    }
+
+
 def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: str) -> None:
     """Give the groups to the job, all or none; the refusal names the first that cannot be had."""
     groups = schema.groups

@@ -103,6 +103,10 @@ class Ledger:
         """The group with its state, or NotFound."""
         return self._read(lambda connection: groups.read(connection, run, group_id))
 
+    def calls_in_use(self, run: str, after_step: int) -> dict[str, str]:
+        """The group of every call that is in one; of those trained on, only in steps after `after_step`."""
+        return self._read(lambda connection: groups.calls_in_use(connection, run, after_step))
+
     def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
         """The groups that the job names, in its order."""
 
