@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,10 +196,21 @@ def group_of(name: str, rollouts: Sequence[Rollout], run: str, function: str | N
     return TrajectoryGroup(uuid.uuid4().hex, run, trajectories)
 
 
+@asynccontextmanager
+async def open_run(client: InsituClient, run: str) -> AsyncIterator[None]:
+    """A run that is closed afterwards: without a GPU one run is served at a time."""
+    await client.register_run(run, "tiny")
+    try:
+        await client.wait_run_ready(run, 120)
+        yield
+    finally:
+        await client.close_run(run)
+
+
 async def check_step(
     client: InsituClient, run: str, groups: Sequence[TrajectoryGroup], settings: StepSettings | None = None
 ) -> None:
-    """One step on all groups of a run that is ready: every call is trained on, exactly as it was sampled."""
+    """One step on all groups of an open run: every call is trained on, exactly as it was sampled."""
     for group in groups:
         await client.put_group(group)
     ids = [group.id for group in groups]

@@ -16,7 +16,15 @@ import pytest
 
 from insitu.client import InsituClient
 from insitu.types import Ending
-from tests.frameworks.checks import KEY, Agent, check_scripted, check_step, collect_group, run_rollouts
+from tests.frameworks.checks import (
+    KEY,
+    Agent,
+    check_scripted,
+    check_step,
+    collect_group,
+    open_run,
+    run_rollouts,
+)
 from tests.frameworks.scripts import dspy_words, smolagents_words
 from tests.support.standin_tools import StandinToolEngine, next_words
 
@@ -72,9 +80,7 @@ async def test_scripted_in_threads(framework: str, scripted_gateway: str) -> Non
 async def test_one_step_trains_on_all() -> None:
     assert API_URL
     assert GATEWAY_URL
-    async with InsituClient(API_URL, KEY) as client:
-        await client.register_run("second", "tiny")
-        await client.wait_run_ready("second", 120)
+    async with InsituClient(API_URL, KEY) as client, open_run(client, "second"):
         collected = [collect_group(f, agent_of(f), GATEWAY_URL, "second") for f in FRAMEWORKS]
         await check_step(client, "second", await asyncio.gather(*collected))
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from insitu.types import Ending
-from tests.frameworks.checks import check_endings, check_scripted, check_step, collect_group, run_rollouts
+from tests.frameworks.checks import (
+    check_endings,
+    check_scripted,
+    check_step,
+    collect_group,
+    open_run,
+    run_rollouts,
+)
 from tests.support.backend import Backend
 from tests.support.standin_tools import StandinToolEngine
 
@@ -61,9 +68,7 @@ async def test_an_object_that_another_rollout_made_is_refused(scripted_gateway: 
 
 @pytest.mark.timeout(600)
 async def test_one_step_trains_on_all(real_backend: Backend) -> None:
-    async with real_backend.client() as client:
-        await client.register_run("frameworks", "tiny")
-        await client.wait_run_ready("frameworks", 120)
+    async with real_backend.client() as client, open_run(client, "frameworks"):
         gateway_url = real_backend.gateway_url
         collected = [collect_group(f, agent_of(f), gateway_url, "frameworks") for f in FRAMEWORKS]
         await check_step(client, "frameworks", await asyncio.gather(*collected))

@@ -20,7 +20,7 @@ from insitu.paths import cache_dir
 from insitu.recorded import expand
 from insitu.types import StepSettings
 from insitu.workflow.command import CommandConfig, CommandWorkflow
-from tests.frameworks.checks import check_step, group_of, run_workflow
+from tests.frameworks.checks import check_step, group_of, open_run, run_workflow
 from tests.support.backend import Backend
 from tests.support.standin_backend import StandinBackend
 from tests.support.standin_engine import Behaviour
@@ -147,8 +147,6 @@ async def test_one_step_trains_on_all_languages(project: Path, real_backend: Bac
         rollouts = await run_workflow(name, workflow, gateway_url, "languages", {})
         return group_of(name, rollouts, "languages", None)
 
-    async with real_backend.client() as client:
-        await client.register_run("languages", "tiny")
-        await client.wait_run_ready("languages", 120)
+    async with real_backend.client() as client, open_run(client, "languages"):
         groups = await asyncio.gather(*[group(name) for name in COMMANDS])
         await check_step(client, "languages", groups, StepSettings(mask_truncated=False))
