@@ -19,9 +19,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/unit -q
+	# Types are checked beside the tests: each keeps one core busy.
+	$(BIN)/pyright & types=$$!; $(BIN)/python -m pytest tests/unit -q; tests=$$?; wait $$types && exit $$tests
 
 test: setup  ## contract, integration and fault tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
