@@ -19,6 +19,7 @@ from insitu.types import Ending
 from tests.frameworks.checks import (
     KEY,
     Agent,
+    check_endings,
     check_scripted,
     check_step,
     collect_group,
@@ -65,6 +66,12 @@ async def test_scripted(framework: str, scripted_gateway: str, scripted_engine: 
         scripted_gateway,
         tool_calls=framework not in SCRIPTS,
     )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_endings(framework: str, scripted_gateway: str, scripted_engine: StandinToolEngine) -> None:
+    await check_endings(framework, agent_of(framework), scripted_gateway, scripted_engine.behaviour)
 
 
 @pytest.mark.timeout(180)
