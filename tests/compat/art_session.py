@@ -3,14 +3,13 @@
 Runs in an environment of its own, with the remote backend of the NeMo Agent Toolkit (ART 0.5.17, whose
 models train themselves) or with `InsituBackend` (0.5.18, whose backends train models):
 
-    python tests/compat/art_session.py remote|insitu URL KEY [--lose-answer]
+    python tests/compat/art_session.py remote|insitu URL KEY --name RUN [--lose-answer]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
 from importlib.metadata import version
@@ -66,21 +65,23 @@ async def train(kind: str, backend: Any, model: Any, groups: list[Any]) -> dict[
     return {}
 
 
-async def session(kind: str, url: str, key: str, lose_answer: bool) -> dict[str, Any]:
-    dice = random.Random(0)
-    backend = make_backend(kind, url, key)
-    model = art.TrainableModel(name=f"art-{kind}", project="compat", base_model="tiny")
+async def session(arguments: argparse.Namespace) -> dict[str, Any]:
+    kind, dice = arguments.kind, random.Random(0)
+    backend = make_backend(kind, arguments.url, arguments.key)
+    model = art.TrainableModel(name=arguments.name, project="compat", base_model=arguments.base_model)
     await model.register(backend)
     seen: dict[str, Any] = {"art": version("openpipe-art"), "steps": [await model.get_step()], "rewards": []}
-    seen |= {"names": [model.get_inference_name()], "metrics": []}
+    seen |= {"names": [model.get_inference_name()], "metrics": [], "lost": 0}
     for _ in range(NUM_STEPS):
         groups = await art.gather_trajectory_groups(
             art.TrajectoryGroup(rollout(model, question, dice) for _ in range(GROUP_SIZE))
             for question in QUESTIONS
         )
-        if lose_answer:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(train(kind, backend, model, groups), 0.5)
+        if arguments.lose_answer:
+            try:
+                await asyncio.wait_for(train(kind, backend, model, groups), 1.0)
+            except TimeoutError:
+                seen["lost"] += 1
         seen["metrics"].append(await train(kind, backend, model, groups))
         seen["steps"].append(await model.get_step())
         seen["names"].append(model.get_inference_name())
@@ -96,12 +97,12 @@ def main() -> None:
     parser.add_argument("kind", choices=["remote", "insitu"])
     parser.add_argument("url")
     parser.add_argument("key")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--base-model", default="tiny")
     parser.add_argument(
         "--lose-answer", action="store_true", help="give up on each step once, then ask again"
     )
-    arguments = parser.parse_args()
-    seen = asyncio.run(session(arguments.kind, arguments.url, arguments.key, arguments.lose_answer))
-    print(json.dumps(seen))
+    print(json.dumps(asyncio.run(session(parser.parse_args()))))
 
 
 if __name__ == "__main__":

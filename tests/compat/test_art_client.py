@@ -41,10 +41,11 @@ async def run(*command: str, cwd: Path, env: dict[str, str]) -> tuple[int | None
 
 
 async def session(
-    environment: Environment, kind: str, url: str, directory: Path, *arguments: str, key: str = KEY
+    environment: Environment, kind: str, url: str, directory: Path, *options: str, key: str = KEY
 ) -> tuple[dict[str, Any] | None, str]:
     """What the program saw, or None and what it said when it failed."""
-    command = (environment.program(), str(HERE / "art_session.py"), kind, url, key, *arguments)
+    program = (environment.program(), str(HERE / "art_session.py"))
+    command = (*program, kind, url, key, "--name", f"art-{kind}", *options)
     ended, out, errors = await run(*command, cwd=directory, env=environment.variables(directory))
     return (json.loads(out.splitlines()[-1]) if ended == 0 else None), errors
 
@@ -88,6 +89,8 @@ async def test_a_request_whose_answer_is_lost_makes_no_step_twice(
 ):
     seen, said = await session(environment, kind, backend.api_url, tmp_path, "--lose-answer")
     await check(backend, kind, seen, said)
+    assert seen is not None
+    assert seen["lost"] == NUM_STEPS, "each step was asked for twice"
 
 
 @pytest.mark.timeout(120)
@@ -134,3 +137,8 @@ async def test_both_train_a_real_model(tmp_path: Path):
                 for step in await client.steps(f"art-{kind}"):
                     assert step.metrics["mismatch/mean_abs"] < 1e-4, "the tokens trained are those sampled"
                 await client.close_run(f"art-{kind}")
+        stranger = ("--name", "stranger", "--base-model", "nobody/knows")
+        seen, said = await session(ART, "insitu", backend.api_url, tmp_path, *stranger)
+        assert seen is None
+        assert "run 'stranger' is failed" in said, said
+        assert "nobody/knows" in said
