@@ -39,27 +39,33 @@ def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> No
     from insitu.config.migration import migrate as run
     from insitu.harness.safe_output import SafeOutput
 
-    target = output or config.with_suffix(".insitu.yml")
+    target = output or _beside(config)
     result = run(read_text(config), str(config), os.environ)
     to_stdout = str(target) == "-"
     if to_stdout:
         click.echo(result.text, nl=False)
     else:
-        _write(target, result.text, force)
+        _write(target, result.text, force, windows=b"\r\n" in config.read_bytes())
     shown = None if to_stdout else target
     report = _json(config, shown, result) if as_json else "\n".join(_lines(config, shown, result))
     SafeOutput(sys.stderr if to_stdout else sys.stdout, quiet=True).write(report + "\n")
     sys.exit(BY_HAND if result.by_hand else 0)
 
 
-def _write(target: Path, text: str, force: bool) -> None:
-    """Nothing of the user's is written over unless that was asked for."""
+def _beside(config: Path) -> Path:
+    """Where the new file goes; one that was migrated before stays where it is."""
+    return config if config.name.endswith(".insitu.yml") else config.with_suffix(".insitu.yml")
+
+
+def _write(target: Path, text: str, force: bool, windows: bool) -> None:
+    """Nothing of the user's is written over unless that was asked for. Line ends stay as they were."""
     from insitu.errors import Conflict, InvalidRequest
 
+    content = text.replace("\n", "\r\n").encode() if windows else text.encode()
     try:
-        if target.exists() and not force and target.read_bytes() != text.encode():
+        if target.exists() and not force and target.read_bytes() != content:
             raise Conflict(f"{target}: the file is there", hint="-o ANOTHER, or --force to write over it")
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(content)
     except OSError as error:
         raise InvalidRequest(f"{target}: cannot be written: {error.strerror or error}") from error
 

@@ -233,6 +233,8 @@ def test_the_command_writes_beside_the_file_and_says_how_it_went(write: Callable
     assert f"insitu finetune --config_file={target} --dry-run" in said.output
     assert target.read_text() == run(ADDITION.read_text()).text
     assert CliRunner().invoke(command, [str(config)]).exit_code == 0, "the same again changes nothing"
+    assert CliRunner().invoke(command, [str(target)]).exit_code == 0, "the new file is checked where it is"
+    assert sorted(path.name for path in config.parent.iterdir()) == ["config.insitu.yml", "config.yml"]
     target.write_text("mine: 1\n")
     with pytest.raises(InsituError, match="the file is there"):
         CliRunner().invoke(command, [str(config)], catch_exceptions=False)
@@ -241,6 +243,13 @@ def test_the_command_writes_beside_the_file_and_says_how_it_went(write: Callable
     assert report["loads"] is True
     assert report["output"] == str(target)
     assert {"path": LEARNING_RATE, "line": 44, "value": "0.001"}.items() <= report["takes_effect"][0].items()
+
+
+def test_line_ends_stay_as_they_were(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.yml", tmp_path / "new.yml"
+    old.write_bytes(ADDITION.read_text().replace("\n", "\r\n").encode())
+    CliRunner().invoke(command, [str(old), "-o", str(new)])
+    assert new.read_bytes() == run(ADDITION.read_text()).text.replace("\n", "\r\n").encode()
 
 
 def test_a_file_that_is_no_yaml_is_refused_with_the_line() -> None:
