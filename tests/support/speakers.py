@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from anthropic import AsyncAnthropic
@@ -29,12 +29,17 @@ class Ask:
     """`none`; `offered`; `forced`: that tool; `any`: some tool; `shown`: none may be called."""
     schema: bool = False
     """Whether the answer must be an object like the tool's input."""
+    logit_bias: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def strict(self) -> dict[str, bool]:
         """Strict where a call is forced: a random model would otherwise make up any arguments. Where tools
         are only offered, strictness is a grammar, and those tokens are to be free."""
         return {} if self.tools == "offered" else {"strict": True}
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return {"logit_bias": self.logit_bias} if self.logit_bias else {}
 
 
 class ChatSpeaker:
@@ -51,7 +56,7 @@ class ChatSpeaker:
 
     async def ask(self, ask: Ask) -> int:
         """Take the answer into the conversation, with tool results; returns the number of tool calls."""
-        options: dict[str, Any] = {"max_tokens": ask.max_tokens}
+        options: dict[str, Any] = {"max_tokens": ask.max_tokens, "extra_body": ask.extra}
         if ask.tools != "none":
             function = {"name": TOOL, "description": DESCRIBED, "parameters": PARAMETERS, **ask.strict}
             options["tools"] = [{"type": "function", "function": function}]
@@ -122,7 +127,7 @@ class ResponsesSpeaker:
         self._items.append({"role": "user", "content": text})
 
     async def ask(self, ask: Ask) -> int:
-        options: dict[str, Any] = {"max_output_tokens": ask.max_tokens, "store": False}
+        options: dict[str, Any] = {"max_output_tokens": ask.max_tokens, "extra_body": ask.extra}
         if ask.tools != "none":
             named = {"type": "function", "name": TOOL}
             tool = {**named, "description": DESCRIBED, "parameters": PARAMETERS, **ask.strict}
@@ -154,7 +159,7 @@ class MessagesSpeaker:
         self._add_user({"type": "text", "text": text})
 
     async def ask(self, ask: Ask) -> int:
-        options: dict[str, Any] = {"max_tokens": ask.max_tokens}
+        options: dict[str, Any] = {"max_tokens": ask.max_tokens, "extra_body": ask.extra}
         if ask.tools != "none":
             tool = {"name": TOOL, "description": DESCRIBED, "input_schema": PARAMETERS, **ask.strict}
             options["tools"] = [tool]

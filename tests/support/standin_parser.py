@@ -17,8 +17,29 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _THOUGHT = re.compile(r"^<think>(.*?)(</think>|$)", re.DOTALL)
 
 
+END = 2
+"""The token that ends an answer when `ends`; a parser sees it as text."""
+
+
 class StandinParserEngine(StandinEngine):
     """`behaviour.texts` is what it says."""
+
+    ends = False
+
+    def _sampled(self, body: dict[str, Any]) -> tuple[list[int], str]:
+        ids, reason = super()._sampled(body)
+        ids = ids if any(self.behaviour.texts) else []
+        return ([*ids, END] if self.ends and reason == "stop" else ids), reason
+
+    def _text(self, token_ids: list[int]) -> str:
+        said = super()._text([token for token in token_ids if token != END])
+        return said + "<|end|>" * token_ids.count(END)
+
+    async def _derender_completion(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        (choice,) = body["generate_responses"][0]["choices"]
+        shown = [token for token in choice["token_ids"] if token != END]
+        return _json({"choices": [{"index": 0, "text": self._text(shown), "logprobs": None}]})
 
     def __init__(self, *texts: str) -> None:
         super().__init__(Behaviour(parser=True, texts=list(texts)))

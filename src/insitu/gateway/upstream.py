@@ -25,6 +25,8 @@ class Engine:
         self.url = url
         self.has_parser: bool | None = None
         """Whether the engine parses tools or reasoning; learned on first use."""
+        self.unseen: dict[int, bool] = {}
+        """Of tokens that ended answers: whether they have no text of their own; learned on first use."""
         self._limits = limits
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),

@@ -15,7 +15,7 @@ from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.settings import Limits
 from tests.support.standin_engine import Behaviour, StandinEngine
-from tests.support.standin_parser import StandinParserEngine, tool_call
+from tests.support.standin_parser import END, StandinParserEngine, tool_call
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -147,3 +147,18 @@ async def test_answers_and_events_are_what_the_vendors_define(
         name, data = sent.split("\n")
         defined.validate_json(data.removeprefix("data: "))
         assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", ["Yes.", ""])
+async def test_the_end_of_an_answer_is_no_part_of_it(
+    start_gateway: StartGateway, stream: bool, said: str
+) -> None:
+    gateway = await start_gateway(make_engine=lambda: StandinParserEngine(said))
+    assert isinstance(gateway.engine, StandinParserEngine)
+    gateway.engine.ends = True
+    text = await _sent(gateway, "chat/completions", messages=MESSAGES, stream=stream)
+    assert "<|end|>" not in text
+    (record,) = await gateway.records()
+    assert record.output_ids[-1] == END
+    assert record.answer == {"role": "assistant", "content": said}

@@ -23,6 +23,7 @@ from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
 
 _RENDER, _DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+_DERENDER_TEXT = "/v1/completions/derender"
 _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
     | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
@@ -62,12 +63,16 @@ class ChatProtocol:
     ) -> Answer:
         """The chat completion of a verified sample."""
         derender = await _derender_context(lane, request, rendered)
-        whole: dict[str, Any] = {"choices": [tokens_only(generated["choices"][0], request)]}
+        given = generated["choices"][0]
+        shown = await _without_end(lane, request, given)
+        whole: dict[str, Any] = {"choices": [tokens_only(shown if shown["token_ids"] else given, request)]}
         if lane.engine.has_parser:
             whole["prompt_token_ids"] = rendered.prompt_ids
         answer = await lane.engine.post(_DERENDER, {**derender, "generate_response": whole})
         choice = answer["choices"][0]
-        message = _clean(choice["message"])
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        if shown["token_ids"]:
+            message = _clean(choice["message"])
         if request.body.get("parallel_tool_calls") is False and "tool_calls" in message:
             message["tool_calls"] = message["tool_calls"][:1]  # the engine leaves them out of streams only
         if isinstance(message.get("content"), str):
@@ -110,12 +115,14 @@ class ChatStream:
             "token_ids": generated.token_ids,
             "logprobs": {"content": generated.logprob_entries},
         }
+        context = await _derender_context(self._lane, self._request, self._rendered)
+        shown = await _without_end(self._lane, self._request, part)
         answer = await self._lane.engine.post(
             _DERENDER,
             {
-                **await _derender_context(self._lane, self._request, self._rendered),
+                **context,
                 "stream": True,
-                "generate_chunk": {"choices": [tokens_only(part, self._request)]},
+                "generate_chunk": {"choices": [tokens_only(shown, self._request)]},
                 "stream_state": self._state,
             },
         )
@@ -173,6 +180,24 @@ async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered
     if not all(decoding.values()):
         context["chat_request"] = {"messages": [], **decoding}
     return context
+
+
+async def _without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -> dict[str, Any]:
+    """The part of an answer without the token that ended it.
+
+    An engine with parsers spells special tokens out, so that its parsers see them; the last one is no
+    part of what was said. Without parsers they are left out anyway.
+    """
+    ended = part["finish_reason"] == "stop" and not isinstance(part.get("stop_reason"), str)
+    if not (ended and lane.engine.has_parser and part["token_ids"]) or request.keeps_stop:
+        return part
+    *before, last = cast("list[int]", part["token_ids"])
+    if last not in lane.engine.unseen:
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": [last], "logprobs": None}
+        alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
+        answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
+        lane.engine.unseen[last] = not answer["choices"][0]["text"]
+    return part | {"token_ids": before} if lane.engine.unseen[last] else part
 
 
 async def _learn_parser(lane: Lane) -> bool:
