@@ -23,8 +23,9 @@ check: setup  ## lint, types, import rules, unit tests
 	# Types are checked beside the tests: each keeps one core busy.
 	$(BIN)/pyright & types=$$!; $(BIN)/python -m pytest tests/unit -q; tests=$$?; wait $$types && exit $$tests
 
-test: setup  ## contract, integration and fault tests: real vLLM, tiny model
+test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m tests.frameworks.environment
 	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v
 
 frameworks: setup  ## agents of the frameworks that need an environment of their own, built when missing
