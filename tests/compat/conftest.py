@@ -65,7 +65,7 @@ def port_8000() -> Iterator[None]:
     """Nobody else's while the test runs: other checkouts wait, a stranger on it is named."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / f"port-{GATEWAY_PORT}.lock").open("w") as lock:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 120
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ from tests.support.standin_engine import Behaviour
 from tests.support.standin_tools import StandinToolEngine
 
 pytestmark = pytest.mark.skipif(not NAT.ready, reason=NAT.why_not)
-ENOUGH_SECONDS = 240.0
+ENOUGH_SECONDS = 150.0
 
 
 async def steps_of(backend: StandinProcess, run: str = "compat") -> list[tuple[int, float]]:
@@ -30,7 +30,7 @@ async def steps_of(backend: StandinProcess, run: str = "compat") -> list[tuple[i
         return [(step.step, step.metrics["reward/mean"]) for step in await client.steps(run)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 async def test_a_server_that_is_killed_between_epochs_goes_on_with_the_next_step(
     standin: StandinProcess, tmp_path: Path
 ):
@@ -49,7 +49,7 @@ async def test_a_server_that_is_killed_between_epochs_goes_on_with_the_next_step
     assert [reward for _, reward in made] == pytest.approx([epoch["avg_reward"] for epoch in nat.epochs()])
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 async def test_a_wrong_key_registers_nothing(standin: StandinProcess, tmp_path: Path):
     nat = NatClient(tmp_path / "nat", standin.port, key="wrong")
     await nat.finetune(ENOUGH_SECONDS)
@@ -58,7 +58,7 @@ async def test_a_wrong_key_registers_nothing(standin: StandinProcess, tmp_path: 
         assert await client.list_runs() == []
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 async def test_an_unknown_model_trains_nothing_and_is_named(standin: StandinProcess, tmp_path: Path):
     nat = NatClient(tmp_path / "nat", standin.port, overrides={"llms.training_llm.model_name": "nobody"})
     await nat.finetune(ENOUGH_SECONDS)
@@ -83,7 +83,7 @@ async def tool_engine() -> AsyncIterator[str]:
         yield engine.url
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("port_8000")
 async def test_a_conversation_with_a_tool_is_trained_on_the_tokens_of_both_its_calls(
     tool_engine: str, tmp_path: Path
