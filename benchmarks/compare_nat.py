@@ -83,9 +83,10 @@ async def standin(state_dir: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def served(state_dir: Path) -> AsyncIterator[int]:
-    """`insitu serve` with the tiny model."""
+    """`insitu serve` with the tiny model; adapters, because several runs are open at once."""
     model = ("--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32", "--max-seq-length", "256")
-    async with running_backend(state_dir, *model, gateway_port=GATEWAY_PORT) as backend:
+    adapters = ("--publication", "adapter")
+    async with running_backend(state_dir, *model, *adapters, gateway_port=GATEWAY_PORT) as backend:
         yield backend.port
 
 
