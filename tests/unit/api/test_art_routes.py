@@ -177,3 +177,13 @@ async def test_the_key_may_stand_in_the_address(stranger: httpx.AsyncClient):
 
 async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient):
     assert (await http.post("/_get_step", json=MODEL | {"name": "nobody"})).status_code == 404
+
+
+async def test_a_name_or_rank_that_cannot_be_is_refused_by_name(http: httpx.AsyncClient):
+    answer = await http.post("/register", json=MODEL | {"name": "My Model"})
+    assert answer.status_code == 400
+    assert "name: String should match pattern" in answer.text
+    wrong = MODEL | {"name": "x", "_internal_config": {"peft_args": {"r": 0}}}
+    answer = await http.post("/register", json=wrong)
+    assert answer.status_code == 400
+    assert "rank: Input should be greater than" in answer.text

@@ -169,7 +169,7 @@ def test_settings_under_our_own_names_are_checked_as_the_api_checks_them():
     groups = [{"trajectories": []}]
     body = {"model": {"name": "run"}, "trajectory_groups": groups, "insitu": {"num_passes": 2}}
     assert TrainBody.model_validate(body).settings().num_passes == 2
-    with pytest.raises(InvalidRequest, match="settings are wrong: num_passes"):
+    with pytest.raises(InvalidRequest, match="num_passes: Input should be"):
         TrainBody.model_validate(body | {"insitu": {"num_passes": 0}}).settings()
 
 

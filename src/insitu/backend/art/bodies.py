@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from insitu.backend.api.bodies import LoraBody, RunBody, SettingsBody
+from insitu.backend.api.bodies import Body, LoraBody, RunBody, SettingsBody
+from insitu.backend.api.problems import describe
 from insitu.errors import CannotHonour, InvalidRequest
 from insitu.types import StepSettings
 
@@ -66,11 +67,12 @@ class ArtModel(Lenient):
         others = {name: value for name, value in (wanted.model_extra or {}).items() if name not in _HARMLESS}
         _translated("_internal_config", others, {})
         lora = _translated("peft_args", wanted.peft_args, _LORA_NAMES)
-        return RunBody(
+        return _checked(
+            RunBody,
             project=self.project,
             name=self.name,
             base_model=self.base_model or "",
-            lora=LoraBody(**lora),
+            lora=_checked(LoraBody, **lora),
             engine_args=_given(wanted.engine_args),
             init_args=_given(wanted.init_args),
         )
@@ -138,14 +140,19 @@ class TrainBody(Lenient):
         asked |= _spoken({name: value for name, value in self.dev_config.items() if name in _WORDS})
         others = {name: value for name, value in self.dev_config.items() if name not in _WORDS}
         asked |= _translated("dev_config", others, _STEP_NAMES)
-        try:
-            return SettingsBody(**asked | self.insitu).value()
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InvalidRequest(
-                f"the step's settings are wrong: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-                hint=f"settings of a step: {', '.join(sorted(SettingsBody.model_fields))}",
-            ) from error
+        return _checked(SettingsBody, **asked | self.insitu).value()
+
+
+Checked = TypeVar("Checked", bound=Body)
+
+
+def _checked(kind: type[Checked], **fields: Any) -> Checked:
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise InvalidRequest(
+            describe(error.errors()), hint=f"these may be set: {', '.join(sorted(kind.model_fields))}"
+        ) from error
 
 
 def _given(arguments: Json | None) -> Json:
