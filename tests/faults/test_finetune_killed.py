@@ -39,7 +39,7 @@ START_SECONDS = 1.0
 MAX_RUN_SECONDS = 60.0
 FILES = {
     *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "reward_history.json"),
-    *("validation_history.json", "curriculum_state.json", "reward_plot.png", "trajectories"),
+    *("validation_history.json", "curriculum_state.json", "reward_plot.png", "trajectories", "left_out"),
 }
 
 Slot = tuple[str, int, int]
@@ -155,6 +155,8 @@ class KilledRun:
     def _check_files(self) -> None:
         project = self.project
         assert {path.name for path in project.output.iterdir()} == FILES
+        left_out = sorted(path.name for path in (project.output / "left_out").iterdir())
+        assert left_out == [f"epoch-{epoch:04d}.json" for epoch in range(NUM_EPOCHS)]
         assert [line["epoch"] for line in project.lines("training_metrics.jsonl")] == list(range(NUM_EPOCHS))
         assert [line["step"] for line in project.lines("training_metrics.jsonl")] == [1, 2, 3, 4]
         assert [entry["epoch"] for entry in project.json("reward_history.json")] == list(range(NUM_EPOCHS))
