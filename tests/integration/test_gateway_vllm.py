@@ -4,133 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import torch
-from openai import AsyncOpenAI
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from insitu.gateway.records import RecordStore
 from insitu.testing.models import tiny
-from insitu.types import ModelCall
-from tests.support.vllm_server import VllmServer, free_port, vllm_server
+from tests.support.gateway_process import (
+    API,
+    EXACT,
+    Running,
+    direct,
+    start_gateway,
+    wait_up,
+    worst_difference,
+)
+from tests.support.vllm_server import VllmServer, vllm_server
 
 pytestmark = pytest.mark.timeout(600)
-ADMIN = {"authorization": "Bearer admin"}
-API = {"authorization": "Bearer default"}
-EXACT = 1e-3
-
-
-@dataclass
-class Running:
-    """A managed gateway process in front of one engine."""
-
-    url: str
-    records_url: str
-    engine: VllmServer
-    epoch: int = 0
-
-    def client(self, rollout_id: str | None = None) -> AsyncOpenAI:
-        prefix = f"/rollouts/{rollout_id}" if rollout_id else ""
-        return AsyncOpenAI(base_url=f"{self.url}{prefix}/v1", api_key="default", max_retries=0, timeout=60)
-
-    async def request(self, method: str, path: str, body: Any = None) -> Any:
-        headers = ADMIN if path.startswith("/control") else API
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, self.url + path, json=body, headers=headers) as got,
-        ):
-            answer = await got.json()
-            return answer | {"status": got.status, "call_id": got.headers.get("x-insitu-call-id")}
-
-    async def put_table(self, *, version: str = "default", runs: dict[str, Any] | None = None) -> None:
-        self.epoch += 1
-        base = {
-            "name": self.engine.name,
-            "engine_model": self.engine.name,
-            "version": version,
-            "refusal": None,
-        }
-        replicas = [{"id": "replica-0", "url": self.engine.url}]
-        table = {"epoch": self.epoch, "hold": None, "replicas": replicas, "base": base, "runs": runs or {}}
-        assert (await self.request("PUT", "/control/routes", table))["status"] == 200
-
-    async def records(self, ids: list[str] | None = None) -> list[ModelCall]:
-        deadline = time.monotonic() + 10
-        while (await self.request("GET", "/control/state"))["record_backlog"]:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
-        store = RecordStore(self.records_url)
-        try:
-            with store._engine.begin() as connection:
-                every = [row[0] for row in connection.exec_driver_sql("select id from calls order by seq")]
-            return store.get(every if ids is None else ids)
-        finally:
-            store.close()
-
-
-def start_gateway(engine: VllmServer, folder: Path) -> Iterator[Running]:
-    port, records = free_port(), f"sqlite:///{folder}/calls.db"
-    child = subprocess.Popen(
-        [sys.executable, "-m", "insitu.gateway", "--port", str(port), "--records", records, "--managed"],
-        env=os.environ | {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"},
-    )
-    try:
-        yield Running(f"http://127.0.0.1:{port}", records, engine)
-    finally:
-        child.terminate()
-        assert child.wait(30) == 0
-
-
-@pytest.fixture
-def process(vllm_tiny: VllmServer, tmp_path: Path) -> Iterator[Running]:
-    yield from start_gateway(vllm_tiny, tmp_path)
-
-
-@pytest.fixture
-async def gateway(process: Running) -> Running:
-    await wait_up(process)
-    await process.put_table()
-    return process
-
-
-async def wait_up(process: Running) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            await process.request("GET", "/health")
-        except aiohttp.ClientError:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-        else:
-            return
-
-
-async def direct(gateway: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as session, session.post(gateway.engine.url + path, json=body) as got:
-        return await got.json()
-
-
-def worst_difference(calls: list[ModelCall], model: Any) -> float:
-    """The largest |recorded − recomputed| logprob over all sampled tokens."""
-    worst = 0.0
-    for call in calls:
-        ids = torch.tensor([call.prompt_ids + call.output_ids])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1].float()
-        scored = logits.log_softmax(-1)[range(len(call.output_ids)), call.output_ids]
-        worst = max(worst, (scored - torch.tensor(call.logprobs)).abs().max().item())
-    return worst
 
 
 async def one_rollout(gateway: Running, number: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,24 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.testing.models import tiny
-from tests.integration.test_gateway_vllm import API, EXACT, Running, start_gateway, wait_up, worst_difference
-from tests.support.vllm_server import VllmServer
+from tests.support.gateway_process import API, EXACT, Running, worst_difference
 
 pytestmark = pytest.mark.timeout(600)
 MESSAGES = [{"role": "user", "content": "Count."}]
 LONG: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "ignore_eos": True}
-
-
-@pytest.fixture
-def process(vllm_tiny: VllmServer, tmp_path: Path) -> Iterator[Running]:
-    yield from start_gateway(vllm_tiny, tmp_path)
-
-
-@pytest.fixture
-async def gateway(process: Running) -> Running:
-    await wait_up(process)
-    await process.put_table()
-    return process
 
 
 @pytest.fixture(scope="module")

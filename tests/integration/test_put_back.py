@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,31 +17,16 @@ from transformers import AutoModelForCausalLM
 from insitu.testing.models import tiny
 from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall
-from tests.integration.test_gateway_vllm import (
+from tests.support.gateway_process import (
     EXACT,
     Running,
     direct,
-    start_gateway,
-    wait_up,
     worst_difference,
 )
-from tests.support.vllm_server import VllmServer
 
 pytestmark = pytest.mark.timeout(600)
 NUM_ROLLOUTS = 24
 LETTERS = "thean insor"
-
-
-@pytest.fixture
-def process(vllm_tiny: VllmServer, tmp_path: Path) -> Iterator[Running]:
-    yield from start_gateway(vllm_tiny, tmp_path)
-
-
-@pytest.fixture
-async def gateway(process: Running) -> Running:
-    await wait_up(process)
-    await process.put_table()
-    return process
 
 
 @pytest.fixture(scope="module")
