@@ -140,10 +140,14 @@ class NatSide(Side):
 
 
 class InsituSide(Side):
-    """`insitu finetune` on what `insitu migrate` makes of the same file."""
+    """`insitu finetune` on what `insitu migrate` makes of the same file.
+
+    Nearly every answer of a random model is cut off; the original trains on those, so it is told to as well.
+    """
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "insitu.cli", "finetune", "--config_file", "config.insitu.yml"]
+        finetune = [sys.executable, "-m", "insitu.cli", "finetune", "--config_file", "config.insitu.yml"]
+        return [*finetune, "-o", "trainer_adapters.art_adapter.training.mask_truncated", "false"]
 
     def environment(self) -> dict[str, str]:
         return os.environ | self.variables() | {"PYTHONPATH": str(MODULE)}
