@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import fields
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from insitu.client import InsituClient
 from insitu.errors import CannotHonour, Unavailable
-from insitu.transport import Transport
+from insitu.transport import Connected, Transport
 from insitu.types import StepSettings, policy_name
 
 try:
@@ -31,32 +30,24 @@ _OWN_SETTINGS = frozenset(field.name for field in fields(StepSettings))
 Json = dict[str, Any]
 
 
-class InsituBackend:
+class InsituBackend(Connected):
     """One `insitu serve`, as ART's models see a backend."""
 
     def __init__(
         self, url: str, api_key: str, *, ready_seconds: float = 1200.0, train_seconds: float = 24 * 3600.0
     ) -> None:
         """`ready_seconds` and `train_seconds` bound how long a run may load and a step may take."""
+        super().__init__(Transport(url, api_key, request_seconds=600.0))
         self._client = InsituClient(url, api_key)
-        self._transport = Transport(url, api_key, request_seconds=600.0)
         self._api_key = api_key
         self._ready_seconds = ready_seconds
         self._train_seconds = train_seconds
         self._steps: dict[str, int] = {}
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Close the connections. Runs stay open: the next program goes on where this one ended."""
         await self._client.close()
-        await self._transport.close()
+        await super().close()
 
     async def register(self, model: Any) -> None:
         """Register the run of a trainable model; the same settings again are harmless."""
