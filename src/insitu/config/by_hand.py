@@ -12,7 +12,7 @@ from insitu.config.dump import to_yaml
 from insitu.config.marked_text import MarkedText
 from insitu.config.migration_notes import trained_entries
 from insitu.config.note import Note, note_at
-from insitu.config.problems import Location, Problem
+from insitu.config.problems import Location, Problem, value_at
 from insitu.config.secret import hide, without_credentials
 
 _SECTIONS_OF_CODE = ("workflow", "functions")
@@ -23,7 +23,7 @@ def advice(marked: MarkedText, problem: Problem, source: Mapping[str, Any]) -> N
     """How to solve a problem of the new file."""
     location = problem.location
     if location and location[-1] == "_type":
-        entry = _mapping(_at(source, location[:-1]))
+        entry = _mapping(value_at(source, location[:-1]))
         type_name = entry.get("_type", entry.get("type"))
         if isinstance(type_name, str):
             found = _component(location[:-1], type_name, entry)
@@ -147,12 +147,6 @@ def _written(place: Location, values: Mapping[str, Any]) -> str:
     for part in reversed(place):
         document = {str(part): document}
     return without_credentials(to_yaml(document).rstrip())
-
-
-def _at(values: Any, location: Location) -> Any:
-    for part in location:
-        values = values[part]
-    return values
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

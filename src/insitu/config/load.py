@@ -16,7 +16,7 @@ from insitu.config.document import read_document
 from insitu.config.explain import explain, not_finite
 from insitu.config.interpolation import interpolate
 from insitu.config.overrides import override
-from insitu.config.problems import Location, Problem, refusal
+from insitu.config.problems import Location, Problem, refusal, value_at
 from insitu.errors import InvalidRequest
 
 
@@ -100,9 +100,7 @@ def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mappin
 
 def _at(values: Any, location: Location) -> Any:
     """The value at a place; None where an override has removed it."""
-    for part in location:
-        try:
-            values = values[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return values
+    try:
+        return value_at(values, location)
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -15,7 +15,7 @@ from typing import Any, cast
 import yaml
 
 from insitu.config.document import compose, read_document
-from insitu.config.problems import Location
+from insitu.config.problems import Location, value_at
 from insitu.errors import InvalidRequest
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*|\d+(\.\d+){3}")
@@ -57,7 +57,7 @@ class MarkedText:
             return False
         *above, name = location
         expected = _apart(self.document)
-        del _at(expected, tuple(above))[name]
+        del value_at(expected, tuple(above))[name]
         if entry.outer_line is None:
             new = _commented(self.text, entry, f"# insitu migrate: {reason}")
         else:
@@ -70,7 +70,7 @@ class MarkedText:
         if entry is None or not isinstance(entry.value, yaml.ScalarNode):
             return False
         expected = _apart(self.document)
-        _at(expected, location[:-1])[location[-1]] = value
+        value_at(expected, location[:-1])[location[-1]] = value
         plain = entry.value.style is None and _PLAIN.fullmatch(value) is not None
         written = value if plain else json.dumps(value, ensure_ascii=False)
         start, end = entry.value.start_mark.index, entry.value.end_mark.index
@@ -79,11 +79,11 @@ class MarkedText:
     def rename(self, location: Location, name: str) -> bool:
         """Give a key another name."""
         entry = self._entries.get(location)
-        holder = _at(self.document, location[:-1])
+        holder = value_at(self.document, location[:-1])
         if entry is None or name in holder:
             return False
         expected = _apart(self.document)
-        renamed = _at(expected, location[:-1])
+        renamed = value_at(expected, location[:-1])
         renamed[name] = renamed.pop(location[-1])
         start, end = entry.key.start_mark.index, entry.key.end_mark.index
         return self._accept(self.text[:start] + name + self.text[end:], expected)
@@ -179,9 +179,3 @@ def _apart(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _apart(each) for key, each in cast("dict[Any, Any]", value).items()}
     return [_apart(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
-
-
-def _at(values: Any, location: Location) -> Any:
-    for part in location:
-        values = values[part]
-    return values

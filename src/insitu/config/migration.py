@@ -9,7 +9,7 @@ text ─► rewrite ─► check ─► leave out what no model knows or honours
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from insitu.config.load import check
 from insitu.config.marked_text import MarkedText
 from insitu.config.migration_notes import changed_meaning, newly_effective
 from insitu.config.note import Note, note_at
-from insitu.config.problems import NOT_HONOURED, UNKNOWN_KEY, UNSET_VARIABLE, Location, Problem
+from insitu.config.problems import NOT_HONOURED, UNKNOWN_KEY, UNSET_VARIABLE, Location, Problem, value_at
 from insitu.errors import InvalidRequest
 
 
@@ -93,7 +93,7 @@ def _check(marked: MarkedText, environment: Mapping[str, str]) -> _Checked:
     problems += [each for each in found if each.location not in unknown]
     for location in unknown:
         *above, name = location
-        _at(read.value, above)[name] = _at(marked.document, location)
+        value_at(read.value, tuple(above))[name] = value_at(marked.document, location)
     return _Checked(cast("dict[str, Any]", read.value), problems, unset)
 
 
@@ -199,12 +199,6 @@ def _target_model(marked: MarkedText, first: MarkedText, result: Migration) -> N
 def _mappings(section: Any) -> list[tuple[str, Mapping[str, Any]]]:
     items = cast("Mapping[Any, Any]", section).items() if isinstance(section, Mapping) else ()
     return [(str(k), cast("Mapping[str, Any]", v)) for k, v in items if isinstance(v, Mapping)]
-
-
-def _at(values: Any, location: Iterable[str | int]) -> Any:
-    for part in location:
-        values = values[part]
-    return values
 
 
 def _get(node: Any, key: str) -> Any:

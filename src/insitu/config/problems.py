@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -35,6 +36,13 @@ class Problem:
 def dotted(location: Location) -> str:
     """The place as it is written on the command line: `finetuning.target_functions.0`."""
     return ".".join(str(part) for part in location) or "the file"
+
+
+def value_at(values: Any, location: Location) -> Any:
+    """What stands at a place of a document."""
+    for part in location:
+        values = values[part]
+    return values
 
 
 def refusal(where: str, problems: Iterable[Problem], hint: str = "") -> InvalidRequest:
