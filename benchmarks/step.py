@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import statistics
@@ -30,6 +29,8 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from insitu.backend.fleet.compute import Asked, choose, cpu_kind
+from insitu.backend.fleet.cpu import read_cpu
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.processes import end_child, free_port, spawn
 from insitu.client import InsituClient
@@ -47,17 +48,20 @@ Row = dict[str, float]
 @contextmanager
 def bare_engine(scratch: Path) -> Iterator[str]:
     """A vLLM with the settings that `insitu serve` uses below."""
+    compute = choose(read_cpu(), "cpu", Asked())
     settings = EngineSettings(
         str(smollm2()),
         "smollm2",
         "cpu",
-        "bfloat16",
+        compute.dtype,
         "merged",
         max_model_len=MAX_LENGTH,
         max_num_seqs=MAX_NUM_SEQS,
+        block_size=compute.block_size,
     )
     port, log = free_port(), scratch / "engine.log"
     env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
+    env |= compute.engine_threads[0].environment()
     server = spawn(settings.command(port), log, env, niceness=10)  # as a replica of insitu runs
     try:
         wait_ready(f"http://127.0.0.1:{port}", server, log)
@@ -145,7 +149,7 @@ def summary(bare: list[Row], insitu: list[Row]) -> dict[str, Any]:
         "ratio_adjusted": statistics.mean(mine) / statistics.mean(adjusted),
         "bare": mean_row(bare),
         "insitu": mean_row(insitu),
-        "cpus": os.cpu_count(),
+        "cpu": cpu_kind(read_cpu()),
     }
 
 

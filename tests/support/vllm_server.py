@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from insitu.backend.fleet.compute import Asked, choose
+from insitu.backend.fleet.cpu import read_cpu
 from insitu.backend.processes import end_child, free_port, spawn, tail
 
 START_SECONDS = 240
@@ -26,6 +28,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
+    **choose(read_cpu(), "cpu", Asked()).engine_threads[0].environment(),
 }
 
 

@@ -40,7 +40,13 @@ class ModelHost:
         self.engine = engine
         self._settings = settings
         self._ledger = ledger
-        self.replicas = ReplicaSet(http, settings.logs_dir, scratch, settings.deadlines.engine_start)
+        self.replicas = ReplicaSet(
+            http,
+            settings.logs_dir,
+            scratch,
+            settings.deadlines.engine_start,
+            settings.compute.engine_threads,
+        )
         self.trainer = TrainerGroup(settings, engine.model)
         base = Served(engine.served_name, BASE_VERSION)
         self.publisher: Publisher = (

@@ -36,6 +36,7 @@ class Registrar:
         traffic: Traffic,
         http: aiohttp.ClientSession,
         scratch: Path,
+        say: Callable[[str], None],
     ) -> None:
         self.host: ModelHost | None = None
         self._settings = settings
@@ -44,6 +45,7 @@ class Registrar:
         traffic.replicas = self._joined
         self._http = http
         self._scratch = scratch
+        self._say = say
 
     async def resume(self) -> None:
         """At start: load the model of `--model` or of the open runs, and publish their last steps."""
@@ -56,11 +58,11 @@ class Registrar:
         for run in open_runs:
             await self._admit(run)
 
-    async def admit_runs(self, say: Callable[[str], None]) -> None:
+    async def admit_runs(self) -> None:
         """Take up what was registered or closed since the last look."""
         for run in await asyncio.to_thread(self._ledger.list_runs):
             if run.state is RunState.REGISTERED:
-                say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
+                self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
                 await self._admit(run)
             elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
                 await self._drop(run)
@@ -77,6 +79,7 @@ class Registrar:
             if self.host is None or self.host.engine != wanted:
                 await self._load(wanted)
             assert self.host is not None
+            await asyncio.to_thread(self._keep_precision, run)
             served = await self.host.publish_committed(run)
             self._traffic.serve_version(run.name, run.step, served)
             await self._traffic.push()
@@ -84,6 +87,15 @@ class Registrar:
         except InsituError as error:
             log.exception("run %s cannot be served", run.name)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, str(error))
+
+    def _keep_precision(self, run: Run) -> None:
+        """Record the run's precision, and say so when a trained run goes on in another one."""
+        dtype, before = self._settings.dtype, self._ledger.precisions().get(run.name)
+        if run.step and before != dtype:
+            until = f"was trained in {before}" if before else "does not say in which precision it was trained"
+            self._say(f"run {run.name} {until} until step {run.step}; it goes on in {dtype}")
+        if before != dtype:
+            self._ledger.set_precision(run.name, dtype)
 
     def _wanted_engine(self, run: Run) -> EngineSettings:
         """The engine that the run asks for; refused when other runs are on one that differs."""

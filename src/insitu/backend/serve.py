@@ -146,6 +146,7 @@ class Supervisor:
 
     async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
         settings, started = self._settings, time.monotonic()
+        self._say(f"compute  {settings.device}: {settings.compute.line}")
         for path in checkpoints.remove_leftovers(settings.runs_dir):
             log.warning("removed %s, left by a crash", path)
         for job_id in ledger.requeue_running():
@@ -160,7 +161,7 @@ class Supervisor:
             settings.deadlines.gateway_push,
             settings.deadlines.hold,
         )
-        registrar = Registrar(settings, ledger, traffic, http, self._scratch)
+        registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say)
         runner = StepRunner(settings, ledger, records, traffic)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
@@ -198,7 +199,7 @@ class Supervisor:
 
     async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:
         while True:
-            await registrar.admit_runs(self._say)
+            await registrar.admit_runs()
             ready = [
                 run.name for run in await asyncio.to_thread(ledger.list_runs) if run.state is RunState.READY
             ]
@@ -232,6 +233,8 @@ class Supervisor:
         else:
             for replica in host.replicas.replicas.values():
                 self._say(f"engine   {replica.id} vLLM pid {replica.pid} at {replica.engine.url} ({where})")
+                batch = f"a batch of {host.engine.max_num_seqs} calls"
+                self._say(f"warm     {replica.id} answered {batch} in {replica.warm_up_seconds:.0f} s")
             for rank in host.trainer.ranks:
                 self._say(f"trainer  rank {rank['rank']} pid {rank['pid']} on {rank['device']}")
             self._say(f"model    {host.engine.served_name}")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from insitu.backend.fleet.compute import Compute, Placement
 from insitu.backend.fleet.engine import Device, Dtype, EngineSettings, Publication
 from insitu.errors import CannotHonour
 from insitu.keys import check_key
-
-Placement = Literal["shared", "dedicated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class ServeSettings:
 
     state_dir: Path
     device: Device
-    dtype: Dtype
+    compute: Compute
     publication: Publication
     placement: Placement
     api_key: str = field(repr=False)
@@ -82,9 +80,15 @@ class ServeSettings:
             max_model_len=self.max_seq_length,
             max_num_seqs=self.max_num_seqs,
             enforce_eager=self.enforce_eager,
+            block_size=self.compute.block_size,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
         )
+
+    @property
+    def dtype(self) -> Dtype:
+        """The precision of engine, published weights and trainer alike."""
+        return self.compute.dtype
 
     @property
     def runs_dir(self) -> Path:

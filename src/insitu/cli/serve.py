@@ -23,8 +23,14 @@ import click
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
-    "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="Precision of engine and trainer: auto is bfloat16 where the hardware has it, else float32.",
 )
+@click.option("--threads", type=int, help="CPU threads of engine and trainer. Default: all cores allowed.")
+@click.option("--block-size", type=int, help="Tokens in a block of the KV cache. Default: 32 on a CPU.")
 @click.option(
     "--publication",
     type=click.Choice(["auto", "adapter", "merged"]),
@@ -81,6 +87,9 @@ def serve(**options: Any) -> None:
 
 
 def _settings(options: dict[str, Any]) -> Any:
+    from insitu.backend.fleet.compute import Asked, choose
+    from insitu.backend.fleet.cpu import read_cpu
+    from insitu.backend.precision import kept_precision
     from insitu.backend.settings import Deadlines, ServeSettings
     from insitu.keys import DEFAULT_KEY
 
@@ -89,10 +98,21 @@ def _settings(options: dict[str, Any]) -> Any:
     if publication == "auto":
         publication = "merged" if device == "cpu" else "adapter"
     compiled = options["compiled"]
+    state_dir = (options["state_dir"] or Path.home() / ".local" / "state" / "insitu").absolute()
+    dtype = None if options["dtype"] == "auto" else options["dtype"]
+    compute = choose(
+        read_cpu(),
+        device,
+        Asked(dtype, options["threads"], options["block_size"]),
+        kept_precision(state_dir),
+        options["placement"],
+        options["replicas"],
+        options["trainer_ranks"],
+    )
     return ServeSettings(
-        state_dir=(options["state_dir"] or Path.home() / ".local" / "state" / "insitu").absolute(),
+        state_dir=state_dir,
         device=device,
-        dtype=options["dtype"],
+        compute=compute,
         publication=publication,
         placement=options["placement"],
         api_key=os.environ.get("INSITU_API_KEY") or DEFAULT_KEY,

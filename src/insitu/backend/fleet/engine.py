@@ -22,6 +22,11 @@ _LORA_MODULES = (
 )
 """What adapters may touch; an adapter with other modules is refused by vLLM when it is loaded."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
+SEED_GUARD_VLLM = "0.32.0"
+"""The vLLM that `_WHOLE_PROMPTS` guards; tests/integration/test_seeded_calls.py says when it can go."""
+_WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
+"""When vLLM prefills the prompt of a seeded call in chunks, it rewinds the call's random generator after each
+chunk. A generator on a CPU has no offset to rewind, and the exception ends the engine for everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class EngineSettings:
     max_lora_rank: int = 16
     kv_cache_gib: int = 2
     """Memory for the KV cache on a CPU."""
+    block_size: int | None = None
+    """Tokens in a block of the KV cache; None leaves it to vLLM."""
     tool_call_parser: str | None = None
     """vLLM's parser of the model's tool calls; without one, calls with tools to choose from are refused."""
     reasoning_parser: str | None = None
@@ -62,6 +69,10 @@ class EngineSettings:
         ]
         if self.enforce_eager:
             command.append("--enforce-eager")
+        if self.block_size is not None:
+            command += ["--block-size", str(self.block_size)]
+        if self.device == "cpu":
+            command += _WHOLE_PROMPTS
         if self.gpu_memory_utilization is not None:
             command += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         if self.tool_call_parser is not None:

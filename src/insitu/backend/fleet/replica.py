@@ -9,12 +9,15 @@ from typing import Any
 
 import aiohttp
 
+from insitu.backend.fleet.compute import Threads
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.processes import end_child, free_port, spawn, tail
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
 
 _GRACE_SECONDS = 3.0
 _CPU_NICENESS = 10
+_WARM_UP_PROMPT = 48
+_WARM_UP_TOKENS = 8
 
 
 class ReplicaActor:
@@ -24,10 +27,15 @@ class ReplicaActor:
     kernel ties it, and waiting is the supervisor's business.
     """
 
-    def __init__(self, settings: EngineSettings, log_path: str, env: dict[str, str]) -> None:
+    def __init__(
+        self, settings: EngineSettings, log_path: str, env: dict[str, str], threads: Threads | None
+    ) -> None:
         self._port = free_port()
         self._log = Path(log_path)
-        environment = {**settings.environment(), **env}
+        environment = {**settings.environment(), **env, **(threads.environment() if threads else {})}
+        if threads is not None and threads.cpus is not None:
+            # The server inherits where this actor, which computes nothing, may run.
+            os.sched_setaffinity(0, threads.cpus)
         # vLLM's processes wait for each other by spinning, which on few cores starves gateway and API.
         niceness = _CPU_NICENESS if settings.device == "cpu" else 0
         self._server = spawn(settings.command(self._port), self._log, environment, niceness)
@@ -63,15 +71,24 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def warm_up(self, model: str, deadline_seconds: float) -> None:
-        """Let the engine compile what the first sampled and the first scored tokens need."""
-        body = {
-            "model": model,
-            "prompt": [[1, 2, 3], [1, 2]],
-            "max_tokens": 4,
-            "logprobs": 1,
-            "prompt_logprobs": 0,
-        }
+    async def warm_up(self, settings: EngineSettings, deadline_seconds: float) -> None:
+        """Compile what sampling and scoring need, then run a batch as large as the largest real one.
+
+        The batch touches the memory and prepares the kernels of that shape, so that the first real one is
+        as quick as the next.
+        """
+        kernels = [[1, 2, 3], [1, 2]]
+        await self._complete(settings, kernels, deadline_seconds, prompt_logprobs=0)
+        length = max(1, min(_WARM_UP_PROMPT, settings.max_model_len - _WARM_UP_TOKENS))
+        # Each prompt begins with another token, so that none is answered from another's cache.
+        batch = [[1 + index, *[2] * (length - 1)] for index in range(settings.max_num_seqs)]
+        await self._complete(settings, batch, deadline_seconds)
+
+    async def _complete(
+        self, settings: EngineSettings, prompts: list[list[int]], deadline_seconds: float, **fields: int
+    ) -> None:
+        body = {"model": settings.served_name, "prompt": prompts, "logprobs": 1, "ignore_eos": True}
+        body |= {"max_tokens": min(_WARM_UP_TOKENS, settings.max_model_len - 3), **fields}
         await self._post("/v1/completions", body, deadline_seconds)
 
     async def load_adapter(self, name: str, path: Path) -> None:

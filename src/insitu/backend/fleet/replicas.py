@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from insitu.backend.fleet.cluster import ActorDied, gather, kill
+from insitu.backend.fleet.compute import Threads
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
 from insitu.errors import ChildFailed, DeadlineExceeded
@@ -36,6 +39,7 @@ class Replica:
     engine: EngineClient
     pid: int
     devices: str
+    warm_up_seconds: float
     joined: bool = False
 
 
@@ -43,19 +47,25 @@ class ReplicaSet:
     """All replicas of one base model, with equal settings."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, logs_dir: Path, scratch: Path, start_seconds: float
+        self,
+        http: aiohttp.ClientSession,
+        logs_dir: Path,
+        scratch: Path,
+        start_seconds: float,
+        threads: Sequence[Threads] = (),
     ) -> None:
         self._http = http
         self._logs_dir = logs_dir
         self._scratch = scratch
         self._start_seconds = start_seconds
+        self._threads = {_name(index): share for index, share in enumerate(threads)}
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
 
     async def start(self, settings: EngineSettings, count: int) -> None:
         """Start `count` engines and wait until all answer."""
         self.settings = settings
-        ids = [f"replica-{index}" for index in range(count)]
+        ids = [_name(index) for index in range(count)]
         started = await asyncio.gather(*[self._start_one(name, settings) for name in ids])
         self.replicas = {replica.id: replica for replica in started}
 
@@ -99,21 +109,25 @@ class ReplicaSet:
             options |= {"num_gpus": settings.tensor_parallel_size, "scheduling_strategy": strategy}
         log_path = str(self._logs_dir / f"{name}.log")
         actor_class: Any = ray.remote(ReplicaActor)
-        actor = actor_class.options(**options).remote(settings, log_path, self._environment())
+        actor = actor_class.options(**options).remote(
+            settings, log_path, self._environment(), self._threads.get(name)
+        )
         try:
-            return await self._when_ready(name, actor, group, settings.served_name)
+            return await self._when_ready(name, actor, group, settings)
         except BaseException:
             await _end(name, actor, group)
             raise
 
-    async def _when_ready(self, name: str, actor: Any, group: Any, served_name: str) -> Replica:
+    async def _when_ready(self, name: str, actor: Any, group: Any, settings: EngineSettings) -> Replica:
         (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
         engine = EngineClient(self._http, about["url"])
         await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
-        await engine.warm_up(served_name, self._start_seconds)
+        began = time.monotonic()
+        await engine.warm_up(settings, self._start_seconds)
+        warm_up_seconds = time.monotonic() - began
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
-        return Replica(name, actor, group, engine, about["pid"], about["devices"])
+        return Replica(name, actor, group, engine, about["pid"], about["devices"], warm_up_seconds)
 
     async def _exit_report(self, actor: Any) -> str | None:
         try:
@@ -133,6 +147,10 @@ class ReplicaSet:
             "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
             "VLLM_LOGGING_CONFIG_PATH": str(config),
         }
+
+
+def _name(index: int) -> str:
+    return f"replica-{index}"
 
 
 async def _end(name: str, actor: Any, group: Any) -> None:

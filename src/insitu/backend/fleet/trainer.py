@@ -69,14 +69,13 @@ class TrainerGroup:
             own = devices[rank % len(devices)] if devices else None
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
             self._actors.append(actor_class.options(**options).remote(log_path, own))
-        threads = max(1, (os.cpu_count() or 1) // world)
         arguments = {
             "world_size": world,
             "master_address": "127.0.0.1",
             "master_port": port,
             "base_model": self._base_model,
             "dtype": settings.dtype,
-            "num_threads": threads,
+            "num_threads": settings.compute.rank_threads,
             "device": settings.device,
         }
         loading = [actor.load.remote(rank=rank, **arguments) for rank, actor in enumerate(self._actors)]

@@ -88,6 +88,14 @@ class Ledger:
         """Move the run to `state`; `error` replaces what it said before."""
         return self._writer.run(lambda connection: runs.transition(connection, name, state, error))
 
+    def set_precision(self, name: str, dtype: str) -> None:
+        """Record the precision in which the run is trained from now on."""
+        self._writer.run(lambda connection: runs.set_precision(connection, name, dtype))
+
+    def precisions(self) -> dict[str, str]:
+        """The precision of every run that was trained or served since precisions are recorded."""
+        return self._read(runs.read_precisions)
+
     # Groups
 
     def put_group(self, group: TrajectoryGroup, body_hash: str) -> bool:

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import Run
@@ -86,6 +86,19 @@ def transition(connection: Connection, name: str, state: RunState, error: str | 
         .values(state=state, error=error, updated_at=time.time())
     )
     return read_run(connection, name)
+
+
+def set_precision(connection: Connection, name: str, dtype: str) -> None:
+    """Record the precision in which the run is trained from now on."""
+    table = schema.precisions
+    connection.execute(delete(table).where(table.c.run == name))
+    connection.execute(insert(table).values(run=name, dtype=dtype))
+
+
+def read_precisions(connection: Connection) -> dict[str, str]:
+    """Return the precision of every run that has one."""
+    table = schema.precisions
+    return {row.run: row.dtype for row in connection.execute(select(table))}
 
 
 def _refuse_open_jobs(connection: Connection, name: str) -> None:

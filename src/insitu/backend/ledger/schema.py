@@ -138,6 +138,14 @@ pins = Table(
     ForeignKeyConstraint(["run", "step"], ["checkpoints.run", "checkpoints.step"]),
 )
 
+precisions = Table(
+    "precisions",
+    metadata,
+    # A table of its own, as pins is: ledgers that are older than it say nothing about their runs.
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("dtype", String, nullable=False),
+)
+
 events = Table(
     "events",
     metadata,

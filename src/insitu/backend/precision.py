@@ -1,0 +1,24 @@
+"""The precision that a resumed backend has to keep: that of its open runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from insitu.backend.fleet.compute import Kept
+from insitu.backend.fleet.engine import Dtype
+from insitu.backend.ledger import Ledger, ledger_url
+from insitu.types import RunState
+
+_OPEN = (RunState.REGISTERED, RunState.LOADING, RunState.READY)
+
+
+def kept_precision(state_dir: Path) -> Kept | None:
+    """Return the precision of the open run that changed last; None for a new state directory."""
+    if not (state_dir / "ledger.db").exists():
+        return None
+    with Ledger(ledger_url(state_dir)) as ledger:
+        known = ledger.precisions()
+        runs = [run for run in ledger.list_runs() if run.state in _OPEN and run.step and run.name in known]
+    newest = max(runs, key=lambda run: run.updated_at, default=None)
+    return None if newest is None else Kept(newest.name, cast("Dtype", known[newest.name]))
