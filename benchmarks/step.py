@@ -73,7 +73,8 @@ def bare_engine(scratch: Path) -> Iterator[str]:
 def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:
     """The second step of the bare loop."""
     command = [sys.executable, str(script), "--model", str(smollm2()), "--publish-dir", str(scratch / "bare")]
-    command += ["--base-url", url, "--steps", "2", "--seed", str(seed)]
+    dtype = choose(read_cpu(), "cpu", Asked()).dtype
+    command += ["--base-url", url, "--steps", "2", "--seed", str(seed), "--dtype", dtype]
     for attempt in range(3):  # its HTTP client now and then meets a connection that the engine is closing
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
         if done.returncode == 0:

@@ -13,6 +13,8 @@ from insitu.types import Ending
 
 _WINDOW_SECONDS = 10.0
 _MAX_WINDOW_SECONDS = 600
+_RECENT_ROLLOUTS = 64
+_RECENT_EPOCHS = 5
 
 
 class Progress:
@@ -122,7 +124,7 @@ class Figures(Progress):
     def rollout_started(self) -> None:
         with self._lock:
             if self._phase is not None:
-                self._phase.running += 1
+                self._phase.start()
 
     def rollout_ended(
         self, ending: Ending, reward: float | None, num_output_tokens: int, seconds: float
@@ -172,7 +174,9 @@ class Figures(Progress):
         if self._epochs is None:
             return None
         epoch, num_epochs, avg_reward = self._epochs
-        mean = sum(self._epoch_seconds) / len(self._epoch_seconds)
+        # The first epoch of a process may contain a warm-up, or rollouts kept from before.
+        recent = (self._epoch_seconds[1:] or self._epoch_seconds)[-_RECENT_EPOCHS:]
+        mean = sum(recent) / len(recent)
         left = max(0.0, (num_epochs - epoch) * mean - (now - self._epoch_ended_at))
         return RunFigures(epoch, num_epochs, avg_reward, left)
 
@@ -185,6 +189,7 @@ class _Phase:
         self.total = total
         self.kept = kept
         self.running = 0
+        self._most_running = 0
         self._started_at = now
         self._ended = 0
         self._failures: Counter[Ending] = Counter()
@@ -192,8 +197,13 @@ class _Phase:
         self._num_rewards = 0
         self._tokens = 0
         self._rollout_seconds = 0.0
+        self._durations: deque[float] = deque(maxlen=_RECENT_ROLLOUTS)
         self._recent: deque[tuple[int, int]] = deque(maxlen=_MAX_WINDOW_SECONDS)
         """Output tokens by whole second, so that a thousand rollouts a second cost no memory."""
+
+    def start(self) -> None:
+        self.running += 1
+        self._most_running = max(self._most_running, self.running)
 
     def add(self, ending: Ending, reward: float | None, tokens: int, seconds: float, now: float) -> None:
         self.running = max(0, self.running - 1)
@@ -205,6 +215,7 @@ class _Phase:
             self._num_rewards += 1
         self._tokens += tokens
         self._rollout_seconds += seconds
+        self._durations.append(seconds)
         second = int(now)
         if self._recent and self._recent[-1][0] == second:
             self._recent[-1] = (second, self._recent[-1][1] + tokens)
@@ -214,7 +225,6 @@ class _Phase:
     def figures(self, now: float) -> PhaseFigures:
         seconds = now - self._started_at
         done = self.kept + self._ended
-        left = seconds / self._ended * max(0, self.total - done) if self._ended else None
         return PhaseFigures(
             name=self.name,
             total=self.total,
@@ -226,8 +236,15 @@ class _Phase:
             seconds=seconds,
             num_output_tokens=self._tokens,
             tokens_per_second=self._tokens_per_second(now),
-            seconds_left=left,
+            seconds_left=self._seconds_left(self.total - done),
         )
+
+    def _seconds_left(self, num_left: int) -> float | None:
+        """Estimate from the latest rollouts, so that a slow start is forgotten once it is over."""
+        if not self._durations or not self._most_running:
+            return None
+        mean = sum(self._durations) / len(self._durations)
+        return mean * max(0, num_left) / self._most_running
 
     def _tokens_per_second(self, now: float) -> float | None:
         if not self._ended:

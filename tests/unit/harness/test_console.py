@@ -54,8 +54,8 @@ def test_figures_count_rewards_and_failures(clock: Clock) -> None:
     assert phase is not None
     assert (phase.done, phase.kept, phase.running, phase.num_failed) == (5, 2, 1, 1)
     assert phase.reward == 0.5
-    # Three took six seconds, five are left; what was kept says nothing about speed.
-    assert phase.seconds_left == pytest.approx(10.0)
+    # They took a second each, one at a time, and five are left; what was kept says nothing about speed.
+    assert phase.seconds_left == pytest.approx(5.0)
     assert phase.tokens_per_second == pytest.approx(50.0)
 
 
@@ -82,7 +82,35 @@ def test_time_left_of_the_run_comes_from_finished_epochs(clock: Clock) -> None:
     clock.now += 50
     run = figures.snapshot().run
     assert run is not None
-    assert run.seconds_left == pytest.approx(5 * 150.0 - 50)
+    # The first epoch of a process may contain a warm-up; the ones after it say how long one takes.
+    assert run.seconds_left == pytest.approx(5 * 200.0 - 50)
+
+
+def test_a_slow_start_does_not_spoil_the_estimate(clock: Clock) -> None:
+    figures = Figures(clock)
+    figures.phase_started("epoch 1/1", 1000)
+    for seconds in (60.0, *[3.0] * 9):  # ten at a time; the first wave waits for a warm-up
+        for _ in range(10):
+            figures.rollout_started()
+        clock.now += seconds
+        for _ in range(10):
+            figures.rollout_ended(Ending.COMPLETED, 1.0, 12, seconds)
+    phase = figures.snapshot().phase
+    assert phase is not None
+    assert phase.seconds_left == pytest.approx(900 / 10 * 3.0)
+
+
+def test_the_first_rollout_of_a_slow_start_promises_no_hours(clock: Clock) -> None:
+    figures = Figures(clock)
+    figures.phase_started("epoch 1/1", 128)
+    for _ in range(128):
+        figures.rollout_started()
+    clock.now += 54
+    figures.rollout_ended(Ending.COMPLETED, 1.0, 12, seconds=54.0)
+    phase = figures.snapshot().phase
+    assert phase is not None
+    assert phase.seconds_left is not None
+    assert phase.seconds_left <= 54.0
 
 
 def test_durations_read_well() -> None:
@@ -132,7 +160,7 @@ def test_plain_progress_lines_are_rare(clock: Clock) -> None:
         screen.show([], figures.snapshot())
     said = out.getvalue().splitlines()
     assert len(said) in (2, 3)
-    shape = r"INFO - epoch 3/20: \d+/128 rollouts, reward 0\.500, \d+ tokens/s, about \d+ s left"
+    shape = r"INFO - epoch 3/20: \d+/128 rollouts, reward 0\.500, \d+ tokens/s, about [\dmins ]+ left"
     assert all(re.fullmatch(shape, line) for line in said)
     for _ in range(4 * 50):  # nothing changes: nothing to say
         clock.now += 0.25
