@@ -28,17 +28,8 @@ VICTIMS = ("gateway", "API", "replica", "trainer")
 
 @pytest.mark.timeout(900)
 async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
-    arguments = [
-        "--model",
-        str(tiny()),
-        "--model-name",
-        "tiny",
-        "--dtype",
-        "float32",
-        "--max-seq-length",
-        "256",
-    ]
-    backend = Backend(tmp_path / "state", arguments)
+    arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
+    backend = Backend(tmp_path / "state", [*arguments, "--dtype", "float32"])
     others = scratch_directories()
     backend.start()
     acknowledged: list[str] = []
@@ -57,8 +48,10 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             backend.process.kill()
             backend.process.wait(5)
             await nothing_left(backend, others)
+            backend.arguments = arguments  # the run keeps its precision, whatever this machine would choose
             backend.start()
             await backend.ready()
+            assert engine_dtype(backend) == "float32"
             await client.wait_job(job_id, 180)
             await check_ledger(client, acknowledged)
             # The resumed run answers and learns on.
@@ -68,6 +61,13 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
         await nothing_left(backend, others)
     finally:
         backend.end()
+
+
+def engine_dtype(backend: Backend) -> str:
+    """The precision that the one running engine was started with."""
+    commands = [process.cmdline() for process in backend.descendants()]
+    (engine,) = [command for command in commands if "vllm.entrypoints.openai.api_server" in command]
+    return engine[engine.index("--dtype") + 1]
 
 
 async def start_step(client: InsituClient, rollouts: Rollouts, acknowledged: list[str]) -> str:

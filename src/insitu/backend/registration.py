@@ -92,8 +92,8 @@ class Registrar:
         """Record the run's precision, and say so when a trained run goes on in another one."""
         dtype, before = self._settings.dtype, self._ledger.precisions().get(run.name)
         if run.step and before != dtype:
-            until = f"was trained in {before}" if before else "does not say in which precision it was trained"
-            self._say(f"run {run.name} {until} until step {run.step}; it goes on in {dtype}")
+            so_far = before or "a precision that is not on record"
+            self._say(f"run {run.name} was trained in {so_far} until step {run.step}; it goes on in {dtype}")
         if before != dtype:
             self._ledger.set_precision(run.name, dtype)
 
