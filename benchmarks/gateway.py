@@ -35,6 +35,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from insitu.backend.fleet.compute import this_cpu  # noqa: E402
 from tests.support.vllm_server import free_port, vllm_server  # noqa: E402
 
 API = {"authorization": "Bearer default", "content-type": "application/json"}
@@ -270,7 +271,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--load-tokens", type=int, default=200, help="tokens per answer of the stand-in")
     given = parser.parse_args()
-    figures: dict[str, Any] = {"load_average_before": [round(value, 1) for value in os.getloadavg()]}
+    figures: dict[str, Any] = {
+        "cpu": this_cpu(),
+        "load_average_before": [round(value, 1) for value in os.getloadavg()],
+    }
     if given.part in ("engine", "all"):
         figures |= asyncio.run(engine_part(given.rounds, calls_32=192, calls_1=20, tokens=32))
     if given.part in ("load", "all"):

@@ -25,6 +25,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from insitu.backend.fleet.compute import this_cpu
 from insitu.client import InsituClient
 from insitu.testing.models import smollm2
 from insitu.types import LoraSettings, StepSettings
@@ -112,10 +113,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--goal", type=float, default=0.8, help="a run ends when it has reached this")
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results = asyncio.run(measure(options))
+    results = [row | {"cpu": this_cpu()} for row in asyncio.run(measure(options))]
     for row in results:
         print(json.dumps(row) if options.json else {k: v for k, v in row.items() if k != "mismatch"})
 

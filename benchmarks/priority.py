@@ -6,7 +6,7 @@ Two engines with the same settings, one at niceness 0 and one at niceness 10, ea
 at niceness 0. They take turns: only one is asked at a time, the other waits without computing. A round is 128
 answers (16 questions × 8, at most 12 tokens), all at once. While it runs, a client asks the gateway for
 /health every 50 ms, which tells how long a small request waits for a core. "busy" rounds run beside one
-process per core that computes all the time at niceness 0, as an agent beside the backend may.
+process that computes all the time at niceness 0, as an agent beside the backend may.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -31,8 +30,8 @@ import aiohttp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gateway import client, gateway  # noqa: E402
-from insitu.backend.fleet.compute import Asked, choose, cpu_kind  # noqa: E402
+from benchmarks.gateway import gateway  # noqa: E402
+from insitu.backend.fleet.compute import Asked, choose, this_cpu  # noqa: E402
 from insitu.backend.fleet.cpu import read_cpu  # noqa: E402
 from insitu.backend.fleet.engine import EngineSettings  # noqa: E402
 from insitu.backend.processes import end_child, free_port, spawn  # noqa: E402
@@ -76,8 +75,8 @@ def engine(niceness: int, scratch: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def busy_cores(count: int) -> Iterator[None]:
-    """Processes that compute all the time."""
+def spinning_processes(count: int) -> Iterator[None]:
+    """Run processes that compute all the time."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -122,12 +121,13 @@ async def a_round(http: aiohttp.ClientSession, url: str, generator: random.Rando
 
 async def measure(urls: dict[int, str], rounds: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    async with client() as http:
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
         for niceness, url in urls.items():  # warms up
             await a_round(http, url, random.Random(niceness))
-        for name, spinning in (("idle", 0), ("busy", os.cpu_count() or 1)):
+        for name, spinning in (("idle", 0), ("busy", 1)):
             rows: dict[int, list[dict[str, float]]] = {niceness: [] for niceness in urls}
-            with busy_cores(spinning):
+            with spinning_processes(spinning):
                 for index in range(rounds):
                     for niceness, url in urls.items():
                         rows[niceness].append(await a_round(http, url, random.Random(index)))
@@ -138,7 +138,7 @@ async def measure(urls: dict[int, str], rounds: int) -> dict[str, Any]:
                 }
                 for niceness, taken in rows.items()
             }
-    return result | {"cpu": cpu_kind(read_cpu())}
+    return result | {"cpu": this_cpu()}
 
 
 def main() -> None:

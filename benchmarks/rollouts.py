@@ -38,6 +38,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from insitu.backend.fleet.compute import this_cpu  # noqa: E402
 from insitu.open_files import allow_open_files  # noqa: E402
 from tests.support.finetuning import Project  # noqa: E402
 from tests.support.vllm_server import free_port  # noqa: E402
@@ -278,7 +279,10 @@ def main() -> None:
     parser.add_argument("--profile", help="write a cProfile of the harness there")
     given = parser.parse_args()
     allow_open_files()
-    figures: dict[str, Any] = {"load_average_before": [round(value, 1) for value in os.getloadavg()]}
+    figures: dict[str, Any] = {
+        "cpu": this_cpu(),
+        "load_average_before": [round(value, 1) for value in os.getloadavg()],
+    }
     with tempfile.TemporaryDirectory() as folder:
         figures |= run_all(given, Path(folder))
     met = (

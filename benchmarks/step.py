@@ -29,7 +29,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from insitu.backend.fleet.compute import Asked, choose, cpu_kind
+from insitu.backend.fleet.compute import Asked, choose, this_cpu
 from insitu.backend.fleet.cpu import read_cpu
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.processes import end_child, free_port, spawn
@@ -62,7 +62,7 @@ def bare_engine(scratch: Path) -> Iterator[str]:
     port, log = free_port(), scratch / "engine.log"
     env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
     env |= compute.engine_threads[0].environment()
-    server = spawn(settings.command(port), log, env, niceness=10)  # as a replica of insitu runs
+    server = spawn(settings.command(port), log, env)
     try:
         wait_ready(f"http://127.0.0.1:{port}", server, log)
         yield f"http://127.0.0.1:{port}"
@@ -150,7 +150,7 @@ def summary(bare: list[Row], insitu: list[Row]) -> dict[str, Any]:
         "ratio_adjusted": statistics.mean(mine) / statistics.mean(adjusted),
         "bare": mean_row(bare),
         "insitu": mean_row(insitu),
-        "cpu": cpu_kind(read_cpu()),
+        "cpu": this_cpu(),
     }
 
 

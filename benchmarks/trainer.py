@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -32,6 +31,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 from trainer_data import WORKLOADS
+
+from insitu.backend.fleet.compute import this_cpu
 
 HERE = Path(__file__).parent
 BOUNDS = {"throughput_over_bare": 0.95, "throughput_over_trl": 3.0}
@@ -176,7 +177,7 @@ def main() -> None:
     given = parser.parse_args()
     names = ["insitu", "bare", "trl", *(["trl_installed"] if given.installed else [])]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process or directory behind
-    figures: dict[str, Any] = {"dtype": given.dtype, "threads": given.threads, "cpus": os.cpu_count()}
+    figures: dict[str, Any] = {"dtype": given.dtype, "threads": given.threads, "cpu": this_cpu()}
     for workload in list(WORKLOADS) if given.workload == "all" else [given.workload]:
         figures[workload] = measure(workload, names, given.dtype, given.rounds, given.threads)
     if given.json:

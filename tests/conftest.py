@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from insitu.backend.fleet.compute import cpu_kind
-from insitu.backend.fleet.cpu import read_cpu
+from insitu.backend.fleet.compute import this_cpu
 
 
 def pytest_report_header() -> str:
-    return f"CPU: {cpu_kind(read_cpu())}"
+    return f"CPU: {this_cpu()}"

@@ -21,7 +21,6 @@ from insitu.backend.processes import end_child, free_port, spawn, tail
 
 START_SECONDS = 240
 STOP_SECONDS = 20
-ENGINE_NICENESS = 10
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -49,10 +48,7 @@ def vllm_server(model_dir: Path, name: str, *arguments: str, **environment: str)
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="insitu-vllm-") as scratch:
         log = Path(scratch) / "vllm.log"
-        # Below the gateway in priority, as the engines of `insitu serve` are on a CPU.
-        child = spawn(
-            _command(model_dir, name, port, arguments), log, _ENVIRONMENT | environment, ENGINE_NICENESS
-        )
+        child = spawn(_command(model_dir, name, port, arguments), log, _ENVIRONMENT | environment)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_ready(url, child, log)

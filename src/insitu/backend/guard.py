@@ -1,20 +1,18 @@
-"""`python -m insitu.backend.guard PARENT_PID NICENESS COMMAND…`: become it, tied to the parent's life."""
+"""`python -m insitu.backend.guard PARENT_PID COMMAND…`: become it, tied to the parent's life."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from insitu.backend.processes import be_nice, die_with_parent
+from insitu.backend.processes import die_with_parent
 
 
 def main() -> None:
-    parent, niceness, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    parent, command = int(sys.argv[1]), sys.argv[2:]
     die_with_parent()
     if os.getppid() != parent:  # the parent died before the kernel was asked
         sys.exit(f"the parent process {parent} is gone; not starting {command[0]}")
-    if niceness:
-        be_nice(niceness)
     os.execvp(command[0], command)  # noqa: S606 - the command is built by this package
 
 

@@ -35,22 +35,15 @@ def die_with_parent() -> None:
         raise OSError("prctl(PR_SET_PDEATHSIG) was refused by the kernel")
 
 
-def be_nice(niceness: int) -> None:
-    """Let others go first. Where the kernel schedules sessions as groups, the group's niceness counts too."""
-    os.nice(niceness)
-    with contextlib.suppress(OSError):  # a kernel without such groups
-        Path("/proc/self/autogroup").write_text(str(niceness))
-
-
 def spawn(
-    command: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None, niceness: int = 0
+    command: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own session under the guard, with its output appended to `log_path`.
 
     The guard runs in the child before the command, so no code runs between fork and exec in this process.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    guarded = [sys.executable, "-m", _GUARD, str(os.getpid()), str(niceness), *command]
+    guarded = [sys.executable, "-m", _GUARD, str(os.getpid()), *command]
     with log_path.open("ab") as log:
         return subprocess.Popen(
             guarded,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from insitu.backend.fleet.cpu import CpuFacts
+from insitu.backend.fleet.cpu import CpuFacts, read_cpu
 from insitu.backend.fleet.engine import Device, Dtype
 from insitu.errors import CannotHonour
 
@@ -135,6 +135,11 @@ def cpu_kind(facts: CpuFacts) -> str:
         if facts.max_isa:
             kind += f" (ONEDNN_MAX_CPU_ISA={facts.max_isa})"
     return f"{facts.architecture}, {kind}, {_count(len(_usable(facts, Asked())[0]), 'core')}"
+
+
+def this_cpu() -> str:
+    """Name the kind of CPU at hand, as far as this process may use it."""
+    return cpu_kind(read_cpu())
 
 
 def _dtype(facts: CpuFacts, device: Device, asked: Asked, kept: Kept | None) -> tuple[Dtype, str]:

@@ -15,7 +15,6 @@ from insitu.backend.processes import end_child, free_port, spawn, tail
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
 
 _GRACE_SECONDS = 3.0
-_CPU_NICENESS = 10
 _WARM_UP_PROMPT = 48
 _WARM_UP_TOKENS = 8
 
@@ -36,9 +35,7 @@ class ReplicaActor:
         if threads is not None and threads.cpus is not None:
             # The server inherits where this actor, which computes nothing, may run.
             os.sched_setaffinity(0, threads.cpus)
-        # vLLM's processes wait for each other by spinning, which on few cores starves gateway and API.
-        niceness = _CPU_NICENESS if settings.device == "cpu" else 0
-        self._server = spawn(settings.command(self._port), self._log, environment, niceness)
+        self._server = spawn(settings.command(self._port), self._log, environment)
 
     def describe(self) -> dict[str, Any]:
         """Where the server listens, its process id, and the devices it may use."""
