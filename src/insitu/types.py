@@ -1,11 +1,16 @@
-"""The nouns that cross rooms. Frozen values without behaviour; no third-party imports."""
+"""The nouns that cross rooms. Frozen values without behaviour."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
+
+from insitu.wire.lora_settings import LoraSettings as LoraSettings
+from insitu.wire.step_settings import AdvantageKind as AdvantageKind
+from insitu.wire.step_settings import Loss as Loss
+from insitu.wire.step_settings import StepSettings as StepSettings
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 """What a run or project may be called: safe as a path part and in a model name."""
@@ -21,9 +26,6 @@ INCOMPLETE = frozenset({"cancelled", "broken"})
 
 REWARD_COMPONENTS = "components"
 """Where a trajectory's metadata holds the parts of its reward by name."""
-
-Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
-AdvantageKind = Literal["std", "mean", "rloo"]
 
 
 class Ending(StrEnum):
@@ -148,47 +150,6 @@ class TrainingSequence:
     """Those of the calls that sampled the tokens; 0 where the mask is 0."""
     constrained: list[int]
     """1 where a grammar narrowed the distribution that the token was drawn from, and its logprob with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSettings:
-    """The adapter of a run. All linear layers are adapted."""
-
-    rank: int = 8
-    alpha: int = 16
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettings:
-    """What a training step may be asked to do; every field is honoured."""
-
-    learning_rate: float = 5e-5
-    loss: Loss = "dapo"
-    """grpo, dr_grpo, dapo, gspo, cispo or rloo, see `insitu.training.objective`."""
-    advantage: AdvantageKind | None = None
-    """std, mean or rloo; None: that of the loss."""
-    clip_low: float | None = None
-    """None: that of the loss."""
-    clip_high: float | None = None
-    max_sampler_weight: float | None = 2.0
-    """Cap of the importance weights that correct for the sampler's own logprobs; None: no weights."""
-    beta: float = 0.0
-    """Weight of the KL penalty to the reference."""
-    reference_step: int | None = None
-    """The checkpoint that is the reference; None: the base model (the adapter switched off)."""
-    entropy_bonus: float = 0.0
-    num_passes: int = 1
-    """Optimizer steps over the same batch."""
-    mask_truncated: bool = True
-    """Rollouts that ended at a length limit count in their group's baseline, but are not trained on."""
-    mask_constrained: bool = False
-    """Leave tokens that a grammar constrained out of the loss."""
-    max_staleness: int = 4
-    """Groups with a call of an older policy than this many steps ago are dropped."""
-    max_rollout_tokens: int | None = None
-    """The constant length of dr_grpo and rloo; None: the longest rollout of the step."""
-    max_grad_norm: float = 1.0
 
 
 def policy_name(run: str, step: int) -> str:

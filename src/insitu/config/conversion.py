@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from insitu.config import shape
 from insitu.config.document import read_scalar
@@ -71,7 +71,7 @@ def _kind(arm: Any) -> type | None:
         return list
     if origin in (str, Path, SecretStr, Literal):
         return str
-    if isinstance(origin, type) and issubclass(origin, BaseModel):
+    if shape.is_model(origin):
         return dict
     return str if isinstance(origin, type) and issubclass(origin, Enum) else None
 

@@ -11,8 +11,11 @@ from pydantic_core import ErrorDetails
 
 from insitu import plugins
 from insitu.config import shape
-from insitu.config.problems import Location, Problem
+from insitu.config.problems import UNKNOWN_KEY, Location, Problem
 from insitu.config.secret import HIDDEN, names_a_secret, shown
+
+_KINDS = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_type": "model_type"}
+"""What pydantic calls by another name where a dataclass is read."""
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[Problem]:
@@ -23,7 +26,7 @@ def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[
         text = _text(line, location, holder)
         if secret and isinstance(line["input"], str) and line["input"]:
             text = text.replace(line["input"], HIDDEN)
-        texts = found.setdefault(location, ([], "" if secret else _value(line), line["type"]))[0]
+        texts = found.setdefault(location, ([], "" if secret else _value(line), _kind(line)))[0]
         texts.append(text)  # several when the value fits none of the types of a union
     return [
         Problem(location, " or ".join(dict.fromkeys(texts)) + value, kind)
@@ -31,11 +34,15 @@ def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[
     ]
 
 
-def _text(line: ErrorDetails, location: Location, holder: type[BaseModel] | None) -> str:
-    kind = line["type"]
+def _kind(line: ErrorDetails) -> str:
+    return _KINDS.get(line["type"], line["type"])
+
+
+def _text(line: ErrorDetails, location: Location, holder: type | None) -> str:
+    kind = _kind(line)
     if kind == "missing":
         return "is missing"
-    if kind == "extra_forbidden":
+    if kind == UNKNOWN_KEY:
         known = shape.keys_of(holder) if holder else []
         near = plugins.nearest(str(location[-1]), known) or f" (known: {', '.join(known)})"
         return f"unknown key{near}"
@@ -48,23 +55,21 @@ def _text(line: ErrorDetails, location: Location, holder: type[BaseModel] | None
 
 def _value(line: ErrorDetails) -> str:
     """The value, as the end of the sentence; an unknown key's is not shown, it may be a misspelt secret."""
-    unsaid = line["type"] in ("missing", "extra_forbidden") or "[key]" in line["loc"]
+    unsaid = _kind(line) in ("missing", UNKNOWN_KEY) or "[key]" in line["loc"]
     if unsaid or (line["type"] == "insitu" and line["input"] is None):
         return ""
     value = shown(line["input"])
     return f", not {value}" if line["msg"].startswith("Input should") else f" (it is {value})"
 
 
-def _place(
-    line: ErrorDetails, root: type[BaseModel], source: Any
-) -> tuple[Location, type[BaseModel] | None, bool]:
+def _place(line: ErrorDetails, root: type[BaseModel], source: Any) -> tuple[Location, type | None, bool]:
     """The part of pydantic's location that the file has, the model around it, and whether it is secret.
 
     Pydantic also names the arms of a union there; a missing key is of course not in the file.
     """
     location: list[str | int] = []
     value, annotation, secret = source, cast("Any", root), False
-    holder: type[BaseModel] | None = None
+    holder: type | None = None
     for part in line["loc"]:
         inside = _has(value, part)
         if not inside and not (line["type"] in ("missing", "insitu") and isinstance(value, Mapping | list)):

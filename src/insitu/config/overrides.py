@@ -98,7 +98,7 @@ def _index(entries: list[Any], part: str) -> int:
     return int(part)
 
 
-def _unknown(place: _Place, name: str, keys: list[str], model: type[BaseModel] | None) -> str:
+def _unknown(place: _Place, name: str, keys: list[str], model: type | None) -> str:
     known = list(dict.fromkeys(keys + (shape.keys_of(model) if model else [])))
     inside = ".".join(str(part) for part in place.location)
     text = f"`{inside}` has no `{name}`" if inside else f"there is no `{name}`"
@@ -115,6 +115,6 @@ def _there(place: _Place, key: Any) -> Any:
     default = found[1].get_default(call_default_factory=True, validated_data={}) if found else None
     if default is PydanticUndefined:
         return None
-    if isinstance(default, BaseModel):
+    if shape.is_model(type(cast("Any", default))):
         return {}
     return copy.deepcopy(default)

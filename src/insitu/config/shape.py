@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any, Union, cast, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -26,13 +28,18 @@ def bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def model_of(annotation: Any, value: Any) -> type[BaseModel] | None:
+def is_model(kind: Any) -> TypeGuard[type[Any]]:
+    """Whether values of this type are mappings of known keys in the file: a pydantic model or a dataclass."""
+    return inspect.isclass(kind) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind))
+
+
+def model_of(annotation: Any, value: Any) -> type | None:
     """The model that reads a mapping; for a component the one of its `_type`."""
     for arm in arms(annotation):
         kind = next((each for each in get_args(arm)[1:] if isinstance(each, Kind)), None)
         if kind is not None and get_origin(arm) is Annotated:
             return _component_model(kind, value)
-        if isinstance(bare(arm), type) and issubclass(bare(arm), BaseModel):
+        if is_model(bare(arm)):
             return bare(arm)
     return None
 
@@ -53,14 +60,23 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     return [alias] if isinstance(alias, str) else [name]
 
 
-def keys_of(model: type[BaseModel]) -> list[str]:
+def fields_of(model: type) -> dict[str, FieldInfo]:
+    """The fields of a model by name."""
+    if issubclass(model, BaseModel):
+        return model.model_fields
+    kind = cast("Any", model)
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    return {field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in fields}
+
+
+def keys_of(model: type) -> list[str]:
     """Every key that the model knows."""
-    return [key for name, field in model.model_fields.items() for key in names_of(name, field)]
+    return [key for name, field in fields_of(model).items() for key in names_of(name, field)]
 
 
-def field_of(model: type[BaseModel], key: str) -> tuple[str, FieldInfo] | None:
+def field_of(model: type, key: str) -> tuple[str, FieldInfo] | None:
     """The field that is written as `key`."""
-    for name, field in model.model_fields.items():
+    for name, field in fields_of(model).items():
         if key in names_of(name, field):
             return name, field
     return None

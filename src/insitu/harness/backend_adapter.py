@@ -18,7 +18,7 @@ from insitu.harness.trainer_adapter import TrainerAdapter
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.plugins import Parts
 from insitu.training.advantage import call_returns
-from insitu.types import REWARD_COMPONENTS, JobState, StepSettings, TrajectoryGroup
+from insitu.types import REWARD_COMPONENTS, JobState, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
 
 BACKEND = "insitu"
@@ -128,9 +128,8 @@ class BackendAdapter(TrainerAdapter):
                 f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
                 hint="submit groups of two rollouts or more with different rewards or step rewards",
             )
-        settings = StepSettings(**self._training.model_dump())
         key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
-        job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
+        job = await self._client.submit_step(self._backend.name, ids, self._training, idempotency_key=key)
         self._uploaded.clear()
         count = sum(trajectory.trainable for group in groups for trajectory in group)
         if self._run is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, cast
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
+from insitu.config.document import read_scalar
 from insitu.config.problems import NOT_HONOURED
 from insitu.plugins import ComponentConfig, Section
-from insitu.types import NAME_PATTERN, AdvantageKind, Loss, StepSettings
+from insitu.types import NAME_PATTERN, StepSettings
 
 Scalar = str | int | float | bool | None
-_STEP = StepSettings()
 
 
 class BuilderConfig(ComponentConfig):
@@ -60,34 +62,26 @@ class BackendSettings(Section):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
-class TrainingSettings(Section):
-    """What each update is asked to do."""
+def _plain(settings: Any) -> Any:
+    """The settings as the API receives them. PyYAML reads `1e-6` as text: it becomes a number here."""
+    if isinstance(settings, StepSettings):
+        return asdict(settings)
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: _scalar(value) for key, value in cast("Mapping[Any, Any]", settings).items()}
 
-    learning_rate: float = Field(default=_STEP.learning_rate, gt=0)
-    loss: Loss = _STEP.loss
-    advantage: AdvantageKind | None = _STEP.advantage
-    """None: that of the loss."""
-    clip_low: float | None = Field(default=_STEP.clip_low, gt=0, le=1)
-    clip_high: float | None = Field(default=_STEP.clip_high, gt=0)
-    max_sampler_weight: float | None = Field(default=_STEP.max_sampler_weight, ge=1)
-    """Cap of the weights that correct for the difference between sampler and trainer; null: no weights."""
-    beta: float = Field(default=_STEP.beta, ge=0)
-    """Weight of the KL penalty to the base model, or to `reference_step`."""
-    reference_step: int | None = Field(default=_STEP.reference_step, ge=0)
-    entropy_bonus: float = Field(default=_STEP.entropy_bonus, ge=0)
-    num_passes: int = Field(default=_STEP.num_passes, ge=1)
-    mask_truncated: bool = _STEP.mask_truncated
-    mask_constrained: bool = _STEP.mask_constrained
-    max_staleness: int = Field(default=_STEP.max_staleness, ge=0)
-    max_rollout_tokens: int | None = Field(default=_STEP.max_rollout_tokens, ge=1)
-    max_grad_norm: float = Field(default=_STEP.max_grad_norm, gt=0)
+
+def _scalar(value: Any) -> Any:
+    read = read_scalar(value) if isinstance(value, str) else None
+    return read if isinstance(read, bool | int | float) else value
 
 
 class AdapterConfig(ComponentConfig):
     """`trainer_adapters.X`."""
 
     backend: BackendSettings
-    training: TrainingSettings = TrainingSettings()
+    training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
+    """What each update is asked to do; validated as the backend will."""
 
 
 class TrainerConfig(ComponentConfig):

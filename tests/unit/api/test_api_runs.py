@@ -4,21 +4,13 @@ import asyncio
 import dataclasses
 
 import pytest
+from sqlalchemy import select, update
 
-from insitu.backend.api.bodies import LoraBody, SettingsBody
-from insitu.backend.api.views import CheckpointView, JobView, LoraView, RunView, SettingsView, StepView
-from insitu.backend.ledger import Checkpoint, Job, Ledger, Run, Step
-from insitu.types import JobState, LoraSettings, StepSettings
+from insitu.backend.api.views import CheckpointView, JobView, RunView, StepView
+from insitu.backend.ledger import Checkpoint, Job, Ledger, Run, Step, schema
+from insitu.types import JobState, StepSettings
 
 from .conftest import inline_group, put, submit
-
-
-@pytest.mark.parametrize(
-    ("value", "model"), [(LoraSettings, LoraBody), (StepSettings, SettingsBody)], ids=["lora", "step"]
-)
-def test_bodies_have_every_field_and_default_of_the_settings(value, model):
-    assert {field.name for field in dataclasses.fields(value)} == set(model.model_fields)
-    assert model().value() == value()
 
 
 @pytest.mark.parametrize(
@@ -28,8 +20,6 @@ def test_bodies_have_every_field_and_default_of_the_settings(value, model):
         (Job, JobView, {"idempotency_key"}),
         (Step, StepView, set()),
         (Checkpoint, CheckpointView, set()),
-        (LoraSettings, LoraView, set()),
-        (StepSettings, SettingsView, set()),
     ],
 )
 def test_views_show_every_field_of_the_rows(row, view, hidden):
@@ -218,3 +208,43 @@ async def test_a_failure_inside_says_nothing_private(http, ledger: Ledger, monke
     answer = await http.get("/v1/runs")
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "GET /v1/runs failed inside the server: RuntimeError"
+
+
+async def test_a_request_is_known_again_after_an_update(http, ledger: Ledger):
+    """The hash of a request, and the settings in the ledger, are those of the releases before."""
+    await put(http, "g", inline_group())
+    given = {"learning_rate": 1, "beta": 0.04, "clip_high": 0.28, "num_passes": 2, "max_sampler_weight": None}
+    job = (await submit(http, "key", ["g"], **given)).json()
+    with ledger._engine.connect() as connection:
+        row = connection.execute(select(schema.jobs)).mappings().one()
+    assert row["request_hash"] == "64a7422b75289b66ee86d5f9fb4a786258e54bc47b0676859dc70aed3798a6de"
+    defaults = {
+        "loss": "dapo",
+        "advantage": None,
+        "clip_low": None,
+        "reference_step": None,
+        "entropy_bonus": 0.0,
+    }
+    defaults |= {"mask_truncated": True, "mask_constrained": False, "max_staleness": 4}
+    defaults |= {"max_rollout_tokens": None, "max_grad_norm": 1.0}
+    assert row["settings"] == job["settings"] == defaults | given
+
+
+async def test_stored_settings_out_of_todays_range_are_still_shown(http, ledger: Ledger):
+    await put(http, "g", inline_group())
+    job = (await submit(http, "key", ["g"])).json()
+    stored = job["settings"] | {"num_passes": 50, "learning_rate": 2.0}
+    with ledger._engine.begin() as connection:
+        connection.execute(update(schema.jobs).values(settings=stored))
+    assert ledger.get_job(job["id"]).settings.num_passes == 50
+    assert (await http.get(f"/v1/jobs/{job['id']}")).json() == job | {"settings": stored}
+
+
+async def test_wrong_settings_are_refused_by_name(http):
+    answer = await submit(http, "key", ["g"], num_passes=50, learning_rate=2, bata=1)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "body.settings.learning_rate: Input should be less than or equal to 1; "
+        "body.settings.num_passes: Input should be less than or equal to 32; "
+        "body.settings.bata: Extra inputs are not permitted"
+    )

@@ -187,3 +187,29 @@ def test_no_path_crashes(path: str, text: str) -> None:
     """A path is applied or refused with a message."""
     with contextlib.suppress(InvalidRequest):
         override({"finetuning": {"target_functions": ["a"]}}, [(path, text)], Config)
+
+
+@pytest.mark.parametrize("there", ["", "    training: {learning_rate: 1e-4}\n"], ids=["nothing", "a part"])
+def test_settings_of_a_step_are_reached_whether_the_file_has_them_or_not(
+    write: Write, basic: str, there: str
+) -> None:
+    adapter = basic.replace("_type: test_adapter\n", f"_type: openpipe_art_trainer_adapter\n{there}")
+    place = "trainer_adapters.adapter.training"
+    given = [
+        (f"{place}.num_passes", "3"),
+        (f"{place}.clip_high", "0.5"),
+        (f"{place}.max_sampler_weight", "null"),
+    ]
+    config = load_config(write(adapter), given).config
+    training = config.trainer_adapters["adapter"].training  # type: ignore[attr-defined]
+    assert (training.num_passes, training.clip_high, training.max_sampler_weight) == (3, 0.5, None)
+    assert training.learning_rate == (1e-4 if there else 5e-5)
+    for path, value, said in (
+        (f"{place}.num_passes", "50", f"{place}.num_passes: should be less than or equal to 32, not 50"),
+        (f"{place}.num_passes", "1.5", f"{place}.num_passes: '1.5' cannot be read as a whole number"),
+        (f"{place}.num_pases", "2", f"`{place}` has no `num_pases`; did you mean `num_passes`?"),
+        (place, "3", f"{place}: '3' cannot be read as a mapping in JSON"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            load_config(write(adapter), [(path, value)])
+        assert said in error.value.message

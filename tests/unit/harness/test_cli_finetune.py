@@ -55,3 +55,23 @@ def test_wrong_usage_and_wrong_configuration(project: Project) -> None:
     assert wrong.stderr.startswith("error: ")
     assert "num_epochs" in wrong.stderr
     assert "Traceback" not in usage.stderr + wrong.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_settings_that_the_backend_would_refuse_are_refused_before_anything_runs(
+    project: Project, arguments: tuple[str, ...]
+) -> None:
+    project.configure(
+        trainer_adapters={"backend": {"training": {"num_passes": 50, "learning_rate": 2, "bata": 0.1}}}
+    )
+    wrong = project.run(*arguments)
+    assert wrong.returncode == 1
+    place = "  trainer_adapters.backend.training"
+    for line in (
+        f"{place}.num_passes: should be less than or equal to 32, not 50",
+        f"{place}.learning_rate: should be less than or equal to 1, not 2",
+        f"{place}.bata: unknown key; did you mean `beta`?",
+    ):
+        assert line in wrong.stderr.splitlines()
+    assert "config.yml: 3 problems" in wrong.stderr
+    assert not project.output.exists()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from insitu.types import INCOMPLETE, NAME_PATTERN, AdvantageKind, Ending, LoraSettings, Loss, StepSettings
+from insitu.types import INCOMPLETE, NAME_PATTERN, Ending, LoraSettings, StepSettings
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN.pattern, examples=["my-run"])]
 Reference = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
@@ -47,26 +47,10 @@ Arguments = Annotated[
 ]
 
 
-_LORA = LoraSettings()
-_STEP = StepSettings()
-
-
 class Body(BaseModel):
     """Base of all bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class LoraBody(Body):
-    """The adapter of a run; all linear layers are adapted."""
-
-    rank: int = Field(default=_LORA.rank, ge=1, le=512)
-    alpha: int = Field(default=_LORA.alpha, ge=1, le=4096)
-    seed: int = Field(default=_LORA.seed, ge=0, lt=2**31)
-
-    def value(self) -> LoraSettings:
-        """As the rest of the program knows it."""
-        return LoraSettings(**self.model_dump())
 
 
 class RunBody(Body):
@@ -75,40 +59,16 @@ class RunBody(Body):
     project: Name = "default"
     name: Name
     base_model: Label
-    lora: LoraBody = Field(default_factory=LoraBody)
+    lora: LoraSettings = LoraSettings()
     engine_args: Arguments = Field(default_factory=dict)
     init_args: Arguments = Field(default_factory=dict)
-
-
-class SettingsBody(Body):
-    """How one step trains; every field is honoured."""
-
-    learning_rate: float = Field(default=_STEP.learning_rate, ge=0, le=1)
-    loss: Loss = _STEP.loss
-    advantage: AdvantageKind | None = _STEP.advantage
-    clip_low: float | None = Field(default=_STEP.clip_low, gt=0, le=1)
-    clip_high: float | None = Field(default=_STEP.clip_high, gt=0, le=100)
-    max_sampler_weight: float | None = Field(default=_STEP.max_sampler_weight, ge=1, le=100)
-    beta: float = Field(default=_STEP.beta, ge=0, le=100)
-    reference_step: int | None = Field(default=_STEP.reference_step, ge=0)
-    entropy_bonus: float = Field(default=_STEP.entropy_bonus, ge=0, le=100)
-    num_passes: int = Field(default=_STEP.num_passes, ge=1, le=32)
-    mask_truncated: bool = _STEP.mask_truncated
-    mask_constrained: bool = _STEP.mask_constrained
-    max_staleness: int = Field(default=_STEP.max_staleness, ge=0)
-    max_rollout_tokens: int | None = Field(default=_STEP.max_rollout_tokens, ge=1)
-    max_grad_norm: float = Field(default=_STEP.max_grad_norm, gt=0, le=1e6)
-
-    def value(self) -> StepSettings:
-        """As the rest of the program knows it."""
-        return StepSettings(**self.model_dump())
 
 
 class StepBody(Body):
     """A training step over uploaded groups."""
 
     groups: list[Name] = Field(min_length=1, max_length=20_000)
-    settings: SettingsBody = Field(default_factory=SettingsBody)
+    settings: StepSettings = StepSettings()
 
 
 class GroupHead(Body):

@@ -20,10 +20,15 @@ log = logging.getLogger(__name__)
 _MOST_DESCRIBED = 5
 
 
+_UNKNOWN = {"unexpected_keyword_argument": "Extra inputs are not permitted"}
+"""Pydantic speaks of arguments where a dataclass has no such field; the caller sent an object."""
+
+
 def describe(problems: Sequence[Mapping[str, Any]]) -> str:
     """What a validation found, by field."""
     parts = [
-        f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: {problem['msg']}"
+        f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: "
+        f"{_UNKNOWN.get(problem['type'], problem['msg'])}"
         for problem in problems[:_MOST_DESCRIBED]
     ]
     more = len(problems) - _MOST_DESCRIBED

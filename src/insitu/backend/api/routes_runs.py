@@ -29,7 +29,7 @@ def run_routes(services: Services) -> APIRouter:
     def register_run(body: RunBody) -> views.RunView:
         """Register a run. Repeating it is harmless; other settings under the same name are a conflict."""
         run = ledger.register_run(
-            body.project, body.name, body.base_model, body.lora.value(), body.engine_args, body.init_args
+            body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
         )
         return views.RunView.model_validate(run)
 
@@ -56,7 +56,7 @@ def run_routes(services: Services) -> APIRouter:
         """Queue a training step over uploaded groups. The same key and body give the same job."""
         canonical = orjson.dumps(body.model_dump(), option=orjson.OPT_SORT_KEYS)
         request_hash = hashlib.sha256(canonical).hexdigest()
-        job = ledger.create_job(name, idempotency_key, body.groups, body.settings.value(), request_hash)
+        job = ledger.create_job(name, idempotency_key, body.groups, body.settings, request_hash)
         return views.JobView.model_validate(job)
 
     @router.get("/runs/{name}/steps")

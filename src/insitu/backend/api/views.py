@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from insitu.types import AdvantageKind, Ending, GroupState, JobState, Loss, RunState
+from insitu.types import Ending, GroupState, JobState, LoraSettings, RunState, StepSettings
 
 
 class View(BaseModel):
@@ -15,41 +15,13 @@ class View(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class LoraView(View):
-    """The adapter of a run."""
-
-    rank: int
-    alpha: int
-    seed: int
-
-
-class SettingsView(View):
-    """How a step trains."""
-
-    learning_rate: float
-    loss: Loss
-    advantage: AdvantageKind | None
-    clip_low: float | None
-    clip_high: float | None
-    max_sampler_weight: float | None
-    beta: float
-    reference_step: int | None
-    entropy_bonus: float
-    num_passes: int
-    mask_truncated: bool
-    mask_constrained: bool
-    max_staleness: int
-    max_rollout_tokens: int | None
-    max_grad_norm: float
-
-
 class RunView(View):
     """One run; `step` is the last committed one."""
 
     name: str
     project: str
     base_model: str
-    lora: LoraView
+    lora: LoraSettings
     engine_args: dict[str, Any]
     init_args: dict[str, Any]
     state: RunState
@@ -105,7 +77,7 @@ class JobView(View):
     run: str
     state: JobState
     group_ids: list[str]
-    settings: SettingsView
+    settings: StepSettings
     attempt: int
     phase: str
     progress: float

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from insitu.backend.api.bodies import Body, LoraBody, RunBody, SettingsBody
+from insitu.backend.api.bodies import RunBody
 from insitu.backend.api.problems import describe
 from insitu.errors import CannotHonour, InvalidRequest
-from insitu.types import StepSettings
+from insitu.types import LoraSettings, StepSettings
 
 Json = dict[str, Any]
 
@@ -67,15 +68,15 @@ class ArtModel(Lenient):
         others = {name: value for name, value in (wanted.model_extra or {}).items() if name not in _HARMLESS}
         _translated("_internal_config", others, {})
         lora = _translated("peft_args", wanted.peft_args, _LORA_NAMES)
-        return _checked(
-            RunBody,
-            project=self.project,
-            name=self.name,
-            base_model=self.base_model or "",
-            lora=_checked(LoraBody, **lora),
-            engine_args=_given(wanted.engine_args),
-            init_args=_given(wanted.init_args),
-        )
+        fields = {
+            "project": self.project,
+            "name": self.name,
+            "base_model": self.base_model or "",
+            "lora": _checked(LoraSettings, lora),
+            "engine_args": _given(wanted.engine_args),
+            "init_args": _given(wanted.init_args),
+        }
+        return _checked(RunBody, fields)
 
 
 class PrepareBody(Lenient):
@@ -140,19 +141,18 @@ class TrainBody(Lenient):
         asked |= _spoken({name: value for name, value in self.dev_config.items() if name in _WORDS})
         others = {name: value for name, value in self.dev_config.items() if name not in _WORDS}
         asked |= _translated("dev_config", others, _STEP_NAMES)
-        return _checked(SettingsBody, **asked | self.insitu).value()
+        return _checked(StepSettings, asked | self.insitu)
 
 
-Checked = TypeVar("Checked", bound=Body)
+Checked = TypeVar("Checked", RunBody, LoraSettings, StepSettings)
 
 
-def _checked(kind: type[Checked], **fields: Any) -> Checked:
+def _checked(kind: type[Checked], fields: Json) -> Checked:
     try:
-        return kind(**fields)
+        return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
-        raise InvalidRequest(
-            describe(error.errors()), hint=f"these may be set: {', '.join(sorted(kind.model_fields))}"
-        ) from error
+        known = ", ".join(sorted(signature(kind).parameters))
+        raise InvalidRequest(describe(error.errors()), hint=f"these may be set: {known}") from error
 
 
 def _given(arguments: Json | None) -> Json:

@@ -56,7 +56,7 @@ def art_routes(services: Services) -> APIRouter:
         if model.base_model is not None:
             body = model.registration()
             ledger.register_run(
-                body.project, body.name, body.base_model, body.lora.value(), body.engine_args, body.init_args
+                body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
             )
         return {"status": "ok"}
 
