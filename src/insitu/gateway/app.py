@@ -12,6 +12,7 @@ from aiohttp import web
 from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls import CallContext, Caller, new_call_id
+from insitu.gateway.faults import internal_error
 from insitu.gateway.labels import labels_of, named_rollout
 from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
@@ -124,6 +125,11 @@ class Gateway:
             wrong = NotFound(f"{request.method} {request.path}: {error.reason}.")
             wrong.status = error.status
             return self._refusal(request, wrong)
+        except ConnectionError:  # the client left
+            raise
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            _log.exception("%s %s failed inside the gateway", request.method, request.path)
+            return self._refusal(request, internal_error(error))
 
     def _refusal(self, request: web.Request, error: InsituError) -> web.Response:
         """An error in the shape of the protocol whose path was asked for."""

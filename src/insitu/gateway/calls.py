@@ -21,7 +21,15 @@ from typing import Any, TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
 from insitu.gateway.choices import Choice, choices_of, merged, together
-from insitu.gateway.faults import ClientGone, Fault, ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.faults import (
+    ClientGone,
+    Fault,
+    ReplicaBusy,
+    ReplicaFailed,
+    ReplicaLost,
+    UnexpectedShape,
+    VersionMismatch,
+)
 from insitu.gateway.labels import Labels
 from insitu.gateway.protocols.base import Answer, CallProtocol, Lane
 from insitu.gateway.put_back import PutBack
@@ -133,12 +141,12 @@ class Caller:
             try:
                 with self.routes.leased(target, context.request.num_choices), replica.leased():
                     return await self._tried(Attempt(context, lane, target, {"held": held}), work)
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+            except UnexpectedShape as error:
                 _log.exception(
                     "call %s: an answer of %s has an unexpected shape", context.call_id, replica.id
                 )
                 raise UpstreamError(
-                    f"The answer of {replica.id} has an unexpected shape: {type(error).__name__}: {error}.",
+                    f"The answer of {replica.id} has an unexpected shape: {error}.",
                     hint="check the engine's version; the gateway's log has the details",
                 ) from error
             except Fault as fault:

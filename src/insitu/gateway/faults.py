@@ -1,9 +1,14 @@
-"""What can go wrong between the gateway and one engine, as far as it decides what happens next.
+"""What can go wrong with a call: the engine's faults, as far as they decide what happens next, and our own.
 
-These never reach a client: the retry loop turns them into another attempt or into an `UpstreamError`.
+A fault never reaches a client: the retry loop turns it into another attempt or into an `UpstreamError`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from insitu.errors import InsituError
 
 
 class Fault(Exception):
@@ -24,6 +29,36 @@ class ReplicaBusy(Fault):
 
 class VersionMismatch(Fault):
     """The engine reports other weights than the table promised: try again after the table settles."""
+
+
+class UnexpectedShape(Fault):
+    """The engine's answer cannot be read. It is not asked again: it would answer alike."""
+
+
+@contextmanager
+def reading() -> Generator[None]:
+    """Read an answer of the engine; what it lacks is the engine's fault.
+
+    Nothing else belongs inside: an error of the gateway's own code must not be blamed on the engine.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnexpectedShape(f"{type(error).__name__}: {error}") from error
+
+
+def text_of(value: object) -> str:
+    """The text in an answer; TypeError where there is something else."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in place of a text")
+    return value
+
+
+def internal_error(error: Exception) -> InsituError:
+    """What a client is told of an error in the gateway's own code; the log has the traceback."""
+    return InsituError(
+        f"The request failed inside the gateway: {type(error).__name__}.", hint="see the gateway's log"
+    )
 
 
 class ClientGone(Exception):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from insitu.gateway.alignment import Alignment, align
+from insitu.gateway.faults import reading
 from insitu.gateway.history import Conversation, History, Key
 from insitu.gateway.protocols.base import Lane, Rendered
 from insitu.gateway.routes import Target
@@ -77,7 +78,8 @@ class PutBack:
         conversations = self._history.of(key)
         if not conversations:
             return given
-        ids = array("i", given.prompt_ids)
+        with reading():
+            ids = array("i", given.prompt_ids)
         if len(conversations) == 1 and ids[: len(conversations[0].ids)] == conversations[0].ids:
             self._counts["exact"] += 1
             return given

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from insitu.errors import UpstreamError
-from insitu.gateway.faults import ReplicaFailed, VersionMismatch
+from insitu.gateway.faults import ReplicaFailed, UnexpectedShape, VersionMismatch, reading
 from insitu.gateway.routes import Target
 
 _MISSING_LOGPROB = -9999.0  # what vLLM writes where it has no logprob
@@ -29,15 +30,16 @@ class Generated:
 
     def add(self, answer: dict[str, Any]) -> None:
         """Take in a generate answer or one chunk of it."""
-        self.usage = answer.get("usage") or self.usage
-        self.model = answer.get("model") or self.model
-        for choice in answer["choices"]:
-            self.token_ids += choice["token_ids"] or []
-            if choice["logprobs"]:
-                self.logprob_entries += choice["logprobs"]["content"] or []
-            self.finish_reason = choice["finish_reason"] or self.finish_reason
-            self.stop_reason = choice.get("stop_reason") if self.stop_reason is None else self.stop_reason
-            self.weight_versions = choice.get("weight_versions") or self.weight_versions
+        with reading():
+            self.usage = answer.get("usage") or self.usage
+            self.model = answer.get("model") or self.model
+            for choice in answer["choices"]:
+                self.token_ids += choice["token_ids"] or []
+                if choice["logprobs"]:
+                    self.logprob_entries += choice["logprobs"]["content"] or []
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+                self.stop_reason = choice.get("stop_reason") if self.stop_reason is None else self.stop_reason
+                self.weight_versions = choice.get("weight_versions") or self.weight_versions
 
     def after(self, num_tokens: int) -> Generated:
         """What came after the first `num_tokens` tokens."""
@@ -64,10 +66,12 @@ def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Samp
     """The sample, or why it cannot be recorded."""
     if generated.finish_reason not in _COMPLETE:
         raise ReplicaFailed(f"the generation ended with `{generated.finish_reason}`, not with an answer")
-    version = _reported_version(generated, target)
+    with reading():
+        version = _reported_version(generated, target)
+        logprobs = _logprobs(generated, num_prompt_tokens)
     return Sample(
         output_ids=generated.token_ids,
-        logprobs=_logprobs(generated, num_prompt_tokens),
+        logprobs=logprobs,
         finish_reason=generated.finish_reason,
         stop_reason=generated.stop_reason,
         version=version,
@@ -81,15 +85,18 @@ def partial(generated: Generated, finish_reason: str, target: Target) -> Sample:
     """
     ids: list[int] = []
     logprobs: list[float] = []
-    for token, entry in zip(generated.token_ids, generated.logprob_entries, strict=False):
-        logprob = entry.get("logprob")
-        if entry.get("token_id") != token or not isinstance(logprob, int | float):
-            break
-        if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB or not 0 <= token <= _MAX_TOKEN_ID:
-            break
-        ids.append(token)
-        logprobs.append(float(logprob))
-    versions = {str(span.get("version")) for span in generated.weight_versions or []}
+    with suppress(UnexpectedShape), reading():
+        for token, entry in zip(generated.token_ids, generated.logprob_entries, strict=False):
+            logprob = entry.get("logprob")
+            if entry.get("token_id") != token or not isinstance(logprob, int | float):
+                break
+            if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB or not 0 <= token <= _MAX_TOKEN_ID:
+                break
+            ids.append(token)
+            logprobs.append(float(logprob))
+    versions: set[str] = set()
+    with suppress(UnexpectedShape), reading():
+        versions = {str(span.get("version")) for span in generated.weight_versions or []}
     said = generated.model if target.is_adapter else "".join(versions) if len(versions) == 1 else None
     return Sample(ids, logprobs, finish_reason, generated.stop_reason, said or "")
 

@@ -42,5 +42,5 @@ async def _models_of(url: str, limits: Limits) -> dict[str, Target]:
     return {
         name: Target(name, None, 0, name, name if card.get("parent") else None, bool(card.get("parent")))
         for card in cards
-        for name in [str(card["id"])]
+        for name in [card["id"]]
     }

@@ -24,7 +24,7 @@ from aiohttp import web
 from insitu.errors import InsituError
 from insitu.gateway.calls import Attempt, CallContext, Caller, timed
 from insitu.gateway.choices import Choice, indexed, together
-from insitu.gateway.faults import ClientGone
+from insitu.gateway.faults import ClientGone, internal_error
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
 from insitu.gateway.sample import verify
 
@@ -97,10 +97,14 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
         await caller.attempts(context, work)
     except ClientGone:
         _log.info("call %s: the client left before the end", context.call_id)
-    except InsituError as error:
+    except Exception as error:
         if not context.sent:
             raise
-        _log.warning("call %s broke off: %s", context.call_id, error.message)
+        if isinstance(error, InsituError):
+            _log.warning("call %s broke off: %s", context.call_id, error.message)
+        else:
+            _log.exception("call %s failed inside the gateway", context.call_id)
+            error = internal_error(error)
         with suppress(ClientGone):
             await writer.fail(error)
     return writer.response

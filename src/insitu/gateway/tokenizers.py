@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.errors import InsituError
-from insitu.gateway.faults import Fault
+from insitu.gateway.faults import Fault, reading
 from insitu.gateway.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
 from insitu.gateway.upstream import Engine
 
@@ -44,7 +44,7 @@ class Tokenizers:
         async with self._lock:  # bounded: one request with its deadline, one file
             if key not in self._known:
                 try:
-                    cards = {str(card["id"]): card for card in await engine.models()}
+                    cards = {card["id"]: card for card in await engine.models()}
                 except (Fault, InsituError) as error:
                     _log.warning("%s does not list its models: %s", engine.url, error)
                     return Served(None, None)  # asked again at the next call
@@ -57,11 +57,12 @@ class Tokenizers:
         card = cards.get(engine_model, {})
         base = str(card.get("parent") or engine_model)  # an adapter has its base's tokenizer
         card = cards.get(base, {})
-        length = card.get("max_model_len")
+        with reading():
+            length = None if card.get("max_model_len") is None else int(card["max_model_len"])
         root = str(self._folder or card.get("root") or "")
         if root not in self._by_root:
             self._by_root[root] = await self._load(base, root)
-        return Served(self._by_root[root], int(length) if length is not None else None)
+        return Served(self._by_root[root], length)
 
     async def _load(self, base: str, root: str) -> Pieces | None:
         try:

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch
+from insitu.gateway.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
 from insitu.gateway.settings import Limits
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -87,7 +87,9 @@ class Engine:
             raise self._lost("/v1/models", error) from error
         if answer.status != 200:
             raise self._refused("/v1/models", answer.status, data)
-        return cast("list[dict[str, Any]]", self._parse("/v1/models", data)["data"])
+        with reading():
+            cards = cast("list[dict[str, Any]]", self._parse("/v1/models", data)["data"])
+            return [card | {"id": str(card["id"])} for card in cards]
 
     async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         buffer = b""
@@ -98,7 +100,9 @@ class Engine:
                 if payload == b"[DONE]":
                     return
                 chunk = self._parse(GENERATE_PATH, payload)
-                if "error" in chunk:
+                with reading():
+                    failed = "error" in chunk
+                if failed:
                     raise ReplicaFailed(f"{self.url} ended the stream with {_message(payload)}")
                 yield chunk
         raise ReplicaLost(f"{self.url} cut the stream before its end")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from insitu.errors import InsituError
+from insitu.gateway.faults import reading
 from insitu.gateway.request import CallRequest
 from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
@@ -100,7 +101,10 @@ class CallProtocol(Protocol):
 
 def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) -> Rendered:
     """The generate request of a render answer, with what the record needs."""
-    sampling = {**rendered["sampling_params"], "n": 1, "logprobs": request.num_logprobs or 0}
+    with reading():
+        prompt_ids, given = cast("list[int]", rendered["token_ids"]), rendered["sampling_params"]
+        sampling: dict[str, Any] = {**given, "n": 1, "logprobs": request.num_logprobs or 0}
+        len(prompt_ids)  # refuse what is no list
     sampling.pop("prompt_logprobs", None)
     # The engine leaves out values that equal its defaults; the record names them all.
     for key in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"):
@@ -116,7 +120,7 @@ def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) ->
         "stream": request.stream,
         "stream_options": {"include_usage": True} if request.stream else None,
     }
-    return Rendered(rendered["token_ids"], body)
+    return Rendered(prompt_ids, body)
 
 
 def usage_of(num_prompt: int, num_output: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
+from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
     Answer,
@@ -17,7 +18,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
-from insitu.gateway.protocols.parts import kind_refusal
+from insitu.gateway.protocols.parts import kind_refusal, tool_calls
 from insitu.gateway.request import CallRequest, check_count, check_object, common_request
 from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
@@ -69,19 +70,20 @@ class ChatProtocol:
         if lane.engine.has_parser:
             whole["prompt_token_ids"] = rendered.prompt_ids
         answer = await lane.engine.post(_DERENDER, {**derender, "generate_response": whole})
-        choice = answer["choices"][0]
-        message: dict[str, Any] = {"role": "assistant", "content": ""}
-        if shown["token_ids"]:
-            message = _clean(choice["message"])
-        if request.body.get("parallel_tool_calls") is False and "tool_calls" in message:
-            message["tool_calls"] = message["tool_calls"][:1]  # the engine leaves them out of streams only
+        with reading():
+            choice = answer["choices"][0]
+            logprobs = _shown_logprobs(choice.get("logprobs"), request)
+            said = _clean(choice["message"])
+            if request.body.get("parallel_tool_calls") is False and "tool_calls" in said:
+                said["tool_calls"] = said["tool_calls"][:1]  # the engine leaves them out of streams only
+        message: dict[str, Any] = said if shown["token_ids"] else {"role": "assistant", "content": ""}
         if isinstance(message.get("content"), str):
             message["content"] = StopTrimmer(request).feed(message["content"], sample)
         message.setdefault("content", None)
         out: dict[str, Any] = {
             "index": 0,
             "message": message,
-            "logprobs": _shown_logprobs(choice.get("logprobs"), request),
+            "logprobs": logprobs,
             "finish_reason": _finish_reason(sample, message, request),
         }
         body = envelope("chat.completion", lane, [out])
@@ -126,9 +128,10 @@ class ChatStream:
                 "stream_state": self._state,
             },
         )
-        self._state = answer["stream_state"]
-        choice = answer["chunk"]["choices"][0]
-        delta = _clean(choice["delta"])
+        with reading():
+            self._state = answer["stream_state"]
+            choice = answer["chunk"]["choices"][0]
+            delta, logprobs = _checked_delta(choice["delta"]), choice.get("logprobs")
         delta["content"] = self._trimmer.feed(delta.get("content") or "", finished)
         if self._first:
             delta = {"role": "assistant", **delta}
@@ -136,7 +139,9 @@ class ChatStream:
             del delta["content"]
         _add_delta(self._message, delta)
         out: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
-        out["logprobs"] = _shown_logprobs(choice.get("logprobs") or await self._logprobs(part), self._request)
+        logprobs = logprobs or await self._logprobs(part)
+        with reading():
+            out["logprobs"] = _shown_logprobs(logprobs, self._request)
         if finished is not None:
             out["finish_reason"] = _finish_reason(finished, self._message, self._request)
         body = envelope("chat.completion.chunk", self._lane, [out])
@@ -154,7 +159,8 @@ class ChatStream:
         whole = {"choices": [tokens_only(part | {"finish_reason": "stop"}, self._request)]}
         context = await _derender_context(self._lane, self._request, self._rendered)
         answer = await self._lane.engine.post(_DERENDER, {**context, "generate_response": whole})
-        return cast("dict[str, Any] | None", answer["choices"][0].get("logprobs"))
+        with reading():
+            return cast("dict[str, Any] | None", answer["choices"][0].get("logprobs"))
 
     def recorded(self) -> dict[str, Any]:
         return self._message
@@ -196,7 +202,8 @@ async def _without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -
         choice = {"index": 0, "finish_reason": "stop", "token_ids": [last], "logprobs": None}
         alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
         answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
-        lane.engine.unseen[last] = not answer["choices"][0]["text"]
+        with reading():
+            lane.engine.unseen[last] = not answer["choices"][0]["text"]
     return part | {"token_ids": before} if lane.engine.unseen[last] else part
 
 
@@ -236,6 +243,18 @@ def _clean(message: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
+def _checked_delta(delta: dict[str, Any]) -> dict[str, Any]:
+    """A part of a message as the engine sent it, without its empty fields; an error where it is none."""
+    delta = _clean(delta)
+    texts: list[object] = [delta.get("content"), delta.get("reasoning")]
+    for call in tool_calls(delta):
+        function: dict[str, Any] = call.get("function") or {}
+        texts += [str(int(call["index"])), function.get("name"), function.get("arguments")]
+    for value in texts:
+        text_of(value or "")
+    return delta
+
+
 def _finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest) -> str:
     # As OpenAI does: a call that the model chose is `tool_calls`, one that the client named is `stop`, and
     # one that may have been cut short is neither.
@@ -247,8 +266,8 @@ def _finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest
 def _shown_logprobs(logprobs: dict[str, Any] | None, request: CallRequest) -> dict[str, Any] | None:
     if logprobs is None or request.num_logprobs is None:
         return None
-    if request.num_logprobs == 0:
-        for entry in logprobs["content"]:
+    for entry in logprobs["content"]:
+        if request.num_logprobs == 0:
             entry["top_logprobs"] = []  # the engine always lists the sampled token itself
     return logprobs
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
+from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
     Answer,
@@ -50,7 +51,9 @@ class CompletionsProtocol:
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
         rendered = await lane.engine.post(_RENDER, {**request.body, "model": lane.engine_model})
-        made = generate_body(lane, request, rendered[0])
+        with reading():
+            first = rendered[0]
+        made = generate_body(lane, request, first)
         return replace(made, from_text=isinstance(request.body["prompt"], str))
 
     async def answer(
@@ -67,19 +70,21 @@ class CompletionsProtocol:
                 **_decoding(request),
             },
         )
-        choice = answer["choices"][0]
-        text = StopTrimmer(request).feed(choice["text"], sample)
+        with reading():
+            choice = answer["choices"][0]
+            said, logprobs = text_of(choice["text"]), choice.get("logprobs")
+        said = StopTrimmer(request).feed(said, sample)
         out: dict[str, Any] = {
             "index": 0,
-            "text": text,
-            "logprobs": choice.get("logprobs"),
+            "text": said,
+            "logprobs": logprobs,
             "finish_reason": sample.finish_reason,
         }
         body = envelope("text_completion", lane, [out])
         body["usage"] = usage_of(len(rendered.prompt_ids), len(sample.output_ids))
         if request.return_token_ids:
             out["token_ids"], out["prompt_token_ids"] = sample.output_ids, rendered.prompt_ids
-        return Answer(body, {"text": text})
+        return Answer(body, {"text": said})
 
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> CompletionsStream:
         return CompletionsStream(lane, request, rendered)
@@ -117,14 +122,16 @@ class CompletionsStream:
                 **_decoding(self._request),
             },
         )
-        self._state = answer["stream_state"]
-        choice = answer["chunk"]["choices"][0]
-        text = self._trimmer.feed(choice["text"], finished)
-        self._text += text
+        with reading():
+            self._state = answer["stream_state"]
+            choice = answer["chunk"]["choices"][0]
+            said, logprobs = text_of(choice["text"]), choice.get("logprobs")
+        said = self._trimmer.feed(said, finished)
+        self._text += said
         out: dict[str, Any] = {
             "index": 0,
-            "text": text,
-            "logprobs": choice.get("logprobs"),
+            "text": said,
+            "logprobs": logprobs,
             "finish_reason": finished.finish_reason if finished else None,
         }
         if self._request.return_token_ids:

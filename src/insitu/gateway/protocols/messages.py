@@ -9,7 +9,7 @@ from insitu.errors import InsituError
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
 from insitu.gateway.protocols.messages_request import INVALID_JSON, to_chat
-from insitu.gateway.protocols.parts import tool_calls
+from insitu.gateway.protocols.parts import tool_calls, whole_calls
 from insitu.gateway.request import CallRequest
 from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
@@ -181,7 +181,7 @@ def _blocks(lane: Lane, message: dict[str, Any]) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", **signed})
     if message.get("content"):
         blocks.append({"type": "text", "text": message["content"]})
-    for call in tool_calls(message):
+    for call in whole_calls(message):
         function = call["function"]
         blocks.append(
             {
@@ -207,7 +207,7 @@ def _stop(sample: Sample, message: dict[str, Any]) -> dict[str, str | None]:
     """Why the message ended. A call that was cut short must not look like one to be run."""
     if sample.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    calls, cut = tool_calls(message), isinstance(sample.stop_reason, str)
+    calls, cut = whole_calls(message), isinstance(sample.stop_reason, str)
     if calls and not (cut and INVALID_JSON in _input(calls[-1]["function"]["arguments"])):
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(sample.stop_reason, str):

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.faults import reading, text_of
 from insitu.gateway.request import SAMPLING_FIELDS
 
 MEDIA_KINDS = frozenset(
@@ -62,6 +63,21 @@ def joined(texts: list[str]) -> str | list[dict[str, Any]]:
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def whole_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls of an engine's whole answer, each with its id, name and arguments."""
+    with reading():
+        return [
+            {
+                "id": call["id"],
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": text_of(call["function"]["arguments"] or ""),
+                },
+            }
+            for call in tool_calls(message)
+        ]
 
 
 def tool_calls(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from insitu.errors import InsituError
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.kept_items import KeptItems
-from insitu.gateway.protocols.parts import tool_calls
+from insitu.gateway.protocols.parts import whole_calls
 from insitu.gateway.protocols.response_items import call_item, message_item, reasoning_item, response_object
 from insitu.gateway.protocols.responses_request import to_chat
 from insitu.gateway.protocols.responses_stream import ResponsesStream
@@ -64,7 +64,7 @@ class ResponsesProtocol:
 def _items(lane: Lane, message: dict[str, Any], logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items of an answer. One that said nothing has an empty message, so that there is an answer."""
     items: list[dict[str, Any]] = []
-    calls = tool_calls(message)
+    calls = whole_calls(message)
     if message.get("reasoning"):
         items.append(reasoning_item(lane, len(items), message["reasoning"]))
     if message.get("content") or not (items or calls):
