@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from insitu.backend.ledger import Ledger, ledger_url
@@ -63,7 +64,7 @@ async def test_it_starts_private_and_stops_cleanly(tmp_path: Path, processes):
     async with await ready(port) as client:
         await client.register_run("run", "m")
         assert state.stat().st_mode & 0o777 == 0o700
-        assert KEY.encode() not in Path(f"/proc/{processes[0].pid}/cmdline").read_bytes()
+        assert KEY not in " ".join(psutil.Process(processes[0].pid).cmdline())
         group = TrajectoryGroup("g", "run", [Trajectory("r", [], 1.0)])
         call = ModelCall("x", None, "run", "run", 0, "base", [1], [2], [-1.0], "stop")
         await client.put_group(group, {"r": [call]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_quota(tmp_path: Path, files: dict[str, str], quota: float | None) -> No
     assert read_quota(write(tmp_path, files)) == quota
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
 def test_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_allowed_cpus", lambda: [0, 1, 4, 5])
     siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -72,6 +74,7 @@ def test_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (facts.quota, facts.max_isa, facts.omp_bind) == (None, "AVX2", None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the allowed CPUs")
 def test_this_machine() -> None:
     facts = read_cpu()
     assert sorted(one for core in facts.cores for one in core) == sorted(os.sched_getaffinity(0))

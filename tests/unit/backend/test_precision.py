@@ -12,7 +12,6 @@ from insitu.backend.fleet.compute import Asked, Kept, choose
 from insitu.backend.fleet.cpu import CpuFacts
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.precision import kept_precision
-from insitu.backend.registration import Registrar
 from insitu.backend.settings import ServeSettings
 from insitu.types import LoraSettings, RunState
 
@@ -76,6 +75,9 @@ def test_the_last_precision_counts(ledger: Ledger) -> None:
 def test_a_change_is_said(
     tmp_path: Path, ledger: Ledger, step: int, before: str | None, said: list[str]
 ) -> None:
+    pytest.importorskip("ray", reason="the registrar starts engines, which are Ray actors")
+    from insitu.backend.registration import Registrar
+
     add_run(ledger, "run", step, before)
     heard: list[str] = []
     settings = ServeSettings(tmp_path, "cpu", choose(FACTS, "cpu", Asked()), "merged", "shared", "default")

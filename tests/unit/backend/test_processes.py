@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 
 from insitu.backend.children import Child
 from insitu.backend.processes import MARK, end_marked, marked, spawn, start_janitor, tail
@@ -27,6 +28,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
     return False
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys, time\n"
