@@ -4,6 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
+LIGHT := .venv-light
+# The unit tests of the light half. Left out: training/ is torch throughout. A test elsewhere that needs Ray skips itself.
+LIGHT_TESTS := tests/unit --ignore=tests/unit/training
+# The checkers of .github, outside the checkout; another version gets another directory.
+ZIZMOR := 1.32.0
+CHECK_JSONSCHEMA := 0.39.0
+CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
+
+.PHONY: light workflows
 .PHONY: setup check test frameworks compat e2e bench clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
@@ -28,6 +37,16 @@ test: setup  ## contract, integration, fault and framework tests: real vLLM, tin
 	$(BIN)/python -m tests.frameworks.environment
 	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v
 
+light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
+	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
+
+$(LIGHT)/.ready: Makefile pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(LIGHT)
+	$(LIGHT)/bin/pip install --quiet --upgrade pip
+	$(LIGHT)/bin/pip install --quiet --constraint constraints.txt --editable '.[anthropic,data,langchain,openai]' \
+		httpx hypothesis pytest pytest-asyncio pytest-timeout tokenizers
+	touch $@
+
 frameworks: setup  ## agents of the frameworks that need an environment of their own, built when missing
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
@@ -48,5 +67,17 @@ bench: setup  ## figures of the gateway, of a step, of the trainer alone and of 
 	$(BIN)/python benchmarks/trainer.py --json
 	$(BIN)/python benchmarks/rollouts.py --json
 
+workflows: $(CHECKERS)/.ready  ## check .github: schemas, timeouts, permissions, injection
+	$(CHECKERS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(CHECKERS)/bin/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(CHECKERS)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(CHECKERS)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(CHECKERS)/bin/zizmor --offline --no-progress .github
+
+$(CHECKERS)/.ready:
+	$(PYTHON) -m venv --clear $(CHECKERS)
+	$(CHECKERS)/bin/pip install --quiet zizmor==$(ZIZMOR) check-jsonschema==$(CHECK_JSONSCHEMA)
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LIGHT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
