@@ -58,7 +58,7 @@ class Threads:
 
         The model runs inside the engine's own process: a worker process would take longer to start, and the
         engine would spin on a core while it waits for it. Its threads wait for each other asleep: spinning
-        gains nothing on an idle machine, and beside other work it burns the time that the slowest thread needs.
+        gains nothing on an idle machine, and beside other work it takes time from the slowest thread.
         """
         return {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
