@@ -13,7 +13,7 @@ CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
 .PHONY: light workflows
-.PHONY: setup check test frameworks compat e2e bench clean
+.PHONY: setup quick check test frameworks compat e2e bench clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -24,6 +24,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+P ?= tests/unit
+quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
+	@test -f $(VENV)/.ready || $(MAKE) setup
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/python -m pytest $(P) -q
 
 check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff check src tests benchmarks examples

@@ -1,21 +1,30 @@
-"""A Llama small enough for milliseconds, built in the test's own directory: no download, no cache."""
+"""A Llama small enough for milliseconds, built in the test's own directory: no download, no cache.
+
+Torch and Transformers are imported by the fixtures that need them: tests of pure functions start without.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.types import TrainingSequence
 from tests.support.sequences import make_sequence
 
+if TYPE_CHECKING:
+    import torch
 
-def _build(directory: Path, tied: bool = True, dtype: torch.dtype = torch.float32) -> Path:
+    from insitu.backend.fleet.trainer_rank import TrainerRank
+
+
+def _build(directory: Path, tied: bool = True, dtype: torch.dtype | None = None) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97,
@@ -28,7 +37,7 @@ def _build(directory: Path, tied: bool = True, dtype: torch.dtype = torch.float3
         tie_word_embeddings=tied,
         initializer_range=0.3,
     )
-    LlamaForCausalLM(config).to(dtype).save_pretrained(directory)
+    LlamaForCausalLM(config).to(dtype or torch.float32).save_pretrained(directory)
     return directory
 
 
@@ -44,6 +53,8 @@ def build_model() -> Callable[..., Path]:
 
 @pytest.fixture
 def trainer(model_dir: Path) -> TrainerRank:
+    from insitu.backend.fleet.trainer_rank import TrainerRank
+
     return TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", 64)
 
 
