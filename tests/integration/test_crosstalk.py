@@ -1,157 +1,21 @@
-"""No cross-talk: every call carries a nonce that comes back in its own trajectory, and in no other."""
+"""No cross-talk on a real vLLM: every call's nonce comes back in its own trajectory, and in no other."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
-import secrets
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
-import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from insitu.backend.processes import free_port
-from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.open_files import allow_open_files
-from insitu.recorded import expand
 from insitu.testing.models import tiny
-from tests.support.standin_engine import Behaviour, StandinEngine, read_messages
+from tests.support.nonces import check, everything, gateway_in_front_of
 from tests.support.vllm_server import VllmServer
 
-pytestmark = pytest.mark.timeout(600)
-NONCE = re.compile(r"nonce-[0-9a-f]{16}")
-API = {"authorization": "Bearer default"}
 
-
-@dataclass(frozen=True)
-class Sent:
-    """One call as its client saw it."""
-
-    rollout: str
-    nonce: str
-    call_id: str
-    text: str
-
-
-async def call(session: aiohttp.ClientSession, url: str, rollout: str, number: int) -> Sent:
-    """One call with its own nonce; half of them stream, half of the rollouts are named in a header."""
-    nonce, stream, by_path = f"nonce-{secrets.token_hex(8)}", number % 2 == 1, rollout[-1] in "02468ace"
-    path = f"/rollouts/{rollout}/functions/worker-{number}" if by_path else ""
-    labels = {} if by_path else {"x-insitu-rollout": rollout, "x-insitu-function": f"worker-{number}"}
-    messages = [{"role": "user", "content": f"Say this again: {nonce}"}]
-    body = {"model": "tiny", "messages": messages, "stream": stream, "max_tokens": 32}
-    async with session.post(
-        f"{url}{path}/v1/chat/completions", data=orjson.dumps(body), headers=API | labels
-    ) as got:
-        data = await got.read()
-        assert got.status == 200, data
-        text = _streamed(data) if stream else orjson.loads(data)["choices"][0]["message"]["content"] or ""
-        return Sent(rollout, nonce, got.headers["x-insitu-call-id"], text)
-
-
-def _streamed(data: bytes) -> str:
-    events = [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
-    assert events[-1] == b"[DONE]"
-    deltas = [orjson.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-    return "".join(delta.get("content") or "" for delta in deltas)
-
-
-async def everything(
-    url: str, num_rollouts: int, num_calls: int
-) -> tuple[dict[str, list[Sent]], dict[str, RolloutRecord]]:
-    """All calls of all rollouts at once, then what is recorded of each rollout."""
-    rollouts = [f"rollout-{secrets.token_hex(6)}" for _ in range(num_rollouts)]
-    timeout, unlimited = aiohttp.ClientTimeout(total=120), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=unlimited) as session:
-        made = await asyncio.gather(
-            *(call(session, url, rollout, number) for rollout in rollouts for number in range(num_calls))
-        )
-    sent = {rollout: [one for one in made if one.rollout == rollout] for rollout in rollouts}
-    async with GatewayClient(url, "default") as gateway:
-        records = {rollout: await gateway.rollout_record(rollout) for rollout in rollouts}
-    return sent, records
-
-
-def check(sent: list[Sent], record: RolloutRecord, prompt_text: Callable[[list[int]], str]) -> None:
-    """A rollout has exactly its own calls, and each of them exactly its own nonce, wherever one can be."""
-    assert (record.seen, record.unrecorded, record.under_way) == (len(sent), {}, 0)
-    calls = {recorded["id"]: recorded for recorded in expand(record.calls)}
-    assert set(calls) == {one.call_id for one in sent}
-    for one in sent:
-        recorded = calls[one.call_id]
-        assert recorded["rollout_id"] == one.rollout
-        assert set(NONCE.findall(orjson.dumps(recorded).decode())) == {one.nonce}
-        assert NONCE.findall(recorded["messages"][0]["content"]) == [one.nonce]
-        assert NONCE.findall(prompt_text(recorded["prompt_ids"])) == [one.nonce]
-        assert recorded["answer"]["content"] == one.text
-        assert len(recorded["output_ids"]) == len(recorded["logprobs"]) > 0
-    assert {recorded["function"] for recorded in calls.values()} == {f"worker-{i}" for i in range(len(sent))}
-
-
-@pytest.fixture
-async def start_gateway(tmp_path: Path) -> AsyncIterator[Callable[[str], Any]]:
-    """Starts the gateway's own process in front of an engine and returns its address."""
-    children: list[subprocess.Popen[bytes]] = []
-
-    async def start(engine: str) -> str:
-        port = free_port()
-        arguments = ["--port", str(port), "--records", f"sqlite:///{tmp_path}/calls.db", "--upstream", engine]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_")}
-        command = [sys.executable, "-m", "insitu.gateway", *arguments]
-        children.append(subprocess.Popen(command, env=environment))
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
-        async with aiohttp.ClientSession() as session:
-            while True:
-                try:
-                    async with session.get(f"{url}/health"):
-                        return url
-                except aiohttp.ClientError:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.1)
-
-    try:
-        yield start
-    finally:
-        for child in children:
-            child.terminate()
-            assert child.wait(30) == 0
-
-
-async def test_two_hundred_rollouts_with_ten_calls_each_at_once(start_gateway: Callable[[str], Any]) -> None:
-    """A stand-in engine that repeats the nonce: 2,000 calls under way together."""
-    allow_open_files()
-    repeat = Behaviour(
-        answers=lambda messages: " ".join(NONCE.findall(messages[-1]["content"])),
-        delay_seconds=(0.0, 0.5),
-    )
-    async with StandinEngine(repeat, keep_seen=False) as engine:
-        url, started = await start_gateway(engine.url), time.monotonic()
-        sent, records = await everything(url, num_rollouts=200, num_calls=10)
-        seconds = time.monotonic() - started
-    print(f"\n2000 calls of 200 rollouts and their lists: {seconds:.1f} s")
-    for rollout, calls in sent.items():
-        assert [one.text for one in calls] == [one.nonce for one in calls], "the client's own answer"
-        check(calls, records[rollout], lambda ids: read_messages(ids)[-1]["content"])
-        for recorded in records[rollout].calls:
-            spoken = read_messages([*range(4), 5, *recorded["output_ids"], 5])
-            assert spoken[0]["content"] == recorded["answer"]["content"]
-    assert seconds < 60
-
-
-async def test_real_vllm_keeps_rollouts_apart(
-    vllm_tiny: VllmServer, start_gateway: Callable[[str], Any]
-) -> None:
+@pytest.mark.timeout(600)
+async def test_real_vllm_keeps_rollouts_apart(vllm_tiny: VllmServer, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny() / "tokenizer.json"))
-    url = await start_gateway(vllm_tiny.url)
-    sent, records = await everything(url, num_rollouts=20, num_calls=4)
+    async with gateway_in_front_of(vllm_tiny.url, tmp_path) as url:
+        sent, records = await everything(url, num_rollouts=20, num_calls=4)
     for rollout, calls in sent.items():
         check(calls, records[rollout], lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
