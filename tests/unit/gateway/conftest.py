@@ -133,8 +133,13 @@ StartGateway = Callable[..., Awaitable[GatewayUnderTest]]
 
 
 @pytest.fixture
-async def start_gateway(tmp_path: Path) -> AsyncIterator[StartGateway]:
-    """Start a gateway with `num_engines` stand-ins; `limits` override the short ones above."""
+async def start_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartGateway]:
+    """Start a gateway with `num_engines` stand-ins; `limits` override the short ones above.
+
+    Retries and returning replicas pause for a tenth of the usual time.
+    """
+    monkeypatch.setattr("insitu.gateway.calls._RETRY_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("insitu.gateway.replicas._FIRST_BACKOFF_SECONDS", 0.025)
     async with AsyncExitStack() as stack:
 
         async def start(

@@ -21,13 +21,12 @@ PIECES = Pieces(dict(enumerate(_TEXTS)))
 _IDS = st.lists(st.integers(0, _SPECIAL), max_size=12)
 
 
+_SPELT: list[list[bytes | int]] = [[*[bytes([b]) for b in text]] for text in _TEXTS] + [[_SPECIAL]]
+
+
 def spelt(ids: list[int]) -> list[bytes | int]:
     """The text byte by byte, with special tokens in it as they are."""
-    return [
-        part
-        for token in ids
-        for part in ([token] if token == _SPECIAL else [bytes([b]) for b in _TEXTS[token]])
-    ]
+    return [part for token in ids for part in _SPELT[token]]
 
 
 @st.composite
@@ -39,9 +38,9 @@ def two_readings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
         text = text[: draw(st.integers(0, len(text)))]
     text += spelt(draw(_IDS))
     while text:
-        fits = [t for t in range(_SPECIAL + 1) if text[: len(spelt([t]))] == spelt([t])]
+        fits = [t for t, parts in enumerate(_SPELT) if text[: len(parts)] == parts]
         rendered.append(draw(st.sampled_from(fits)))
-        text = text[len(spelt(rendered[-1:])) :]
+        text = text[len(_SPELT[rendered[-1]]) :]
     return recorded, rendered
 
 
