@@ -90,6 +90,13 @@ async def sample_groups(rollouts: Rollouts, tasks: list[tuple[str, str]], size: 
     return list(await asyncio.gather(*[rollouts.group(asked, answer, size) for asked, answer in tasks]))
 
 
+def spread_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group with random rewards, the same for the same id: equal ones would teach nothing."""
+    generator = random.Random(group.id)
+    rated = [Trajectory(t.rollout_id, t.call_ids, generator.random()) for t in group.trajectories]
+    return TrajectoryGroup(group.id, group.run, rated)
+
+
 def mean_reward(groups: list[TrajectoryGroup]) -> float:
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
     return sum(rewards) / len(rewards)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from insitu.client import InsituClient
 from insitu.config.dump import dump_config
 from insitu.config.load import LoadedConfig, load_config
 from insitu.gateway_client import GatewayClient
@@ -111,6 +112,7 @@ async def open_bench(
 ) -> AsyncIterator[FinetuneBench]:
     """Without `plots` nothing is drawn: it would take most of the time."""
     monkeypatch.setattr("insitu.harness.loop._POLL_SECONDS", 0.02)
+    monkeypatch.setitem(InsituClient.wait_run_ready.__kwdefaults__, "poll_seconds", 0.02)
     if not plots:
         monkeypatch.setattr("insitu.harness.loop.write_plot", lambda *_: None)
     monkeypatch.setattr(sys, "path", list(sys.path))

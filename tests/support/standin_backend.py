@@ -54,11 +54,15 @@ _START_SECONDS = 10.0
 
 
 class _ApiServer(uvicorn.Server):
-    """Leaves signals to whoever runs the loop."""
+    """Leaves signals to whoever runs the loop, and ends as soon as it is told to."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.01)
 
 
 class StandinBackend:
