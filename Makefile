@@ -4,16 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-LIGHT := .venv-light
-# The unit tests of the light half. Left out: training/ is torch throughout. A test elsewhere that needs Ray skips itself.
-LIGHT_TESTS := tests/unit --ignore=tests/unit/training
-# The checkers of .github, outside the checkout; another version gets another directory.
-ZIZMOR := 1.32.0
-CHECK_JSONSCHEMA := 0.39.0
-CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
-
 .PHONY: light workflows
-.PHONY: setup quick check test frameworks compat e2e bench clean
+.PHONY: setup quick check smoke test frameworks compat e2e bench clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -38,6 +30,10 @@ check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/lint-imports --no-cache
 	# Types are checked beside the tests: each keeps one core busy.
 	$(BIN)/pyright & types=$$!; $(BIN)/python -m pytest tests/unit -q; tests=$$?; wait $$types && exit $$tests
+
+smoke: setup  ## one training step on a real engine
+	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m pytest tests/smoke -v
 
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny

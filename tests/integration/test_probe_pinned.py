@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import uuid
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from insitu.errors import ChildFailed
 from insitu.testing.models import tiny
-from insitu.types import StepSettings, Trajectory, TrajectoryGroup
-from tests.support.addition import Rollouts, sample_groups, train
+from insitu.types import StepSettings
+from tests.support.addition import Rollouts, sample_groups, spread_rewards, train
 from tests.support.backend import running_backend
 
 PINNED = """
@@ -51,7 +50,7 @@ async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
             await client.wait_run_ready("pinned", 60)
             rollouts = Rollouts(http, backend.gateway_url, "pinned", max_tokens=8)
             groups = await sample_groups(rollouts, [("Say something.", "7")] * 2, 4)
-            rated = [shuffled_rewards(group) for group in groups]
+            rated = [spread_rewards(group) for group in groups]
             with pytest.raises(ChildFailed, match="still answers with the old weights"):
                 await train(client, rated, StepSettings(learning_rate=1e-4))
             run = await client.get_run("pinned")
@@ -63,9 +62,3 @@ async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
                 uuid.uuid4().hex, [{"role": "user", "content": "Still there?"}]
             )
             assert call_id
-
-
-def shuffled_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
-    generator = random.Random(group.id)
-    rated = [Trajectory(t.rollout_id, t.call_ids, generator.random()) for t in group.trajectories]
-    return TrajectoryGroup(group.id, group.run, rated)
