@@ -69,8 +69,8 @@ async def test_a_run_learns_nothing_but_goes_all_the_way(backend: StandinBackend
         assert done.metrics["reward/mean"] == pytest.approx(sum(rewards) / 16)
         assert done.metrics["account/trajectories"] == 16
         assert done.metrics["account/prefix_breaks"] == 0
+        await roll(backend, "after")  # held until the new version is routed
         assert {"run@0", "run@1"} <= set(await gateway.models())
-        await roll(backend, "after")
         assert {c["policy_version"] for c in await gateway.rollout_calls("after")} == {"run@1"}
         assert {c["policy_step"] for c in await gateway.rollout_calls("g0-0", tokens=False)} == {0}
         (checkpoint,) = await client.checkpoints("run")
