@@ -22,7 +22,7 @@ quick:  ## lint and the tests of one folder or file, in seconds: make quick P=te
 	@test -f $(VENV)/.ready || $(MAKE) setup
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/python -m pytest $(P) -q
+	$(BIN)/python -m tests.support.halves $(P) -q
 
 check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff check src tests benchmarks examples
