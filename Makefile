@@ -4,8 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: light workflows
-.PHONY: setup quick check smoke test frameworks compat e2e bench clean
+LIGHT := .venv-light
+# The unit tests of the light half. Left out: training/ is torch throughout. A test elsewhere that needs Ray skips itself.
+LIGHT_TESTS := tests/unit --ignore=tests/unit/training
+# The checkers of .github, outside the checkout; another version gets another directory.
+ZIZMOR := 1.32.0
+CHECK_JSONSCHEMA := 0.39.0
+CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
+
+.PHONY: setup quick check smoke light test frameworks compat e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
