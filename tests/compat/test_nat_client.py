@@ -8,7 +8,7 @@ import pytest
 
 from insitu.answers import StepInfo
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from tests.compat.environment import NAT
 from tests.compat.nat_client import GATEWAY_PORT, NatClient

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 from tests.compat.conftest import StandinProcess
 from tests.compat.environment import NAT

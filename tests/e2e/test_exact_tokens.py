@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.testing.models import smollm2
 from insitu.types import LoraSettings, ModelCall
 from tests.support.backend import KEY, Backend, running_backend

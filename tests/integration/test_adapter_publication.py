@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.types import LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 from tests.support.addition import Rollouts, train

@@ -24,7 +24,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.training.policy import load_policy
 from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence

@@ -24,8 +24,8 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from insitu.gateway.app import build_app
-from insitu.gateway.records import RecordStore
 from insitu.gateway.settings import Settings
+from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from insitu.backend.batch import Batch, make_batch
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.types import ModelCall, StepSettings
 from tests.support.backend import Backend, running_backend

@@ -16,7 +16,7 @@ import aiohttp
 import torch
 from openai import AsyncOpenAI
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 from tests.support.vllm_server import VllmServer, free_port
 

@@ -40,9 +40,9 @@ from insitu.backend.processes import free_port
 from insitu.backend.traffic import Served, Traffic
 from insitu.client import InsituClient
 from insitu.gateway.app import build_app
-from insitu.gateway.records import RecordStore
 from insitu.gateway.settings import Settings
 from insitu.gateway_client import GatewayClient
+from insitu.records.store import RecordStore
 from insitu.types import JobState, RunState, policy_name
 from tests.support.standin_engine import Behaviour, StandinEngine
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.training.advantage import call_returns, group_advantages
 from insitu.training.objective import objective_of
 from insitu.training.sequences import build_sequences

@@ -28,7 +28,7 @@ from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
 from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Served, Traffic
 from insitu.errors import ChildFailed, InsituError, UpstreamError
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import JobState
 
 _MAX_ATTEMPTS = 3

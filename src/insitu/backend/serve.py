@@ -44,8 +44,8 @@ from insitu.backend.registration import Registrar
 from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Traffic
 from insitu.errors import ChildFailed, Conflict, DeadlineExceeded
-from insitu.gateway.records import RecordStore
 from insitu.logs import log_to
+from insitu.records.store import RecordStore
 from insitu.types import RunState
 
 _TEND_SECONDS = 0.5

@@ -22,7 +22,6 @@ from insitu.gateway.protocols.messages import MessagesProtocol
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.put_back import PutBack
 from insitu.gateway.recorder import Recorder
-from insitu.gateway.records import RecordStore
 from insitu.gateway.replicas import ReplicaPool
 from insitu.gateway.request import load_body
 from insitu.gateway.routes import Routes, Table, parse_table
@@ -32,6 +31,7 @@ from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
 from insitu.gateway.tally import Tallies, Ticket
 from insitu.gateway.token_texts import TokenTexts
 from insitu.gateway.tokenizers import Tokenizers
+from insitu.records.store import RecordStore
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"

@@ -22,11 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.gateway.pieces import Pieces
 from insitu.gateway.recorder import Recorder
-from insitu.gateway.records import ListedCall, RecordStore
 from insitu.gateway.settings import Limits
 from insitu.gateway.tally import Tallies
 from insitu.gateway.token_texts import TokenTexts, token_texts
 from insitu.recorded import SHARING
+from insitu.records.store import ListedCall, RecordStore
 from insitu.types import ModelCall
 
 _FIELDS = tuple(field.name for field in fields(ModelCall))

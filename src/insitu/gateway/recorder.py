@@ -19,8 +19,8 @@ from concurrent.futures import Future
 from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import DeadlineExceeded, InsituError
-from insitu.gateway.records import RecordStore
 from insitu.gateway.tally import Tally
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings, Limits
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import LoraSettings, ModelCall
 
 KEY = "k" * 64

@@ -19,7 +19,7 @@ import pytest
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.client import InsituClient, RetryPolicy
 from insitu.errors import Unavailable
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall, Trajectory, TrajectoryGroup
 
 KEY = "default"

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from insitu.backend.ledger import Ledger
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import JobState, ModelCall, RunState
 from tests.unit.api.conftest import KEY
 

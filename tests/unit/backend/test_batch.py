@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from insitu.backend.batch import make_batch
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from insitu.types import Ending, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 
 

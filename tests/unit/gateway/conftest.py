@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 
 from insitu.gateway.app import build_app
-from insitu.gateway.records import RecordStore
 from insitu.gateway.settings import Limits, Settings
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 from tests.support.standin_engine import Behaviour, StandinEngine
 

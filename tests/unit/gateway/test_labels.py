@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from yarl import URL
 
-from insitu.gateway import packing
-from insitu.gateway.records import RecordStore
+from insitu.records import packing
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 from tests.unit.gateway.conftest import API, GatewayUnderTest
 

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import DeadlineExceeded, InvalidRequest, Unauthorized, Unavailable, UpstreamError
-from insitu.gateway.records import RecordStore
 from insitu.gateway_client import GatewayClient
 from insitu.recorded import expand
+from insitu.records.store import RecordStore
 from insitu.transport import RetryPolicy
 from insitu.types import ModelCall
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest

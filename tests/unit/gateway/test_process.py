@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.unit.gateway.conftest import API, MESSAGES, until
 

@@ -19,7 +19,7 @@ from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.gateway.records import RecordStore
+from insitu.records.store import RecordStore
 
 PREFIX = "/v1"
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import orjson
 
-from insitu.gateway.packing import pack_floats
+from insitu.records.packing import pack_floats
 from insitu.types import ModelCall
 
 Json = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The record store: every model call, durable when `append` returns.
+"""Store every model call, durable when `append` returns.
 
 SQLAlchemy Core on SQLite (WAL, synchronous=FULL) or PostgreSQL. Several processes open the same file: the
 gateway appends, the API appends inline calls and checks references, the supervisor reads what it trains on.
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from insitu.errors import NotFound
-from insitu.gateway.packing import (
+from insitu.records.packing import (
     BYTES_PER_VALUE,
     Shared,
     Tail,

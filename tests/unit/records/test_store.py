@@ -20,8 +20,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import NotFound
-from insitu.gateway.packing import Shared, pack_call, unpack_call
-from insitu.gateway.records import RecordStore
+from insitu.records.packing import Shared, pack_call, unpack_call
+from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 
 
@@ -252,7 +252,7 @@ def test_a_new_file_that_another_process_is_setting_up_is_waited_for(tmp_path: P
 def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
-        from insitu.gateway.records import RecordStore
+        from insitu.records.store import RecordStore
         from insitu.types import ModelCall
         store = RecordStore(sys.argv[1])
         for i in range(100000):
