@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from insitu.records.store import RecordStore
-from insitu.training.advantage import call_returns, group_advantages
+from insitu.returns import call_returns
+from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
 from insitu.training.sequences import build_sequences
 from insitu.types import (

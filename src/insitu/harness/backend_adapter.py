@@ -17,7 +17,7 @@ from insitu.harness.trained_model import TrainedModel
 from insitu.harness.trainer_adapter import TrainerAdapter
 from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.plugins import Parts
-from insitu.training.advantage import call_returns
+from insitu.returns import call_returns
 from insitu.types import REWARD_COMPONENTS, JobState, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
 

@@ -18,7 +18,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
 from insitu.harness.episode import Trajectory
-from insitu.training.advantage import call_returns
+from insitu.returns import call_returns
 from insitu.types import Ending
 
 FAILED = "failed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 from insitu.types import AdvantageKind
 
@@ -12,27 +11,10 @@ _EPSILON = 1e-6
 """Keeps nearly equal rewards from blowing up; a spread below it counts as none."""
 
 
-def call_returns(reward: float, step_rewards: Sequence[float] | None, num_calls: int) -> list[float]:
-    """What followed from each call of a rollout: ``R_k = r + Σ_{j ≥ k} s_j``, without step rewards r for all.
-
-    Rounded once, so that equal sums are equal whatever their order.
-    """
-    if step_rewards is None:
-        return [reward] * num_calls
-    if len(step_rewards) != num_calls:
-        raise ValueError(f"{len(step_rewards)} step rewards for {num_calls} calls")
-    total = Fraction(reward)
-    returns: list[float] = []
-    for step_reward in reversed(step_rewards):
-        total += Fraction(step_reward)
-        returns.append(float(total))
-    return returns[::-1]
-
-
 def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "std") -> list[list[float]]:
     """One advantage per call of each rollout of a group of n, exactly zero for all when nothing differs.
 
-    R is the return of a call (`call_returns`), ``R̄_i`` the mean over the calls of rollout i, so that long
+    R is the return of a call (`insitu.returns`), ``R̄_i`` the mean over the calls of rollout i, so that long
     rollouts weigh no more than short ones; mean and std are those of the group::
 
         mean = Σ_i R̄_i / n

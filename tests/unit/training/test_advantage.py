@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.training.advantage import call_returns, group_advantages
+from insitu.returns import call_returns
+from insitu.training.advantage import group_advantages
 from insitu.types import AdvantageKind
 
 KINDS: list[AdvantageKind] = ["std", "mean", "rloo"]
@@ -36,14 +37,6 @@ def test_mean_and_leave_one_out_by_hand() -> None:
 @pytest.mark.parametrize("rewards", [[], [0.7], [0.1] * 8, [0.3, 0.3 + 1e-9]])
 def test_no_spread_gives_exact_zeros(rewards: list[float], kind: AdvantageKind) -> None:
     assert of_rollouts(rewards, kind) == [0.0] * len(rewards)
-
-
-def test_a_return_is_the_reward_and_what_followed() -> None:
-    assert call_returns(1.0, [0.5, -1.0, 0.25], 3) == [0.75, 0.25, 1.25]
-    assert call_returns(0.3, None, 2) == call_returns(0.3, [0.0, 0.0], 2) == [0.3, 0.3]
-    assert call_returns(0.1, [0.2, 0.3], 2)[0] == call_returns(0.3, [0.1, 0.2], 2)[0], "rounded once"
-    with pytest.raises(ValueError, match="1 step rewards for 2 calls"):
-        call_returns(1.0, [0.5], 2)
 
 
 def test_advantages_with_step_rewards_by_hand() -> None:
