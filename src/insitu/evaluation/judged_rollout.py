@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
+
 EVALUATOR_FUNCTION = "<evaluator>"
 """The function that a judge's calls carry: they are recorded with the rollout and never trained on."""
 
@@ -28,7 +30,7 @@ class JudgedRollout:
         if not self.is_gateway(base_url):
             return {}
         self.num_asked += 1
-        return {"x-insitu-rollout": self.rollout_id, "x-insitu-function": EVALUATOR_FUNCTION}
+        return {ROLLOUT_HEADER: self.rollout_id, FUNCTION_HEADER: EVALUATOR_FUNCTION}
 
 
 def judged_rollout() -> JudgedRollout | None:

@@ -27,11 +27,12 @@ from insitu.gateway.request import load_body
 from insitu.gateway.routes import Routes, Table, parse_table
 from insitu.gateway.settings import Settings
 from insitu.gateway.standalone import table_of_upstreams
-from insitu.gateway.streaming import CALL_ID_HEADER, stream_answer
+from insitu.gateway.streaming import stream_answer
 from insitu.gateway.tally import Tallies, Ticket
 from insitu.gateway.token_texts import TokenTexts
 from insitu.gateway.tokenizers import Tokenizers
 from insitu.records.store import RecordStore
+from insitu.wire.headers import CALL_ID_HEADER
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"

@@ -9,9 +9,8 @@ from aiohttp import web
 
 from insitu.errors import InvalidRequest
 from insitu.types import FUNCTION_PATTERN
+from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 
-ROLLOUT_HEADER = "x-insitu-rollout"
-FUNCTION_HEADER = "x-insitu-function"
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 
 

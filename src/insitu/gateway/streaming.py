@@ -27,9 +27,9 @@ from insitu.gateway.choices import Choice, indexed, together
 from insitu.gateway.faults import ClientGone, internal_error
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
 from insitu.gateway.sample import verify
+from insitu.wire.headers import CALL_ID_HEADER
 
 _log = logging.getLogger(__name__)
-CALL_ID_HEADER = "x-insitu-call-id"
 
 
 class EventWriter:

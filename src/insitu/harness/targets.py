@@ -9,6 +9,7 @@ from typing import Any
 
 from insitu.harness.capture import INCOMPLETE_CALL, OTHER_FUNCTION, OTHER_MODEL
 from insitu.types import INCOMPLETE, WORKFLOW_FUNCTION
+from insitu.wire.headers import FUNCTION_HEADER
 
 Call = Mapping[str, Any]
 
@@ -78,7 +79,7 @@ class Targets:
             name = min(self.functions)
             reason += (
                 ": no call says which part of the agent made it; mark it with `with "
-                f"insitu.function({name!r}):`, the header x-insitu-function, or the "
+                f"insitu.function({name!r}):`, the header {FUNCTION_HEADER}, or the "
                 f"address …/rollouts/<id>/functions/{name}/v1"
             )
         return reason

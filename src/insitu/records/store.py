@@ -28,6 +28,7 @@ from insitu.records.packing import (
 )
 from insitu.types import INCOMPLETE, ModelCall
 from insitu.wal import use_wal
+from insitu.wire.headers import CALL_ID_HEADER
 
 BUSY_TIMEOUT_SECONDS = 30
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
@@ -127,7 +128,7 @@ class RecordStore:
             listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
             raise NotFound(
                 f"{len(missing)} recorded calls do not exist: {listed}{' …' if len(missing) > 20 else ''}",
-                hint="name calls by the `x-insitu-call-id` header of this backend's gateway",
+                hint=f"name calls by the `{CALL_ID_HEADER}` header of this backend's gateway",
             )
         return [found[call_id] for call_id in ids]
 

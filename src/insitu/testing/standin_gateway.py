@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from insitu.wire.headers import ROLLOUT_HEADER
+
 _PATH = re.compile(
     r"(?:rollouts/(?P<rollout>[^/]+)/)?(?:functions/(?P<function>[^/]+)/)?v1/"
     r"(?P<route>models|chat/completions|completions)"
@@ -78,7 +80,7 @@ class StandinGateway:
             raise web.HTTPNotFound(text=f"the stand-in gateway has no {request.path}")
         if found["route"] == "models":
             return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
-        rollout_id = found["rollout"] or request.headers.get("x-insitu-rollout")
+        rollout_id = found["rollout"] or request.headers.get(ROLLOUT_HEADER)
         body = await request.json()
         self.calls.append(StandinCall(rollout_id, found["function"], body))
         self.num_open += 1

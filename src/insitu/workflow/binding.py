@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
 from insitu.types import WORKFLOW_FUNCTION
+from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 from insitu.workflow.llm import LLMSettings, without_version
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -98,7 +99,7 @@ def rollout_headers(rollout_id: str | None, function: str | None) -> dict[str, s
     """The same as headers, for clients that cannot take a base URL of their own."""
     if rollout_id is None:
         return {}
-    return {"x-insitu-rollout": rollout_id, "x-insitu-function": function or WORKFLOW_FUNCTION}
+    return {ROLLOUT_HEADER: rollout_id, FUNCTION_HEADER: function or WORKFLOW_FUNCTION}
 
 
 def _place(url: str) -> tuple[str, str, int | None, str]:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from insitu.errors import InsituError
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
+from insitu.wire.headers import BASE_URL_HEADER, MODEL_HEADER
 from insitu.workflow.classify import describe, escape, one_line, says_overflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.json_path import JsonPath
@@ -128,7 +129,7 @@ def rollout_address(context: WorkflowContext) -> dict[str, str]:
     if name is None and len(context.binding.llms) != 1:
         return context.headers
     settings = context.llm(name)
-    return context.headers | {"x-insitu-base-url": settings.base_url, "x-insitu-model": settings.model}
+    return context.headers | {BASE_URL_HEADER: settings.base_url, MODEL_HEADER: settings.model}
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

@@ -27,6 +27,7 @@ from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
 from insitu.errors import CannotHonour, DeadlineExceeded, InvalidRequest, TooLarge
 from insitu.types import ModelCall, Trajectory, TrajectoryGroup
+from insitu.wire.headers import CALL_ID_HEADER
 
 _BATCH_CALLS = 64
 _BATCH_BYTES = 4 * 2**20
@@ -190,7 +191,7 @@ class GroupReader:
                 listed = ", ".join(call_ids[:_LISTED]) + (" …" if len(call_ids) > _LISTED else "")
                 raise CannotHonour(
                     f"{len(call_ids)} named calls are not recorded here: {listed}",
-                    hint="take ids from the gateway's x-insitu-call-id header, or send the calls inline",
+                    hint=f"take ids from the gateway's {CALL_ID_HEADER} header, or send the calls inline",
                 )
             await asyncio.sleep(0.05)
 

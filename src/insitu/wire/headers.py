@@ -1,0 +1,16 @@
+"""Names of the HTTP headers that agents, workflows and the gateway exchange."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROLLOUT_HEADER: Final = "x-insitu-rollout"
+"""The rollout that a model call belongs to."""
+FUNCTION_HEADER: Final = "x-insitu-function"
+"""The part of the agent that makes a model call."""
+CALL_ID_HEADER: Final = "x-insitu-call-id"
+"""The id under which the gateway recorded the call that it answers."""
+BASE_URL_HEADER: Final = "x-insitu-base-url"
+"""Where an agent behind HTTP sends the model calls of a rollout."""
+MODEL_HEADER: Final = "x-insitu-model"
+"""The model that such an agent asks for."""
