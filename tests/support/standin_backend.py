@@ -37,13 +37,14 @@ from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.processes import free_port
-from insitu.backend.traffic import Served, Traffic
+from insitu.backend.traffic import Traffic
 from insitu.client import InsituClient
 from insitu.gateway.app import build_app
 from insitu.gateway.settings import Settings
 from insitu.gateway_client import GatewayClient
 from insitu.records.store import RecordStore
 from insitu.types import JobState, RunState, policy_name
+from insitu.wire.routing_table import Served
 from tests.support.standin_engine import Behaviour, StandinEngine
 
 KEY = "default"

@@ -19,9 +19,9 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
 from insitu.backend.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
 from insitu.backend.settings import ServeSettings
-from insitu.backend.traffic import Served
 from insitu.errors import CorruptCheckpoint
 from insitu.types import StepSettings
+from insitu.wire.routing_table import Served
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,11 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
 from insitu.backend.settings import ServeSettings
-from insitu.backend.traffic import Served, Traffic
+from insitu.backend.traffic import Traffic
 from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.records.store import RecordStore
 from insitu.types import JobState
+from insitu.wire.routing_table import Served
 
 _MAX_ATTEMPTS = 3
 """How often a step is tried when the trainer or an engine dies under it."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.fleet.replicas import Replica, ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
-from insitu.backend.traffic import Served
 from insitu.errors import UpstreamError
 from insitu.types import policy_name
+from insitu.wire.routing_table import Served
 
 BASE_VERSION = "base"
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -21,6 +20,7 @@ from insitu.backend.settings import ServeSettings
 from insitu.backend.traffic import Traffic
 from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
+from insitu.wire.routing_table import ServedBase
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 log = logging.getLogger(__name__)
@@ -158,9 +158,8 @@ class Registrar:
         await self._traffic.push()
 
     @staticmethod
-    def _base_card(engine: EngineSettings) -> dict[str, Any]:
-        name = engine.served_name
-        return {"name": name, "engine_model": name, "version": BASE_VERSION, "refusal": None}
+    def _base_card(engine: EngineSettings) -> ServedBase:
+        return ServedBase(engine.served_name, engine.served_name, BASE_VERSION)
 
     async def _drop(self, run: Run) -> None:
         """Stop routing to a closed run and free what it holds."""

@@ -11,24 +11,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
 from insitu.errors import DeadlineExceeded, UpstreamError
+from insitu.wire.routing_table import Hold, ReplicaAddress, RoutingTable, Served, ServedBase, ServedRun
 
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.05
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One version as an engine knows it."""
-
-    engine_model: str
-    version: str
 
 
 @dataclass(slots=True)
@@ -40,13 +33,13 @@ class Traffic:
     admin_key: str = field(repr=False)
     push_seconds: float
     hold_seconds: float
-    base: dict[str, Any] | None = None
+    base: ServedBase | None = None
     replicas: Callable[[], dict[str, str]] = dict
     """The engines that calls may go to, by id; asked for every table, as one may have been replaced."""
     runs: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     latest: dict[str, int] = field(default_factory=dict[str, int])
     holds: list[str] = field(default_factory=list[str])
-    epoch: int = field(default_factory=lambda: int(time.time() * 1000))
+    revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Grows with every table, also over restarts of the supervisor."""
 
     def serve_version(self, run: str, step: int, served: Served) -> None:
@@ -55,11 +48,11 @@ class Traffic:
         Weights under the base model's own name have replaced whatever was there: earlier versions, and the
         base model itself unless these are its weights.
         """
-        if self.base is not None and served.engine_model == self.base["engine_model"]:
+        if self.base is not None and served.engine_model == self.base.engine_model:
             self.runs[run] = {}
-            replaced = served.version != self.base["version"]
+            replaced = served.version != self.base.version
             refusal = f"merged publication serves one version at a time, now {served.version}"
-            self.base = {**self.base, "refusal": refusal if replaced else None}
+            self.base = replace(self.base, refusal=refusal if replaced else None)
         self.runs.setdefault(run, {})[step] = served
         self.latest[run] = step
 
@@ -69,11 +62,11 @@ class Traffic:
 
     async def push(self) -> None:
         """Send the table until the gateway has taken it."""
-        self.epoch += 1
+        self.revision += 1
         deadline = time.monotonic() + self.push_seconds
         while True:
             try:
-                await self._request("PUT", "/control/routes", self._table())
+                await self._request("PUT", "/control/routes", asdict(self._table()))
                 return
             except (aiohttp.ClientError, TimeoutError) as error:
                 if time.monotonic() > deadline:
@@ -88,8 +81,9 @@ class Traffic:
         """The gateway's state, after sending the table again when it lacks it; None when it is away."""
         try:
             state = await self._request("GET", "/control/state")
-            if state["epoch"] != self.epoch and self.base is not None:
-                log.warning("the gateway has table %s, not %s: sending it again", state["epoch"], self.epoch)
+            revision = state["epoch"]
+            if revision != self.revision and self.base is not None:
+                log.warning("the gateway has table %s, not %s: sending it again", revision, self.revision)
                 await self.push()
         except (aiohttp.ClientError, TimeoutError, DeadlineExceeded):
             return None
@@ -121,24 +115,14 @@ class Traffic:
             hint="shorten max_tokens of the agent, or raise --drain-seconds",
         )
 
-    def _table(self) -> dict[str, Any]:
-        hold = {"reason": self.holds[-1], "deadline_seconds": self.hold_seconds} if self.holds else None
-        return {
-            "epoch": self.epoch,
-            "hold": hold,
-            "replicas": [{"id": name, "url": url} for name, url in self.replicas().items()],
-            "base": self.base,
-            "runs": {
-                run: {
-                    "latest": self.latest[run],
-                    "served": {
-                        str(step): {"engine_model": served.engine_model, "version": served.version}
-                        for step, served in versions.items()
-                    },
-                }
-                for run, versions in self.runs.items()
-            },
-        }
+    def _table(self) -> RoutingTable:
+        return RoutingTable(
+            epoch=self.revision,
+            hold=Hold(self.holds[-1], self.hold_seconds) if self.holds else None,
+            replicas=[ReplicaAddress(name, url) for name, url in self.replicas().items()],
+            base=self.base,
+            runs={run: ServedRun(self.latest[run], versions) for run, versions in self.runs.items()},
+        )
 
     async def _request(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"Authorization": f"Bearer {self.admin_key}"}

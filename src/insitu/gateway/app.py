@@ -198,13 +198,13 @@ class Gateway:
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> web.Response:
-        self._install(parse_table(load_body(await request.read(), self._settings.limits)))
-        return web.json_response({"epoch": self._table().epoch})
+        self._install(parse_table(await request.read()))
+        return web.json_response({"epoch": self._table().revision})
 
     async def _state(self, _request: web.Request) -> web.Response:
         return web.json_response(
             {
-                "epoch": self.routes.table.epoch if self.routes.table else None,
+                "epoch": self.routes.table.revision if self.routes.table else None,
                 "held": self.routes.held,
                 "in_flight": dict(self.routes.in_flight),
                 "in_flight_total": self.routes.in_flight.total(),

@@ -14,10 +14,15 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from insitu.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from insitu.types import parse_policy, policy_name
+from insitu.wire.message import describe
+from insitu.wire.routing_table import Hold, RoutingTable, Served, ServedBase
+
+_ROUTING_TABLE = TypeAdapter(RoutingTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +41,10 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    reason: str
-    deadline_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
-    """One state of the world, complete."""
+    """A routing table, resolved: every name with its target."""
 
-    epoch: int
+    revision: int
     hold: Hold | None
     replicas: dict[str, str]
     base: Target | None
@@ -84,36 +83,32 @@ class Table:
         return "served: " + (", ".join(self.names()) or "nothing yet")
 
 
-def parse_table(body: object) -> Table:
-    """The table of a `PUT /control/routes` body; InvalidRequest names what is wrong."""
+def parse_table(body: bytes) -> Table:
+    """Read the body of a `PUT /control/routes`; InvalidRequest names what is wrong."""
     try:
-        return _parse_table(cast("dict[str, Any]", body))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"Not a routing table: {type(error).__name__}: {error}") from error
-
-
-def _parse_table(body: dict[str, Any]) -> Table:
-    hold, base = body["hold"], body["base"]
-    runs = cast("dict[str, dict[str, Any]]", body["runs"])
+        sent = _ROUTING_TABLE.validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(f"Not a routing table: {describe(error.errors())}") from error
     return Table(
-        epoch=int(body["epoch"]),
-        hold=None if hold is None else Hold(str(hold["reason"]), float(hold["deadline_seconds"])),
-        replicas={str(r["id"]): str(r["url"]).rstrip("/") for r in body["replicas"]},
-        base=None if base is None else _target(base, str(base["name"]), None, 0),
-        base_refusal=None if base is None else base.get("refusal"),
+        revision=sent.epoch,
+        hold=sent.hold,
+        replicas={replica.id: replica.url.rstrip("/") for replica in sent.replicas},
+        base=None if sent.base is None else _target(sent.base, sent.base.name, None, 0),
+        base_refusal=None if sent.base is None else sent.base.refusal,
         runs={
-            run: {
-                int(s): _target(t, policy_name(run, int(s)), run, int(s)) for s, t in spec["served"].items()
+            name: {
+                step: _target(served, policy_name(name, step), name, step)
+                for step, served in run.served.items()
             }
-            for run, spec in runs.items()
+            for name, run in sent.runs.items()
         },
-        latest={run: int(spec["latest"]) for run, spec in runs.items()},
+        latest={name: run.latest for name, run in sent.runs.items()},
     )
 
 
-def _target(body: dict[str, Any], name: str, run: str | None, step: int) -> Target:
-    engine_model, version = str(body["engine_model"]), str(body["version"])
-    return Target(name, run, step, engine_model, version, run is not None and engine_model == version)
+def _target(served: Served | ServedBase, name: str, run: str | None, step: int) -> Target:
+    is_adapter = run is not None and served.engine_model == served.version
+    return Target(name, run, step, served.engine_model, served.version, is_adapter)
 
 
 class Routes:
@@ -130,11 +125,9 @@ class Routes:
         self._changed = asyncio.Event()
 
     def replace(self, table: Table) -> None:
-        """Install a newer table (the same epoch may be sent again) and wake whoever waits."""
-        if self.table is not None and table.epoch < self.table.epoch:
-            raise Conflict(
-                f"Routing table of epoch {table.epoch} is older than the current {self.table.epoch}."
-            )
+        """Install a newer table (the same revision may be sent again) and wake whoever waits."""
+        if self.table is not None and table.revision < self.table.revision:
+            raise Conflict(f"Routing table {table.revision} is older than the current {self.table.revision}.")
         self.table = table
         self.wake()
 

@@ -16,7 +16,7 @@ async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:
     if not common:
         raise UpstreamError(f"The upstreams {', '.join(urls)} have no model in common.")
     return Table(
-        epoch=1,
+        revision=1,
         hold=None,
         replicas={f"replica-{i}": url.rstrip("/") for i, url in enumerate(urls)},
         base=None,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
+
+_MOST_DESCRIBED = 5
+_UNKNOWN = {"unexpected_keyword_argument": "Extra inputs are not permitted"}
+"""Pydantic speaks of arguments where a dataclass has no such field; the caller sent an object."""
 
 
 class Message:
@@ -25,3 +30,14 @@ class Message:
         schema = handler(source)
         cast("dict[str, Any]", handler.resolve_ref_schema(schema))["strict"] = False
         return schema
+
+
+def describe(problems: Sequence[Mapping[str, Any]]) -> str:
+    """Say what a validation found, by field; no value of the caller is echoed."""
+    parts = [
+        f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: "
+        f"{_UNKNOWN.get(problem['type'], problem['msg'])}"
+        for problem in problems[:_MOST_DESCRIBED]
+    ]
+    more = len(problems) - _MOST_DESCRIBED
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from insitu.backend.traffic import Served, Traffic
+from insitu.backend.traffic import Traffic
 from insitu.errors import DeadlineExceeded
+from insitu.wire.routing_table import Served, ServedBase
 
-BASE = {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": None}
+BASE = ServedBase("tiny", "tiny", "base")
 
 
 class StandinGateway:
@@ -58,7 +60,7 @@ async def gateway() -> AsyncIterator[StandinGateway]:
 @pytest.fixture
 async def traffic(gateway: StandinGateway) -> AsyncIterator[Traffic]:
     async with aiohttp.ClientSession() as http:
-        yield Traffic(http, gateway.url, "admin", push_seconds=2.0, hold_seconds=60.0, base=dict(BASE))
+        yield Traffic(http, gateway.url, "admin", push_seconds=2.0, hold_seconds=60.0, base=BASE)
 
 
 async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) -> None:
@@ -70,7 +72,7 @@ async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) 
     (table,) = gateway.tables
     assert table["replicas"] == [{"id": "replica-0", "url": "http://127.0.0.1:1"}]
     assert table["hold"] is None
-    assert table["base"] == BASE
+    assert table["base"] == asdict(BASE)
     assert table["runs"]["run"]["latest"] == 2
     assert set(table["runs"]["run"]["served"]) == {"1", "2"}
 
@@ -82,7 +84,7 @@ async def test_merged_weights_replace_the_base_and_earlier_versions(traffic: Tra
     traffic.serve_version("run", 2, Served("tiny", "run@2"))
     assert traffic.runs == {"run": {2: Served("tiny", "run@2")}}
     assert traffic.base is not None
-    assert traffic.base["refusal"] == "merged publication serves one version at a time, now run@2"
+    assert traffic.base.refusal == "merged publication serves one version at a time, now run@2"
 
 
 async def test_push_survives_broken_connections(gateway: StandinGateway, traffic: Traffic) -> None:
@@ -101,7 +103,7 @@ async def test_restarted_gateway_gets_the_table_again(gateway: StandinGateway, t
     await traffic.push()
     gateway.tables.clear()
     await traffic.refresh()
-    assert gateway.tables[-1]["epoch"] == traffic.epoch
+    assert gateway.tables[-1]["epoch"] == traffic.revision
     assert len(gateway.tables) == 1
     await traffic.refresh()
     assert len(gateway.tables) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -14,25 +12,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from insitu.errors import InsituError, InvalidRequest, Overloaded, Unavailable
+from insitu.wire.message import describe
 
 log = logging.getLogger(__name__)
-
-_MOST_DESCRIBED = 5
-
-
-_UNKNOWN = {"unexpected_keyword_argument": "Extra inputs are not permitted"}
-"""Pydantic speaks of arguments where a dataclass has no such field; the caller sent an object."""
-
-
-def describe(problems: Sequence[Mapping[str, Any]]) -> str:
-    """What a validation found, by field."""
-    parts = [
-        f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: "
-        f"{_UNKNOWN.get(problem['type'], problem['msg'])}"
-        for problem in problems[:_MOST_DESCRIBED]
-    ]
-    more = len(problems) - _MOST_DESCRIBED
-    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 
 
 def install(app: FastAPI) -> None:

@@ -22,12 +22,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.bodies import GroupHead, GroupLine, InlineCall, TrajectoryHead
-from insitu.backend.api.problems import describe
 from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
 from insitu.errors import CannotHonour, DeadlineExceeded, InvalidRequest, TooLarge
 from insitu.types import ModelCall, Trajectory, TrajectoryGroup
 from insitu.wire.headers import CALL_ID_HEADER
+from insitu.wire.message import describe
 
 _BATCH_CALLS = 64
 _BATCH_BYTES = 4 * 2**20

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from insitu.backend.api.bodies import RunBody
-from insitu.backend.api.problems import describe
 from insitu.errors import CannotHonour, InvalidRequest
 from insitu.types import LoraSettings, StepSettings
+from insitu.wire.message import describe
 
 Json = dict[str, Any]
 

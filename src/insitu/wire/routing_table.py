@@ -1,0 +1,71 @@
+"""The routing table: which versions are served where, and whether calls wait.
+
+The supervisor pushes it whole (`PUT /control/routes`), the gateway routes by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval, MinLen
+
+from insitu.wire.message import Message
+
+Name = Annotated[str, MinLen(1)]
+Step = Annotated[int, Interval(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Message):
+    """Calls wait, at most this long."""
+
+    reason: str
+    deadline_seconds: Annotated[float, Interval(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress(Message):
+    """A replica that calls may go to."""
+
+    id: Name
+    url: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Message):
+    """One version as an engine knows it."""
+
+    engine_model: Name
+    version: Name
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBase(Message):
+    """The base model."""
+
+    name: Name
+    engine_model: Name
+    version: Name
+    refusal: str | None = None
+    """Why it cannot be called now; None: it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun(Message):
+    """The versions of a run, by step."""
+
+    latest: Step
+    """The step that the run's own name stands for."""
+    served: dict[Step, Served]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable(Message):
+    """One state of the world, complete."""
+
+    epoch: Annotated[int, Interval(ge=0)]  # the table's revision, under the name that a running gateway knows
+    hold: Hold | None
+    replicas: list[ReplicaAddress]
+    base: ServedBase | None
+    runs: dict[Name, ServedRun]
