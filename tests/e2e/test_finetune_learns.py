@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import sys
 import time
@@ -65,13 +66,20 @@ async def test_finetune_learns(tmp_path: Path) -> None:
     assert code == 0
     assert after >= 0.4
     assert after >= 5 * before
-    assert seconds < 20 * 60
+    assert seconds < 10 * 60  # twice what two cores without native bfloat16 take
+    assert prefix_hit_rate(tmp_path / "state") >= 60, "siblings do not share their prompts"
     check_files(output, history)
     epochs = read_lines(output / "training_metrics.jsonl")
     assert [step.step for step in steps] == [line["step"] for line in epochs if line["step"]]
     best = max((entry for entry in history if entry["step"]), key=lambda entry: entry["avg_reward"])
     assert best["step"] in {checkpoint.step for checkpoint in checkpoints if checkpoint.pinned}
     assert f"step {best['step']}" in text
+
+
+def prefix_hit_rate(state: Path) -> float:
+    """The engine's last word on how many prompt tokens it found in its cache, in percent."""
+    log = (state / "logs" / "replica-0.log").read_text()
+    return float(re.findall(r"Prefix cache hit rate: ([\d.]+)%", log)[-1])
 
 
 def check_files(output: Path, history: list[dict[str, Any]]) -> None:
