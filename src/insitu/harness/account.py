@@ -1,4 +1,4 @@
-"""Account: what became of every trajectory of an epoch, in one line."""
+"""Account: the fate of every trajectory of an epoch, in one line."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from insitu.harness.episode import Trajectory
 from insitu.types import Ending
 
 BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained")
-"""Why a backend leaves a trajectory that it was given out of the loss."""
+"""Reasons why a backend leaves a submitted trajectory out of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Trajectories by what became of them: `trained` and all of `dropped` make up `total`."""
+    """Trajectories by outcome: `trained` plus all of `dropped` equals `total`."""
 
     total: int
     trained: int
     truncated: int
-    """Of those trained on: cut off at the token limit."""
+    """Trained trajectories that were cut off at the token limit."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     """By reason: `insitu.harness.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
     endings: dict[str, int] = field(default_factory=dict[str, int])
-    """The failed ones by how they ended."""
+    """Failed trajectories by ending."""
     calls: Capture | None = None
-    """Their model calls; None in files of earlier releases."""
+    """The epoch's model calls; None in files of earlier releases."""
     calls_confirmed: bool | None = None
-    """Whether the backend counted the calls too; None before training."""
+    """True if the backend counted the calls too; None before training."""
 
     def line(self) -> str:
-        """For people: ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
+        """Format as ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
         text = self._trajectories()
         if self.calls is None:
             return text
@@ -45,15 +45,15 @@ class Account:
         text = f"trained {self.trained}/{self.total}"
         if self.truncated:
             text += f" ({self.truncated} truncated)"
-        order = (*REASONS, *BACKEND_REASONS)  # the first place of one that is in both counts
+        order = (*REASONS, *BACKEND_REASONS)  # a reason in both sorts by its first place
         reasons = sorted(self.dropped.items(), key=lambda item: (-item[1], order.index(item[0])))
         listed = ", ".join(f"{count} {reason.replace('_', '-')}" for reason, count in reasons)
         return f"{text}: {listed}" if listed else text
 
     def after_training(self, metrics: Mapping[str, float]) -> Account:
-        """With what the backend, by the metrics of its step, left out of what it was given.
+        """Return the account without the trajectories that the backend's step metrics report as dropped.
 
-        CaptureMismatch when its count of calls is not ours.
+        Raises CaptureMismatch when the backend's count of calls differs from ours.
         """
         left_out = {reason: int(metrics.get(f"account/{reason}", 0)) for reason in BACKEND_REASONS}
         left_out = {reason: count for reason, count in left_out.items() if count}
@@ -68,12 +68,12 @@ class Account:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For the metrics files; `from_dict` reads it."""
+        """Serialize for the metrics files; `from_dict` reads it back."""
         return {**asdict(self), "line": self.line()}
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Account:
-        """The account that was written."""
+        """Read back the result of `to_dict`."""
         known = {name: value for name, value in fields.items() if name != "line"}
         if known.get("calls") is not None:
             known["calls"] = Capture.from_dict(known["calls"])
@@ -81,7 +81,7 @@ class Account:
 
 
 def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Account:
-    """The account of what was collected against what was selected; CaptureMismatch when calls are missing."""
+    """Compare the collected groups with the selection. Raises CaptureMismatch when calls are missing."""
     trained = [trajectory for group in selection.groups for trajectory in group]
     failed = [t for group in groups for t in group if usable_reward(t) is None]
     return Account(
@@ -95,14 +95,14 @@ def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -
 
 
 def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capture:
-    """What was selected is to be trained; of the others every call is dropped for its trajectory's reason."""
+    """Count selected trajectories' calls as trained; drop the others' calls for their trajectory's reason."""
     selected = {t.rollout_id: len(t.call_ids) for group in selection.groups for t in group}
 
     def capture(trajectory: Trajectory) -> Capture:
         found = capture_of(trajectory.metadata, len(trajectory.call_ids))
         if trajectory.rollout_id in selected:
             return replace(found, trained=selected[trajectory.rollout_id])
-        # Neither selected nor left out for a reason: its calls are nowhere, and the sum shows it.
+        # Neither selected nor dropped: its calls are not counted anywhere, so the sum will not balance.
         reason = selection.reasons.get(trajectory.rollout_id)
         return replace(found, trained=0) if reason is None else found.without_training(reason)
 
@@ -123,7 +123,7 @@ def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capt
 
 
 def _ending(trajectory: Trajectory) -> str:
-    # A rollout that ran to its end and yet has no usable reward failed in the scoring.
+    # A rollout that ran to the end but has no usable reward failed in scoring.
     if trajectory.ending in (Ending.COMPLETED, Ending.LENGTH):
         return Ending.EVALUATOR_ERROR.value
     return trajectory.ending.value

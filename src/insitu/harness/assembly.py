@@ -36,7 +36,7 @@ class Assembly:
         self._evaluators: dict[str, Evaluator | GroupEvaluator] = {}
         self._being_built: list[str] = []
         self.notes: list[str] = []
-        """What the datasets found worth saying."""
+        """Remarks from the datasets for the user."""
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -48,16 +48,16 @@ class Assembly:
         await self._stack.__aexit__(kind, error, trace)
 
     def llm(self, name: str) -> LLMSettings:
-        """An entry of `llms` as it stands."""
+        """Return an entry of `llms` as configured."""
         return LLMBinding(self.config.llms, frozenset(), "", "", "").settings(name, None, None)
 
     async def component(self, kind: Kind, config: ComponentConfig) -> Any:
-        """Build a component; it is closed with the assembly."""
+        """Build a component that is closed together with the assembly."""
         component = find(kind, config.type_name)
         return await self._stack.enter_async_context(build(component, config, self))
 
     async def evaluator(self, name: str) -> Evaluator | GroupEvaluator:
-        """An entry of `eval.evaluators`, built once; one that needs itself is refused."""
+        """Return an entry of `eval.evaluators`, built once; reject circular dependencies."""
         if name in self._evaluators:
             return self._evaluators[name]
         known = self.config.eval.evaluators
@@ -73,7 +73,7 @@ class Assembly:
         return self._evaluators[name]
 
     async def agent(self, model: TrainedModel) -> Agent:
-        """The workflow, its functions, and the models that both may call."""
+        """Build the workflow and its functions, and bind the models that both may call."""
         config = self._workflow_config()
         workflow = cast(Workflow, await self.component(Kind.WORKFLOW, config))
         functions = {
@@ -83,7 +83,7 @@ class Assembly:
         return Agent(workflow, config, functions, bind_llms(self.config, model))
 
     async def examples(self, config: ComponentConfig | None, where: str) -> list[Example]:
-        """The examples of a dataset."""
+        """Load the examples of a dataset."""
         if config is None:
             raise InvalidRequest(f"{where} is missing", hint="name a dataset there, or use --dataset")
         dataset = cast(Dataset, await self.component(Kind.DATASET, config))
@@ -99,7 +99,7 @@ class Assembly:
         return examples
 
     async def training_task(self, model: TrainedModel) -> Task:
-        """What is trained on."""
+        """Build the training task."""
         config, given = self.config.eval.general.dataset, self.config.finetuning.run_configuration.dataset
         if given is not None:
             config = dataset_config(given, config)
@@ -107,7 +107,7 @@ class Assembly:
         return Task(await self.agent(model), examples, await self._reward())
 
     async def validation_task(self, training: Task, model: TrainedModel) -> Task | None:
-        """What is validated on; None without a validation dataset."""
+        """Build the validation task; return None without a validation dataset."""
         options = self.config.finetuning.run_configuration
         if options.validation_config_file is not None:
             other = await self._stack.enter_async_context(
@@ -121,7 +121,7 @@ class Assembly:
         return Task(training.agent, examples, training.evaluator)
 
     async def as_validation_of(self, training: Assembly, model: TrainedModel) -> Task:
-        """This configuration's own workflow, reward and dataset; the model is the one being trained."""
+        """Build a task from this configuration's workflow, reward and dataset, with the model in training."""
         given = training.config.finetuning.run_configuration.validation_dataset
         config = self.config.eval.general.dataset
         if given is not None:
@@ -153,7 +153,7 @@ class Assembly:
 
 
 def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
-    """Which entries of `llms` are the model being trained, and where it is served."""
+    """Determine which entries of `llms` are the model being trained, and where it is served."""
     target = config.finetuning.target_model
     names = [target] if target is not None else list(config.llms)
     trained = [name for name in names if config.llms[name].model_name in (model.name, model.base_model)]
@@ -164,7 +164,7 @@ def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
             f"{model.base_model!r}, the configuration has {listed}",
             hint=f"set model_name of the agent's entry in `llms` to {model.base_model!r}",
         )
-    # Beside one that is targeted by name: its calls could not be told from those that are trained.
+    # Next to a target chosen by name, calls of such an entry would be indistinguishable from trained ones.
     also = [name for name, llm in config.llms.items() if llm.model_name == model.name and name not in trained]
     if also:
         raise InvalidRequest(

@@ -26,7 +26,7 @@ GATEWAY_PORT = 8000
 READY_SECONDS = 1800.0
 """A model may have to be downloaded and compiled before the run is ready."""
 HEALTH_SECONDS = 15.0
-"""Long enough for a backend that is just starting, and an answer for who waits at a silent address."""
+"""Long enough for a backend that is just starting, short enough to fail soon at a silent address."""
 _MAX_UPLOADS = 8
 _STATUS = {
     JobState.QUEUED: TrainingStatusEnum.PENDING,
@@ -38,7 +38,7 @@ _STATUS = {
 
 
 class BackendAdapter(TrainerAdapter):
-    """Uploads groups as they finish and asks for one step per epoch; every write can be repeated."""
+    """Uploads groups as they finish and requests one step per epoch; every write is safe to retry."""
 
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
@@ -79,7 +79,7 @@ class BackendAdapter(TrainerAdapter):
         self._run = run
 
     async def is_healthy(self) -> bool:
-        """Whether an insitu backend answers at the configured address and takes the configured key."""
+        """Return True if an insitu backend answers at the configured address and accepts the key."""
         try:
             await self.check()
         except InsituError:
@@ -87,7 +87,7 @@ class BackendAdapter(TrainerAdapter):
         return True
 
     async def check(self) -> None:
-        """Raise what is wrong with the address or the key."""
+        """Raise an error that explains a wrong address or key."""
         url = self._backend.url
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
@@ -107,7 +107,7 @@ class BackendAdapter(TrainerAdapter):
             ) from error
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
-        """Upload a group that can teach something; the backend has it durably on return."""
+        """Upload a group that has a training signal; the backend has stored it durably on return."""
         group_id = _group_id(run_id, epoch, group)
         trajectories = [_uploaded(t) for t in group if t.trainable]
         if not _comparable(trajectories) or group_id in self._uploaded:
@@ -117,7 +117,7 @@ class BackendAdapter(TrainerAdapter):
         self._uploaded.add(group_id)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """One step over the groups, uploaded before or now."""
+        """Submit one step over the groups; upload those not uploaded yet."""
         groups, run_id, epoch = trajectories.trajectories, trajectories.run_id, trajectories.epoch
         for group in groups:
             await self.accept(run_id, epoch, group)
@@ -137,16 +137,16 @@ class BackendAdapter(TrainerAdapter):
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """The job as the backend sees it."""
+        """Fetch the job's status from the backend."""
         return _to_status(ref, await self._client.get_job(str(ref.metadata["job_id"])))
 
     def watch(self, status: TrainingJobStatus) -> None:
-        """Show how far the step is."""
+        """Show the progress of the step."""
         if self._run is not None:
             self._run.progress.training(status.message or "waiting", (status.progress or 0.0) / 100)
 
     async def keep(self, step: int) -> str | None:
-        """Pin the checkpoint of `step` and let go of the one pinned before."""
+        """Pin the checkpoint of `step` and unpin all others."""
         found = [c for c in await self._client.checkpoints(self._backend.name) if c.step == step]
         if not found:
             return None
@@ -168,7 +168,7 @@ class BackendAdapter(TrainerAdapter):
 
 
 def _group_id(run_id: str, epoch: int, group: Sequence[Trajectory]) -> str:
-    """Stable over resumptions: made of the rollouts that are uploaded."""
+    """Derive the id from the rollouts to upload, so that it is stable across resumes."""
     rollouts = "\n".join(sorted(trajectory.rollout_id for trajectory in group if trajectory.trainable))
     return f"{run_id}-e{epoch}-{hashlib.sha256(rollouts.encode()).hexdigest()[:16]}"
 
@@ -190,7 +190,7 @@ def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
 
 
 def _comparable(group: Sequence[UploadedTrajectory]) -> bool:
-    """Whether the returns of their calls differ; one rollout alone has nothing to be compared with."""
+    """Return True if the returns of the calls differ; a single rollout has nothing to be compared with."""
     returns = {value for t in group for value in call_returns(t.reward, t.step_rewards, len(t.call_ids))}
     return len(group) > 1 and len(returns) > 1
 

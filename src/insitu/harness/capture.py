@@ -1,8 +1,8 @@
-"""Capture: every model call of a rollout or an epoch by what became of it; a proof that none is missing.
+"""Capture: every model call of a rollout or an epoch by outcome; a proof that none is missing.
 
     seen (the gateway's own counter) = trained + context-only (by kind) + dropped (by reason)
 
-The left side counts requests as they come in, the right side what was recorded, selected and trained.
+The left side counts incoming requests; the right side counts recorded, selected and trained calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNRECORDED = "unrecorded"
 UNFINISHED = "unfinished"
 LATE = "late"
 CAPTURE = "capture"
-"""Where a trajectory's metadata holds its capture."""
+"""The key of the capture in a trajectory's metadata."""
 _COUNT = "account/calls"
 
 
@@ -31,43 +31,44 @@ class CaptureMismatch(InsituError):
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Model calls by what became of them. Captures of different rollouts add up."""
+    """Model calls by outcome. Captures of different rollouts add up."""
 
     seen: int = 0
-    """Counted by the gateway as they came in."""
+    """Calls counted by the gateway on arrival."""
     uncounted: int = 0
     """Recorded calls of rollouts for which the gateway has no count."""
     trained: int = 0
-    """Of a single rollout: to be trained on, unless its trajectory is left out."""
+    """For a single rollout: calls to train on, unless its trajectory is dropped."""
     context_only: dict[str, int] = field(default_factory=dict[str, int])
     """`other_model`, `other_function`."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    """By the trajectory's reason, or the call's own: `incomplete`, `unrecorded`, `unfinished`, `late`."""
+    """By the trajectory's reason or the call's own: `incomplete`, `unrecorded`, `unfinished`, `late`."""
 
     @property
     def total(self) -> int:
-        """All calls that are known to have been made."""
+        """All calls known to have been made."""
         return self.seen + self.uncounted
 
     @property
     def accounted(self) -> int:
-        """The sum of what became of them; equal to `total`, or calls are missing."""
+        """The sum over all outcomes; if it differs from `total`, calls are missing."""
         return self.trained + sum(self.context_only.values()) + sum(self.dropped.values())
 
     @property
     def balanced(self) -> bool:
-        """Whether every call is accounted for exactly once."""
+        """True if the calls accounted for add up to `total`."""
         return self.total == self.accounted
 
     def without_training(self, reason: str) -> Capture:
-        """Of a trajectory that is left out: what was to be trained is dropped for its reason."""
+        """Move the calls to train on to `dropped`, because their trajectory was dropped for `reason`."""
         dropped = _sum(self.dropped, {reason: self.trained})
         return replace(self, trained=0, dropped=dropped)
 
     def after_training(self, metrics: Mapping[str, float]) -> Capture | None:
-        """With what the backend says it trained and left out; None when it does not count calls.
+        """Return the capture with the backend's counts of trained and dropped calls; None if it has none.
 
-        CaptureMismatch when it was given another number than was submitted, or does not account for all.
+        Raises CaptureMismatch when the backend received a different number of calls than was submitted, or
+        does not account for all of them.
         """
         if _COUNT not in metrics:
             return None
@@ -89,7 +90,7 @@ class Capture:
         return replace(self, trained=trained, dropped=_sum(self.dropped, left_out))
 
     def line(self) -> str:
-        """For people: ``calls 9 seen = 5 trained + 2 context-only (other-model 2) + 2 dropped (2 late)``."""
+        """Format as ``calls 9 seen = 5 trained + 2 context-only (other-model 2) + 2 dropped (2 late)``."""
         text = f"calls {self.seen} seen"
         if self.uncounted:
             text += f" and {self.uncounted} not counted by the gateway"
@@ -103,17 +104,17 @@ class Capture:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """For records and metrics files; `from_dict` reads it."""
+        """Serialize for records and metrics files; `from_dict` reads it back."""
         return asdict(self)
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Capture:
-        """The capture that was written."""
+        """Read back the result of `to_dict`."""
         return Capture(**fields)
 
 
 def add_up(captures: Iterable[Capture]) -> Capture:
-    """The capture of several rollouts, or of several epochs."""
+    """Sum the captures of several rollouts or epochs."""
     seen = uncounted = trained = 0
     context_only, dropped = Counter[str](), Counter[str]()
     for capture in captures:
@@ -126,7 +127,7 @@ def add_up(captures: Iterable[Capture]) -> Capture:
 
 
 def capture_of(metadata: Mapping[str, Any], num_trained: int) -> Capture:
-    """The capture in a trajectory's metadata; without one, its calls to train on are all that is known."""
+    """Read the capture from a trajectory's metadata; without one, only its calls to train on are known."""
     written = metadata.get(CAPTURE)
     if written is None:
         return Capture(uncounted=num_trained, trained=num_trained)

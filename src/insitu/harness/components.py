@@ -1,6 +1,6 @@
 """The components of this room: importing this module registers them.
 
-The `openpipe_art_…` names are those of the original harness: its configurations select these parts.
+The `openpipe_art_…` names are the original harness's, so that its configurations select these parts.
 """
 
 from __future__ import annotations

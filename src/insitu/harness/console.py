@@ -1,4 +1,4 @@
-"""Console: what `insitu finetune` shows, on a terminal and elsewhere.
+"""Console: the output of `insitu finetune`, on a terminal and elsewhere.
 
 The loop only counts and queues; one thread writes, at most four times a second. A terminal that is slow or
 stopped (Ctrl-S, `| less`) therefore never holds up a rollout::
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TICK_SECONDS = 0.25
 _LINE_SECONDS = 10.0
 _STILL_SECONDS = 60.0
-"""How long a plain progress line is not repeated while nothing has changed."""
+"""Minimum time before an unchanged plain progress line is repeated."""
 _CLOSE_SECONDS = 5.0
 _MAX_QUEUED = 10_000
 
@@ -36,7 +36,7 @@ Line = tuple[str, str]
 
 @contextmanager
 def open_progress(stream: TextIO | None = None) -> Generator[Progress]:
-    """A progress that shows itself on `stream` (standard output): live on a terminal, else in plain lines."""
+    """Show progress on `stream` (default: standard output), live on a terminal, else as plain lines."""
     output = SafeOutput(stream)
     progress = _ConsoleProgress(_LiveScreen(output) if _is_terminal(output) else _PlainScreen(output))
     progress.start()
@@ -47,7 +47,7 @@ def open_progress(stream: TextIO | None = None) -> Generator[Progress]:
 
 
 def duration(seconds: float) -> str:
-    """For people: 40 s, 2 min 5 s, 47 min, 3 h 20 min."""
+    """Format for people: 40 s, 2 min 5 s, 47 min, 3 h 20 min."""
     whole = max(1, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 
 class _ConsoleProgress(Figures):
-    """Counts and queues what it is told; its thread shows it."""
+    """Counts events and queues lines; its thread displays them."""
 
     def __init__(self, screen: _Screen) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class _ConsoleProgress(Figures):
         self._lines: deque[Line] = deque(maxlen=_MAX_QUEUED)
         self._num_lost = 0
         self._stop = threading.Event()
-        # A daemon: a terminal that takes nothing must not keep the process alive.
+        # A daemon: a terminal that accepts no output must not keep the process alive.
         self._thread = threading.Thread(target=self._show, name="console", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Show what is queued, and give the screen back."""
+        """Show the queued lines and release the screen."""
         self._stop.set()
         self._thread.join(_CLOSE_SECONDS)
 
@@ -119,7 +119,7 @@ class _ConsoleProgress(Figures):
 
 
 class _Screen(Protocol):
-    """Shows log lines and where things stand. Only the writer thread uses it."""
+    """Shows log lines and the current progress. Only the writer thread uses it."""
 
     def __enter__(self) -> _Screen: ...
     def __exit__(self, *_: object) -> None: ...
@@ -127,7 +127,7 @@ class _Screen(Protocol):
 
 
 class _PlainScreen:
-    """Plain lines for files, pipes and dumb terminals: progress now and then."""
+    """Plain lines for files, pipes and dumb terminals, with occasional progress lines."""
 
     def __init__(self, output: SafeOutput, clock: Callable[[], float] = time.monotonic) -> None:
         self._output = output
@@ -149,7 +149,7 @@ class _PlainScreen:
             self._output.flush()
 
     def _due(self, snapshot: Snapshot | None) -> list[str]:
-        """The progress lines of this moment: none, unless it is time."""
+        """Return the progress lines that are due now, if any."""
         if snapshot is None or (snapshot.phase is None and snapshot.training is None):
             return []
         phase, training, now = snapshot.phase, snapshot.training, self._clock()
@@ -169,7 +169,7 @@ class _PlainScreen:
 
 
 class _LiveScreen:
-    """A few lines at the foot of a terminal that stay, with log lines scrolling above them."""
+    """A few fixed lines at the bottom of a terminal, with log lines scrolling above them."""
 
     def __init__(self, output: SafeOutput) -> None:
         from rich.console import Console, Group
@@ -183,7 +183,7 @@ class _LiveScreen:
             console=self._console,
             auto_refresh=False,
             transient=True,
-            # Prints of a workflow go above the display, but a redirected stream stays redirected.
+            # A workflow's prints go above the display, but a redirected stream stays redirected.
             redirect_stdout=_is_terminal(sys.stdout),
             redirect_stderr=_is_terminal(sys.stderr),
         )
@@ -209,7 +209,7 @@ class _LiveScreen:
 
 
 def _display(snapshot: Snapshot, width: int) -> RenderableType:
-    """The live lines: at most four."""
+    """Render the live lines, at most four."""
     from rich.table import Table
     from rich.text import Text
 
@@ -221,7 +221,7 @@ def _display(snapshot: Snapshot, width: int) -> RenderableType:
     if phase := snapshot.phase:
         text = ", ".join([f"{phase.done}/{phase.total} rollouts", *_left(phase.seconds_left)])
         grid.add_row(Text(label, style="bold"), _bar(phase.done, phase.total, bar_width, text))
-        # What may be cut off on a narrow terminal comes last.
+        # The details that a narrow terminal may cut off come last.
         details = [f"{phase.running} running", *_pace(phase, phase.tokens_per_second), *_failed(phase)]
         grid.add_row("", Text(", ".join(details), style="dim"))
     if training := snapshot.training:
@@ -254,7 +254,7 @@ def _phase_line(phase: PhaseFigures) -> str:
 
 
 def _phase_result(phase: PhaseFigures) -> str:
-    """The line that stays when a phase is over; its rate is that of the whole phase."""
+    """Format the line that remains after a phase, with the rate over the whole phase."""
     count = f"{phase.name}: {phase.done}/{phase.total} rollouts in {duration(phase.seconds)}"
     if phase.kept:
         count += f" ({phase.kept} kept from before)"
@@ -273,7 +273,7 @@ def _pace(phase: PhaseFigures, rate: float | None) -> list[str]:
 
 
 def _left(seconds: float | None) -> list[str]:
-    """An estimate, rounded so that it does not flicker; nothing when there is none."""
+    """Format the estimate, rounded so that it does not flicker; empty if there is none."""
     if seconds is None:
         return []
     unit = 1 if seconds < 20 else 5 if seconds < 120 else 60

@@ -1,9 +1,9 @@
-"""Curriculum: which groups of an epoch are trained on, easy ones first, more of them as epochs pass.
+"""Curriculum: selects the groups an epoch trains on, easy ones first, more of them as epochs pass.
 
     collected groups ─► usable trajectories ─► groups with spread ─► sorted ─► percentile ─► subsample
                            failed, no_calls   too_small, zero_variance         curriculum    subsample
 
-Every trajectory that goes in is in a selected group or counted under exactly one reason.
+Every input trajectory is either in a selected group or counted under exactly one reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ZERO_VARIANCE = "zero_variance"
 CURRICULUM = "curriculum"
 SUBSAMPLE = "subsample"
 REASONS = (FAILED, NO_CALLS, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
-"""Why a trajectory is not trained on, in the order in which they are tried."""
+"""Reasons to drop a trajectory, in the order in which they are checked."""
 
 _REWARDED = (Ending.COMPLETED, Ending.LENGTH)
 
@@ -54,30 +54,30 @@ class CurriculumSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CurriculumState:
-    """Where the curriculum stands after an epoch."""
+    """The state of the curriculum after an epoch."""
 
     current_percentile: float
     last_expansion_epoch: int = -1
     total_groups: int = 0
-    """Groups of the epoch that could teach something."""
+    """Groups of the epoch with a training signal."""
     included_groups: int = 0
-    """Those of them within the percentile."""
+    """Groups of these within the percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups to train on, in curriculum order, and what became of every other trajectory."""
+    """The groups to train on, in curriculum order, and why every other trajectory was dropped."""
 
     groups: list[list[Trajectory]]
     state: CurriculumState
     dropped: dict[str, int]
-    """Trajectories by reason; only reasons that occurred."""
+    """Number of trajectories by reason; only reasons that occurred."""
     reasons: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
-    """The reason of every one of them by its rollout's id."""
+    """The reason for each dropped trajectory, by rollout id."""
 
 
 class _Dropped:
-    """What is left out, while the selection is made."""
+    """Collects the dropped trajectories during selection."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class _Dropped:
 
 
 def usable_reward(trajectory: Trajectory) -> float | None:
-    """The reward if there is one: finite, and of a rollout that ended in a way that earns one."""
+    """Return the reward if it is finite and the rollout's ending earns one, else None."""
     reward = trajectory.reward
     if reward is None or not math.isfinite(reward) or trajectory.ending not in _REWARDED:
         return None
@@ -101,7 +101,7 @@ def usable_reward(trajectory: Trajectory) -> float | None:
 
 
 def initial_state(config: CurriculumSettings) -> CurriculumState:
-    """The state before the first epoch. Without a curriculum everything is included."""
+    """Return the state before the first epoch. Without a curriculum, everything is included."""
     return CurriculumState(config.initial_percentile if config.enabled else 1.0)
 
 
@@ -112,7 +112,7 @@ def select(
     state: CurriculumState,
     seed: int,
 ) -> Selection:
-    """The groups that `epoch` trains on. The same arguments give the same answer."""
+    """Select the groups that `epoch` trains on; deterministic for the same arguments."""
     dropped = _Dropped()
     min_diff = config.min_reward_diff if config.enabled else 0.0
     kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
@@ -120,11 +120,11 @@ def select(
         state = replace(state, total_groups=len(kept), included_groups=len(kept))
         return Selection(kept, state, dropped.counts(), dropped.reasons)
     if not kept:
-        # An epoch that teaches nothing does not widen the curriculum either.
+        # An epoch without a training signal does not widen the curriculum either.
         state = replace(state, total_groups=0, included_groups=0)
         return Selection([], state, dropped.counts(), dropped.reasons)
 
-    # `reverse` keeps ties in the order in which they came.
+    # `reverse` keeps ties in their original order.
     kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
     state = _expand(state, epoch, config)
     included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
@@ -139,7 +139,7 @@ def select(
 def as_chosen(
     selection: Selection, groups: list[list[Trajectory]], collected: Sequence[Sequence[Trajectory]]
 ) -> Selection:
-    """The selection with these groups instead, for a trainer that chooses by rules of its own."""
+    """Return the selection with these groups instead, for a trainer with its own selection rules."""
     if groups == selection.groups:
         return selection
     trained = {trajectory.rollout_id for group in groups for trajectory in group}
@@ -150,7 +150,7 @@ def as_chosen(
 
 
 def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: _Dropped) -> list[Trajectory]:
-    """The trajectories to train on, nothing when the group has no signal. Counts what it leaves out."""
+    """Return the trajectories to train on, none if the group has no signal. Counts the dropped ones."""
     usable: list[Trajectory] = []
     for trajectory in group:
         if usable_reward(trajectory) is None:
@@ -176,13 +176,13 @@ def _has_spread(group: Sequence[Trajectory], min_diff: float) -> bool:
         if (reward := usable_reward(t)) is not None
         for value in call_returns(reward, t.step_rewards, len(t.call_ids))
     ]
-    # Written as people wrote them: 0.9 − 0.8 is a difference of 0.1 and not of 0.09999999999999998.
+    # In decimals, as people wrote them: 0.9 − 0.8 is 0.1, not 0.09999999999999998.
     spread = _decimal(max(rewards)) - _decimal(min(rewards))
     return spread > 0 and spread >= _decimal(min_diff)
 
 
 def _mean_reward(group: Sequence[Trajectory]) -> float:
-    # Exact whatever the order of summation, so that equal groups tie.
+    # `statistics.mean` is exact in any order of summation, so that equal groups tie.
     return statistics.mean(reward for t in group if (reward := usable_reward(t)) is not None)
 
 
@@ -197,7 +197,7 @@ def _expand(state: CurriculumState, epoch: int, config: CurriculumSettings) -> C
 def _subsample(
     included: list[list[Trajectory]], num_groups: int, fraction: float | None, draw: random.Random
 ) -> list[list[Trajectory]]:
-    """At most the given fraction of all groups that could teach something, still in curriculum order."""
+    """Sample at most `fraction` of all groups with a training signal, keeping the curriculum order."""
     if fraction is None:
         return included
     most = max(1, _ceil_share(num_groups, fraction))
@@ -211,5 +211,5 @@ def _ceil_share(count: int, share: float) -> int:
 
 
 def _decimal(value: float) -> Decimal:
-    """The number as it is written: in floats 10 · 0.7 and 0.1 + 0.2 end up a little too high."""
+    """Convert to the decimal as written: in floats, 10 · 0.7 and 0.1 + 0.2 come out slightly too high."""
     return Decimal(repr(float(value)))

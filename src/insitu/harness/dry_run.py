@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class _Checks:
-    """Runs checks one by one, says what each found, remembers whether any failed."""
+    """Runs checks one by one, reports each result and counts the failures."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -37,7 +37,7 @@ class _Checks:
 
 
 async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
-    """Print the resolved configuration, check, say what would run. Whether everything is fine."""
+    """Print the resolved configuration, the checks and what would run; return True if all checks passed."""
     say(to_yaml(dump_config(loaded.config)).rstrip())
     say("")
     checks = _Checks(say)

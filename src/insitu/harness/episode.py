@@ -1,4 +1,4 @@
-"""Episodes and trajectories: what a rollout did, and what it was worth."""
+"""Episodes and trajectories: the messages of a rollout, and its reward."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from insitu.evaluation.trajectory import spoken
 from insitu.types import Ending
 
 Call = Mapping[str, Any]
-"""One recorded model call, whole, with the fields of `ModelCall`."""
+"""One complete recorded model call, with the fields of `ModelCall`."""
 
 
 class EpisodeItemRole(StrEnum):
-    """Who speaks in an episode."""
+    """The speaker of a message in an episode."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -28,7 +28,7 @@ class EpisodeItemRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeItem:
-    """One message. An assistant's carries the sampler's logprobs, one per sampled token."""
+    """One message. A sampled assistant message carries the sampler's logprobs, one per sampled token."""
 
     role: EpisodeItemRole
     content: Any
@@ -43,7 +43,7 @@ class EpisodeItem:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One finished rollout. Light by design: its calls are read from disk when somebody asks for them."""
+    """One finished rollout. Light by design: its calls are read from disk on demand."""
 
     rollout_id: str
     example_id: str
@@ -62,24 +62,24 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """Whether it has a reward and calls to train on."""
+        """True if it has a reward and calls to train on."""
         return self.reward is not None and len(self.call_ids) > 0
 
     @property
     def episode(self) -> list[EpisodeItem]:
-        """The messages of the calls in order, each once; a call that continues none starts anew."""
+        """The messages of the calls in order, each once; a call that continues no other starts afresh."""
         return list(_episode(self.read_calls()))
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCollection:
-    """The trajectories of one epoch: one list per example, first seen first."""
+    """The trajectories of one epoch: one list per example, in the order first seen."""
 
     trajectories: list[list[Trajectory]]
     run_id: str
     epoch: int = 0
     attempt: int = 0
-    """How many jobs over this epoch have failed before."""
+    """Number of jobs over this epoch that failed before."""
 
 
 def _episode(calls: Sequence[Call]) -> Iterator[EpisodeItem]:

@@ -1,4 +1,4 @@
-"""`insitu finetune`: from a configuration to a trained model, from the first check to the last clean-up."""
+"""`insitu finetune`: from a configuration to a trained model, from the first check to the final clean-up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLEANUP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The three parts that the configuration names."""
+    """The three components that the configuration names."""
 
     builder: TrajectoryBuilder
     adapter: TrainerAdapter
@@ -39,12 +39,12 @@ class Components:
 
 
 async def build_components(parts: Assembly) -> Components:
-    """The builder, adapter and trainer of `finetuning`."""
+    """Build the builder, adapter and trainer that `finetuning` names."""
     config, chosen = parts.config, parts.config.finetuning
     if not chosen.enabled:
         raise InvalidRequest("finetuning.enabled is false", hint="set it: -o finetuning.enabled true")
     check_open_files(config.eval.general.max_concurrency)
-    # That all three are named was checked with `enabled`.
+    # Validation of `enabled` has checked that all three are named.
     assert chosen.trajectory_builder is not None
     assert chosen.trainer_adapter is not None
     assert chosen.trainer is not None
@@ -57,7 +57,7 @@ async def build_components(parts: Assembly) -> Components:
 
 
 async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str) -> Summary:
-    """Run to the end. Errors of the run and interruptions are in the summary; nothing is left open."""
+    """Run to the end and close everything. The run's errors and interruptions end up in the summary."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(Assembly(loaded))
         made = await build_components(parts)
@@ -100,7 +100,7 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
 
 
 async def _clean_up(trainer: Trainer, progress: Progress) -> None:
-    """Shielded: a second signal ends the process, the first one must not cut the clean-up short."""
+    """Clean up, shielded: the first signal must not cut it short; a second one ends the process."""
     try:
         await asyncio.shield(asyncio.wait_for(trainer.cleanup(), _CLEANUP_SECONDS))
     except TimeoutError:
@@ -108,7 +108,7 @@ async def _clean_up(trainer: Trainer, progress: Progress) -> None:
 
 
 async def check_served(run: FinetuneRun) -> None:
-    """Refuse to roll out anything while the gateway does not serve the model being trained."""
+    """Raise InvalidRequest if the gateway does not serve the model being trained."""
     binding = run.training.agent.binding
     served = await run.gateway.models()
     if binding.model not in served:
@@ -150,6 +150,6 @@ def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resu
 
 
 def _calls(state: LoopState) -> Capture | None:
-    """The model calls of all epochs that have counted them."""
+    """Sum the model calls of all epochs that counted them."""
     counted = [calls for line in state.epochs if (calls := line.get("account", {}).get("calls")) is not None]
     return add_up(map(Capture.from_dict, counted)) if counted else None

@@ -1,4 +1,4 @@
-"""GroupBuilder: the trajectory builder of this project, one group of rollouts per example."""
+"""GroupBuilder: the built-in trajectory builder, one group of rollouts per example."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Groups = list[list[Trajectory]]
 
 
 class GroupBuilder(TrajectoryBuilder):
-    """Runs `num_generations` rollouts of every example and keeps all of them in the run directory."""
+    """Runs `num_generations` rollouts of every example and stores all of them in the run directory."""
 
     def __init__(self, config: BuilderConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
-        """Refuse what cannot teach anything, before anything else is looked at."""
+        """Reject groups of one, which give no training signal, before anything else is checked."""
         if config.num_generations < 2:
             raise InvalidRequest(
                 f"num_generations is {config.num_generations}: a rollout is judged against others of the "
@@ -44,11 +44,11 @@ class GroupBuilder(TrajectoryBuilder):
         self._num_evaluations = 0
 
     async def initialize(self, run: FinetuneRun) -> None:
-        """Take the run whose examples are rolled out."""
+        """Remember the run whose examples are rolled out."""
         self._run = run
 
     async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
-        """One rollout per validation example on the present weights."""
+        """Run each validation example once on the current weights."""
         run = self._opened()
         task = run.validation or run.training
         self._num_evaluations += 1
@@ -64,7 +64,7 @@ class GroupBuilder(TrajectoryBuilder):
         return [trajectory for group in groups for trajectory in group]
 
     async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
-        """Begin the rollouts of one epoch."""
+        """Start the rollouts of one epoch."""
         run, meta = self._opened(), meta or {}
         epoch = int(meta.get("epoch", 0))
         if epoch in self._collecting:
@@ -73,7 +73,7 @@ class GroupBuilder(TrajectoryBuilder):
         self._collecting[epoch] = asyncio.create_task(self._collect(run, epoch, meta.get("on_group")))
 
     async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        """All groups of the epoch, failed rollouts included; an epoch without any reward is an error."""
+        """Return all groups of the epoch, including failed rollouts; raise if nothing is trainable."""
         run, epoch = self._opened(), int((meta or {}).get("epoch", 0))
         if epoch not in self._collecting:
             raise InvalidRequest(f"epoch {epoch} of {run_id} was never started", hint="call start_run first")
@@ -96,7 +96,7 @@ class GroupBuilder(TrajectoryBuilder):
         output_item: EvalItem,
         meta: Mapping[str, Any] | None = None,  # noqa: ARG002 - nothing to add
     ) -> EvalResult:
-        """The reward of one rollout by `finetuning.reward_function`."""
+        """Score one rollout with `finetuning.reward_function`."""
         run = self._opened()
         evaluator, seconds = run.training.evaluator, run.config.eval.general.evaluator_timeout_seconds
         if isinstance(evaluator, GroupEvaluator):
@@ -104,7 +104,7 @@ class GroupBuilder(TrajectoryBuilder):
         return await score_item(evaluator, output_item, seconds)
 
     async def aclose(self) -> None:
-        """Cancel what is under way and wait for its clean-up."""
+        """Cancel running collections and wait for their clean-up."""
         pending = list(self._collecting.values())
         for task in pending:
             task.cancel()

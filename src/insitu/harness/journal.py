@@ -1,7 +1,7 @@
-"""Journal: what has happened in a run, one event per line, never rewritten.
+"""Journal: the events of a run, one per line, append-only.
 
-The run's state is what its events say. An event is on the disk when `append` returns, so that whoever
-continues after a crash sees everything that was decided before it.
+The run's state is derived from its events. An event is on disk when `append` returns, so a resume after a
+crash sees every decision made before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Journal:
     """Open for reading and appending, by one process."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, or begin it; a record that a crash cut off is dropped."""
+        """Read the file or create it; discard a record that a crash cut off."""
         self._lines = JsonLines(path)
         try:
             self._events = [record for _, record in self._lines.scan()]
@@ -33,11 +33,11 @@ class Journal:
 
     @property
     def torn_bytes(self) -> int:
-        """How much of an unfinished record was dropped when the journal was opened."""
+        """Size of the unfinished record discarded when the journal was opened."""
         return self._lines.torn_bytes
 
     def append(self, event: str, **data: Any) -> dict[str, Any]:
-        """Write an event and return it. `at` (Unix time) is added; figures that are NaN become null."""
+        """Write an event and return it. `at` (Unix time) is added; NaN becomes null."""
         line = encode({"event": event, "at": time.time(), **data}, null_for_non_finite=True)
         self._lines.append(line)
         self._lines.sync()
@@ -46,11 +46,11 @@ class Journal:
         return record
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
-        """All events in order, or all of one name."""
+        """Return all events in order, or only those with the given name."""
         return [record for record in self._events if event is None or record.get("event") == event]
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the file; idempotent."""
         self._lines.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""JsonLines: an append-only file of JSON objects, one per line, that survives being cut off while written.
+"""JsonLines: an append-only file of JSON objects, one per line, that survives a crash in mid-write.
 
-A record counts once its newline is in the file. What a crash left after the last whole record is dropped
-when the file is opened; damage anywhere else is never passed over.
+A record counts once its newline is in the file. Opening the file discards anything a crash left after the
+last complete record; damage anywhere else is always reported.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from insitu.errors import InsituError, InvalidRequest
 
 
 class DamagedFile(InsituError):
-    """A file of this run has a broken record in its middle."""
+    """A file of this run has a broken record in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a record lies in its file, in bytes; the newline counts."""
+    """Position of a record in its file, in bytes, including the newline."""
 
     offset: int
     length: int
 
 
 class JsonLines:
-    """Open for appending, by one process. `scan` first: it finds and cuts off a torn tail."""
+    """Open for appending, by one process. Call `scan` first: it finds and truncates a torn tail."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn_bytes = 0
-        """What was cut off when the file was opened."""
+        """Bytes that `scan` cut off."""
         self._end = 0
         new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -46,7 +46,7 @@ class JsonLines:
             sync_directory(path.parent)
 
     def scan(self) -> Iterator[tuple[Span, dict[str, Any]]]:
-        """Every whole record from the start; at the end the file is cut back to them."""
+        """Yield every complete record from the start, then truncate the file after the last one."""
         size = os.fstat(self._descriptor).st_size
         number = self._end = 0
         with self.path.open("rb") as lines:
@@ -65,7 +65,7 @@ class JsonLines:
             os.fsync(self._descriptor)
 
     def append(self, data: bytes) -> Span:
-        """Add one encoded record with a single write; it survives the process, after `sync` the machine."""
+        """Append one encoded record in a single write. It survives a crash and, after `sync`, a power cut."""
         offset = self._end
         try:
             written = os.write(self._descriptor, data)
@@ -84,16 +84,16 @@ class JsonLines:
         return Span(offset, written)
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Flush everything to disk."""
         os.fsync(self._descriptor)
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be appended any more."""
+        """True once nothing more can be appended."""
         return self._file is None
 
     def close(self) -> None:
-        """Sync and close; twice is fine."""
+        """Sync and close; idempotent."""
         if self._file is not None:
             descriptor, self._file = self._file, None
             try:
@@ -120,13 +120,13 @@ class JsonLines:
 
 
 def encode(record: Mapping[str, Any], *, null_for_non_finite: bool = False) -> bytes:
-    """One line. Numbers that JSON does not have are refused or become null; what is no JSON is refused."""
+    """Encode as one line. Reject NaN and infinity or write them as null; reject values that are not JSON."""
     try:
         if not null_for_non_finite:
             _refuse_non_finite(record, "record")
         return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, RecursionError):
-        pass  # integers beyond 64 bits and lone surrogates are JSON too; the library below writes them
+        pass  # integers beyond 64 bits and lone surrogates are JSON too; the `json` module writes them
     try:
         return json.dumps(record, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -136,13 +136,13 @@ def encode(record: Mapping[str, Any], *, null_for_non_finite: bool = False) -> b
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` wrote. ValueError when it is no JSON."""
-    # Not orjson: it would turn large integers into floats and refuse lone surrogates.
+    """Decode the result of `encode`. Raises ValueError for invalid JSON."""
+    # Not orjson: it would turn large integers into floats and reject lone surrogates.
     return json.loads(data, parse_constant=_refuse_constant)
 
 
 def read_only(path: Path) -> Iterator[tuple[Span, dict[str, Any]]]:
-    """Every whole record of a file that another process may be writing; nothing is cut off or changed."""
+    """Yield every complete record of a file that another process may be writing; never modify it."""
     offset = 0
     with path.open("rb") as lines:
         for number, raw in enumerate(lines, start=1):
@@ -157,7 +157,7 @@ def read_only(path: Path) -> Iterator[tuple[Span, dict[str, Any]]]:
 
 
 def read_record(path: Path, span: Span) -> dict[str, Any]:
-    """The record at a known place."""
+    """Read the record at a known position."""
     with path.open("rb") as lines:
         lines.seek(span.offset)
         record = _whole_record(lines.read(span.length))
@@ -170,7 +170,7 @@ def read_record(path: Path, span: Span) -> dict[str, Any]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the entries of a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -197,7 +197,7 @@ def _refuse_non_finite(value: Any, where: str) -> None:
             _refuse_non_finite(inner, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         values = cast(list[Any], value)
-        # Lists of thousands of logprobs and token ids are the rule: those are looked at in one go.
+        # Lists of thousands of logprobs and token ids are common: check those in one go.
         with contextlib.suppress(TypeError, OverflowError):
             if all(map(math.isfinite, values)):
                 return

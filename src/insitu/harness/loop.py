@@ -2,8 +2,8 @@
 
     validate? ──► collect ──► select ──► submit ──► wait ──► files ──► next epoch … ──► validate
 
-Groups reach the backend while others are still being rolled out. What has happened is in the journal and in
-the stores of rollouts, both on disk before the next thing begins; after a crash the same calls find it there.
+Groups reach the backend while others are still being rolled out. Every result is in the journal or in a
+rollout store, on disk before the next stage begins; after a crash the same calls find it there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.5
 
 
 class EpochTrainer(Trainer):
-    """One update per epoch over all groups that can teach something."""
+    """One update per epoch over all groups with a training signal."""
 
     _builder: TrajectoryBuilder
     _adapter: TrainerAdapter
@@ -48,11 +48,11 @@ class EpochTrainer(Trainer):
         self._initialized = False
 
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
-        """The parts to work with."""
+        """Set the builder and the adapter to work with."""
         self._builder, self._adapter = builder, adapter
 
     async def initialize(self, run: FinetuneRun) -> None:
-        """Read the journal, then let builder and adapter get ready."""
+        """Read the journal, then initialize builder and adapter."""
         if not hasattr(self, "_builder"):
             raise InvalidRequest("the trainer has no parts", hint="call bind_components before initialize")
         self._run = run
@@ -62,7 +62,7 @@ class EpochTrainer(Trainer):
         self._initialized = True
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Every epoch that is not over yet, with validation before, between and after."""
+        """Run every epoch that is not over yet, with validation before, between and after."""
         run_id, statuses = self._run.run_id, list[TrainingJobStatus]()
         await self._catch_up()
         for epoch in range(self.state.next_epoch, num_epochs):
@@ -91,7 +91,7 @@ class EpochTrainer(Trainer):
         meta = {"epoch": epoch, "on_group": on_group}
         await self._builder.start_run(run_id, meta)
         collection = await self._builder.finalize(run_id, meta)
-        # By the public method, so that a trainer that overrides it chooses.
+        # Through the public method, so that subclasses can override the selection.
         groups = self.apply_curriculum_learning(collection, epoch).trajectories
         selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
         figures = self._figures(epoch, collection, selection)
@@ -107,7 +107,7 @@ class EpochTrainer(Trainer):
         return ref
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Finished epochs and validations, the checkpoint to use, and the step under way, if there is one."""
+        """Return finished epochs and validations, the checkpoint to use, and the step in progress, if any."""
         if run_id != self._run.run_id:
             raise InvalidRequest(f"this trainer runs {self._run.run_id}, not {run_id}")
         metrics: Json = {
@@ -122,7 +122,7 @@ class EpochTrainer(Trainer):
         return metrics
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Validate the present weights; the result is kept, and the best checkpoint with it."""
+        """Validate the current weights, record the result, and keep the checkpoint if it is the best."""
         entry = await validate(self._run, self._builder, epoch, self.state.step, run_id)
         self._note("validated", entry=entry)
         await self._keep_if_best(entry)
@@ -130,16 +130,16 @@ class EpochTrainer(Trainer):
         return entry
 
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
-        """The groups that this epoch trains on; the curriculum itself moves on when the epoch is over."""
+        """Return the groups that this epoch trains on; the curriculum advances when the epoch is over."""
         return replace(collection, trajectories=self._select(collection, epoch).groups)
 
     def get_curriculum_state(self) -> dict[str, Any]:
-        """As in curriculum_state.json."""
+        """Return the state as in curriculum_state.json."""
         config = self._run.config.finetuning.curriculum_learning
         return {**asdict(self.state.curriculum), "config": config.model_dump(mode="json")}
 
     def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
-        """Say the figures of an epoch and write the files."""
+        """Log the figures of an epoch and write the files."""
         average, count = metrics["avg_reward"], metrics["num_trajectories"]
         shown = "none" if average is None else f"{average:.4f}"
         self._run.progress.info(
@@ -148,7 +148,7 @@ class EpochTrainer(Trainer):
         self._write_files(output_dir)
 
     async def cleanup(self) -> None:
-        """Cancel what is under way; the parts are closed by whoever made them."""
+        """Cancel running work and close the builder and the adapter."""
         if self._initialized and not self._closed:
             self._closed = True
             await self._builder.aclose()
@@ -178,7 +178,7 @@ class EpochTrainer(Trainer):
         return status
 
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Wait for the step; when it has succeeded the epoch is over."""
+        """Wait for the step; if it succeeds, end the epoch."""
         try:
             status = await self._adapter.wait_until_complete(ref, _POLL_SECONDS)
         finally:
@@ -210,7 +210,7 @@ class EpochTrainer(Trainer):
         )
 
     def _figures(self, epoch: int, collection: TrajectoryCollection, selection: Selection) -> Json:
-        """The epoch's line in training_metrics.jsonl, but for what only the backend knows."""
+        """Compute the epoch's line in training_metrics.jsonl, except for the backend's own figures."""
         account = make_account(collection.trajectories, selection)
         curriculum = self._run.config.finetuning.curriculum_learning
         return {
@@ -237,7 +237,7 @@ class EpochTrainer(Trainer):
         return bool(reason)
 
     async def _catch_up(self) -> None:
-        """Do what follows from the last event, in case a crash came between the two."""
+        """Redo the follow-up of the last event, in case a crash prevented it."""
         if self.state.validations:
             await self._keep_if_best(self.state.validations[-1])
         if self.state.validations or self.state.epochs:
@@ -254,7 +254,7 @@ class EpochTrainer(Trainer):
             self._note("best", step=step, reward=None, path=await self._adapter.keep(step))
 
     def _note(self, event: str, **data: Any) -> None:
-        """Into the journal, then into the state: what is known is on disk."""
+        """Write to the journal first, then apply to the state, so that the state never runs ahead of disk."""
         self._run.directory.journal.append(event, **data)
         self.state.apply({"event": event, **data})
 

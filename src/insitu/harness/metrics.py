@@ -1,6 +1,6 @@
 """Metrics: the files that people and their scripts read, derived from the journal's events.
 
-They are written whole each time, so that they hold every epoch once however often the run was interrupted.
+They are rewritten in full each time, so that every epoch appears once, however often the run was interrupted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _JOURNAL_FIELDS = frozenset({"event", "at"})
 
 
 def statistics(groups: Sequence[Sequence[Trajectory]], prefix: str = "") -> dict[str, Any]:
-    """Mean, least and greatest reward over the trajectories that have one (None if none has), and counts."""
+    """Compute mean, min and max reward over the trajectories that have one (None if none has), and counts."""
     rewards = [reward for group in groups for t in group if (reward := usable_reward(t)) is not None]
     values = {
         "avg_reward": figures.mean(rewards) if rewards else None,
@@ -58,7 +58,7 @@ def write_metrics(
     validations: Sequence[Mapping[str, Any]],
     curriculum: Mapping[str, Any],
 ) -> None:
-    """Write the four files. Of several records of one epoch (or of one validation) the last counts."""
+    """Write the four files. The last of several records of one epoch (or validation) counts."""
     trained = _each_once(epochs, ("epoch",))
     checked = _each_once(validations, ("epoch", "step"))
     write_atomic(directory / "training_metrics.jsonl", b"".join(_line(_epoch(record)) for record in trained))
@@ -76,7 +76,7 @@ def _each_once(records: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> l
 
 
 def _timestamp(record: Mapping[str, Any]) -> str | None:
-    """ISO 8601, from the record itself or from when the journal got it."""
+    """Return the time in ISO 8601, from the record itself or from its journal entry."""
     if "timestamp" in record:
         return record["timestamp"]
     at = record.get("at")
@@ -93,7 +93,7 @@ def _pick(record: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    # orjson writes null for NaN: a figure that does not exist is no reason for an invalid file.
+    # orjson writes null for NaN: a missing figure must not make the file invalid.
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 

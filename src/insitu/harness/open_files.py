@@ -1,4 +1,4 @@
-"""Open files: every rollout under way holds connections or pipes, and the usual limit is soon reached."""
+"""Open files: every running rollout holds connections or pipes, and the usual limit is soon reached."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from insitu.errors import InvalidRequest
 from insitu.open_files import allow_open_files
 
 _FILES_PER_ROLLOUT = 2
-"""A connection of the agent, and at its end one that reads its calls."""
+"""The agent's connection, and at the end one to read its calls."""
 _OTHER_FILES = 100
 
 
 def check_open_files(max_concurrency: int) -> None:
-    """Raise this process's limit as far as it may be; refuse more rollouts at once than it then carries."""
+    """Raise this process's limit as far as allowed; reject a concurrency that still exceeds it."""
     allowed, needed = allow_open_files(), _FILES_PER_ROLLOUT * max_concurrency + _OTHER_FILES
     if allowed < needed:
         fitting = max(1, (allowed - _OTHER_FILES) // _FILES_PER_ROLLOUT)

@@ -1,4 +1,4 @@
-"""OpenGroups: which rollouts of an epoch are there already, and which groups are complete."""
+"""OpenGroups: tracks which rollouts of an epoch already exist and which groups are complete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from insitu.harness.trajectory_store import TrajectoryStore
 
 
 class OpenGroups:
-    """The groups of one store, `size` rollouts each; what an interrupted run left is kept."""
+    """The groups of one store, `size` rollouts each; rollouts of an interrupted run are kept."""
 
     def __init__(self, store: TrajectoryStore, num_groups: int, size: int) -> None:
         self._store = store
@@ -20,24 +20,24 @@ class OpenGroups:
 
     @property
     def num_missing(self) -> int:
-        """How many rollouts are to be run."""
+        """Number of rollouts still to run."""
         return sum(self._left)
 
     def complete(self) -> list[int]:
-        """The groups of which nothing is missing."""
+        """Return the complete groups."""
         return [index for index, left in enumerate(self._left) if left == 0]
 
     def done(self, index: int) -> bool:
-        """One more rollout of the group has ended; whether it was the last."""
+        """Count one more finished rollout of the group; return True if it was the last."""
         self._left[index] -= 1
         return self._left[index] == 0
 
     def close(self, index: int) -> list[Trajectory]:
-        """The trajectories of a complete group."""
+        """Return the trajectories of a complete group."""
         entries = sorted(self._store.group(index), key=lambda entry: entry.generation)
         self._closed[index] = [self._store.trajectory(entry) for entry in entries]
         return self._closed[index]
 
     def trajectories(self) -> list[list[Trajectory]]:
-        """All groups, in the order of their examples."""
+        """Return all groups, in the order of their examples."""
         return [self._closed[index] for index in range(self._num_groups)]

@@ -1,4 +1,4 @@
-"""What the command line adds to the configuration: `finetuning.run_configuration`."""
+"""Command-line options in the configuration: `finetuning.run_configuration`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insitu.errors import InvalidRequest
 
 
 def with_options(loaded: LoadedConfig, given: Mapping[str, Any]) -> LoadedConfig:
-    """The configuration with these options set; None leaves what the file says."""
+    """Return the configuration with these options set; None keeps the file's value."""
     finetuning = loaded.config.finetuning
     stated = finetuning.run_configuration.model_dump(exclude_unset=True)
     try:

@@ -1,6 +1,6 @@
-"""Plots: reward_plot.png, how the rewards and the curriculum went."""
+"""Plots: reward_plot.png, the rewards and the curriculum over the epochs."""
 
-# The types that matplotlib ships leave keyword arguments open.
+# matplotlib's own types leave keyword arguments untyped.
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FILTERED = "#2a9d4a"
 _VALIDATION = "#d1495b"
 _CURRICULUM = "#8a8d91"
 _FEW_POINTS = 60
-"""With more than these, markers would hide the lines."""
+"""With more points, markers would hide the lines."""
 
 
 def write_plot(path: Path, epochs: Records, validations: Records, title: str) -> None:
-    """Draw and replace the picture at `path`."""
+    """Draw the plot and replace the image at `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = make_figure(epochs, validations, title)
@@ -40,10 +40,10 @@ def write_plot(path: Path, epochs: Records, validations: Records, title: str) ->
 
 
 def make_figure(epochs: Records, validations: Records, title: str) -> Figure:
-    """The rewards on the left axis, the curriculum on the right; what is missing leaves a gap."""
+    """Plot the rewards on the left axis and the curriculum on the right; missing values leave a gap."""
     from matplotlib.figure import Figure
 
-    # A figure of its own, not pyplot's: nothing global, nothing to close, any thread will do.
+    # Not pyplot's figure: no global state, nothing to close, safe in any thread.
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     rewards = figure.add_subplot()
     shares = rewards.twinx()
@@ -82,7 +82,7 @@ def _draw_curriculum(axes: Axes, epochs: Records) -> None:
     if not any(map(math.isfinite, shares)):
         axes.set_visible(False)
         return
-    # A step is as wide as its epoch, the first and the last one too.
+    # Each step is as wide as its epoch, including the first and the last.
     edges = [positions[0] - 0.5, *positions, positions[-1] + 0.5]
     percent = [100 * share for share in (shares[0], *shares, shares[-1])]
     label = "curriculum: share of groups (right)"
@@ -107,7 +107,7 @@ def _lay_out(rewards: Axes, shares: Axes, title: str) -> None:
     shares.set_ylabel("groups within the curriculum", color=_CURRICULUM)
     shares.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     shares.tick_params(axis="y", colors=_CURRICULUM)
-    # The rewards lie over the shaded curriculum.
+    # Draw the rewards over the shaded curriculum.
     rewards.set_zorder(shares.get_zorder() + 1)
     rewards.patch.set_visible(False)
     _legend(rewards, shares)
@@ -124,14 +124,14 @@ def _legend(rewards: Axes, shares: Axes) -> None:
 
 
 def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
-    """Epochs and values, in order, each epoch once; NaN where there is no value, which leaves a gap."""
+    """Return epochs and values in order, each epoch once; NaN for a missing value leaves a gap."""
     last = {int(record["epoch"]): record.get(key) for record in records}
     values = [last[epoch] for epoch in sorted(last)]
     return sorted(last), [math.nan if value is None else float(value) for value in values]
 
 
 def _between_gaps(values: Sequence[float]) -> list[int]:
-    """Where a value has no neighbour that a line could lead to."""
+    """Return the positions of isolated values, which no line segment would show."""
     padded = [math.nan, *values, math.nan]
     return [
         position

@@ -1,4 +1,4 @@
-"""Progress: what the loop tells whoever watches, and the figures that follow from it."""
+"""Progress: events that the loop reports to a listener, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _RECENT_EPOCHS = 5
 
 
 class Progress:
-    """A listener. Nothing happens by default, so that the loop runs the same with nobody watching."""
+    """A listener. Does nothing by default, so that the loop runs the same with nobody watching."""
 
     def info(self, message: str) -> None:
-        """A log line."""
+        """Log a line."""
 
     def warn(self, message: str) -> None:
-        """A log line about something that went wrong but does not end the run."""
+        """Log a problem that does not end the run."""
 
     def phase_started(self, name: str, total_rollouts: int, done: int = 0) -> None:
-        """Rollouts begin, of "epoch 3/20" for example; `done` of them are kept from an interrupted run."""
+        """Rollouts begin, e.g. of "epoch 3/20"; `done` of them are kept from an interrupted run."""
 
     def rollout_started(self) -> None:
-        """A rollout of the phase runs now."""
+        """A rollout of the phase has started."""
 
     def rollout_ended(
         self, ending: Ending, reward: float | None, num_output_tokens: int, seconds: float
@@ -41,34 +41,34 @@ class Progress:
         """No more rollouts in this phase."""
 
     def training(self, phase: str, fraction: float) -> None:
-        """A step trains: what it does now, and how much of it is done (0 to 1)."""
+        """A training step has progressed: its current phase and the completed fraction (0 to 1)."""
 
     def training_ended(self) -> None:
-        """The step is over, whatever became of it."""
+        """The step is over, successful or not."""
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
     ) -> None:
-        """An epoch is over; `epoch` counts from 1. `account_line` says what became of its trajectories."""
+        """An epoch is over; `epoch` counts from 1. `account_line` summarizes the fate of its trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """Where a phase of rollouts stands."""
+    """Progress of a phase of rollouts."""
 
     name: str
     total: int
     kept: int
-    """Done already in an interrupted run; part of `done`, not of the other figures."""
+    """Done in an earlier, interrupted run; counted in `done`, but not in the other figures."""
     done: int
     running: int
     failures: Mapping[Ending, int]
     reward: float | None
-    """Mean of the rollouts that have one."""
+    """Mean over the rollouts that have a reward."""
     seconds: float
     num_output_tokens: int
     tokens_per_second: float | None
-    """Of late: over ten seconds, or as long as a rollout takes if that is longer."""
+    """Recent rate: over ten seconds, or over the mean duration of a rollout if that is longer."""
     seconds_left: float | None
 
     @property
@@ -79,7 +79,7 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFigures:
-    """Where a training step stands."""
+    """Progress of a training step."""
 
     phase: str
     fraction: float
@@ -88,7 +88,7 @@ class TrainingFigures:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Where the run stands, once an epoch has ended."""
+    """Progress of the run, known once an epoch has ended."""
 
     epochs_done: int
     num_epochs: int
@@ -98,7 +98,7 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at one moment; None for what is not going on or not known yet."""
+    """All figures at one moment; None for anything inactive or not yet known."""
 
     phase: PhaseFigures | None
     training: TrainingFigures | None
@@ -106,7 +106,7 @@ class Snapshot:
 
 
 class Figures(Progress):
-    """Counts what it is told. Told by one thread, read by another."""
+    """Counts the reported events. One thread reports, another reads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -160,7 +160,7 @@ class Figures(Progress):
             self._epoch_ended_at = self._clock()
 
     def snapshot(self) -> Snapshot:
-        """The figures now."""
+        """Return the current figures."""
         with self._lock:
             now = self._clock()
             phase = self._phase.figures(now) if self._phase else None
@@ -182,7 +182,7 @@ class Figures(Progress):
 
 
 class _Phase:
-    """The counters of a phase under way."""
+    """The counters of the current phase."""
 
     def __init__(self, name: str, total: int, kept: int, now: float) -> None:
         self.name = name
@@ -199,7 +199,7 @@ class _Phase:
         self._rollout_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=_RECENT_ROLLOUTS)
         self._recent: deque[tuple[int, int]] = deque(maxlen=_MAX_WINDOW_SECONDS)
-        """Output tokens by whole second, so that a thousand rollouts a second cost no memory."""
+        """Output tokens per whole second, so that memory does not grow with the rate of rollouts."""
 
     def start(self) -> None:
         self.running += 1
@@ -253,5 +253,5 @@ class _Phase:
         elapsed = now - self._started_at
         if elapsed <= window:
             return self._tokens / max(elapsed, 1.0)
-        # A second belongs to the window when its middle does: too many and too few even out.
+        # A second belongs to the window if its midpoint does, so that the rounding errors even out.
         return sum(tokens for second, tokens in self._recent if second + 0.5 > now - window) / window

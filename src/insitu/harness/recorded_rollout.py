@@ -1,4 +1,4 @@
-"""RecordedRollout: what the gateway holds of one rollout, split into what is trained on and what is not."""
+"""RecordedRollout: the gateway's record of one rollout, split into calls that are trained on and others."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from insitu.harness.targets import Targets
 
 Json = dict[str, Any]
 _PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.5)
-"""A call whose client has just left needs a moment until its record is written."""
+"""The record of a call whose client has just disconnected takes a moment to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """Every call of a rollout, and those of them to train on."""
+    """Every call of a rollout, and the subset to train on."""
 
     calls: Sequence[Json] = ()
     call_ids: Sequence[str] = ()
     """The calls to train on, in order."""
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why the others are not trained on, by their id."""
+    """Why each of the other calls is not trained on, by call id."""
     capture: Capture = field(default_factory=Capture)
     why_none: str = ""
-    """What to say when there is nothing to train on."""
+    """Explanation for the user in case there is nothing to train on."""
 
     @property
     def chosen(self) -> list[Json]:
@@ -47,7 +47,7 @@ class RecordedRollout:
 async def read_rollout(
     gateway: GatewayClient, targets: Targets, rollout_id: str, before: RecordedRollout | None = None
 ) -> RecordedRollout:
-    """What was recorded so far. Given what was there `before`, nothing that came after it is trained on."""
+    """Read the calls recorded so far. Calls made since `before`, if given, are never trained on."""
     record = await _settled(gateway, rollout_id)
     call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(record.calls)]
     others = [call for call in record.calls if call["id"] not in set(call_ids)]
@@ -57,7 +57,7 @@ async def read_rollout(
 
 
 async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
-    """The record, read again for a while when calls are under way or not written yet."""
+    """Read the record; poll for a while if calls are in flight or not written yet."""
     record = await gateway.rollout_record(rollout_id)
     for pause in _PAUSES_SECONDS:
         if record.under_way == 0 and _num_missing(record) == 0:

@@ -1,7 +1,7 @@
-"""Redaction: what agents, evaluators and services say about their failures, without the run's secrets.
+"""Redaction: removes the run's secrets from error messages of agents, evaluators and services.
 
-Clients like to put a whole request into an error message. Prompts, answers and outputs are left as they are:
-they are what is trained on.
+Clients like to put a whole request into an error message. Prompts, answers and outputs stay unchanged,
+because they are trained on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from insitu.config.config import Config
 from insitu.config.secret import HIDDEN, names_a_secret
 
 _MIN_CHARS = 8
-"""Shorter ones are words like any other; `default`, the key of a backend that was given none, among them."""
+"""Shorter values may be ordinary words, such as `default`, the key of a backend that was given none."""
 
 
 class Redaction:
@@ -23,17 +23,17 @@ class Redaction:
 
     def __init__(self, config: Config) -> None:
         found = {value for value in _secrets(config, False) if len(value) >= _MIN_CHARS}
-        # The longest first: one may be part of another.
+        # Longest first, because one secret may be part of another.
         self._values = sorted(found, key=len, reverse=True)
 
     def hide(self, text: str) -> str:
-        """The text with every secret replaced."""
+        """Replace every secret in the text."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return text
 
     def hide_arguments(self, arguments: Sequence[str]) -> list[str]:
-        """A command line without secrets: also without the values of `-o <path of a secret> <value>`."""
+        """Hide secrets in a command line, including the values of `-o <path of a secret> <value>`."""
         before = ["", *arguments]
         return [
             HIDDEN if "." in path and names_a_secret(path.rpartition(".")[2]) else self.hide(argument)
@@ -42,9 +42,9 @@ class Redaction:
 
 
 def _secrets(value: Any, secret: bool) -> Iterator[str]:
-    """Every secret below a value: by its type, or by the name that it has."""
+    """Yield every secret inside a value, recognized by its type or its name."""
     if isinstance(value, SecretStr):
-        # A header like "Bearer <key>" has its secret in the last word.
+        # In a header like "Bearer <key>", the last word is the secret.
         yield from (value.get_secret_value(), value.get_secret_value().rpartition(" ")[2])
     elif isinstance(value, str) and secret:
         yield value

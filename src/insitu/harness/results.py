@@ -1,7 +1,7 @@
-"""The results of an evaluation in `eval.general.output_dir`, as the original's users expect them.
+"""The results of an evaluation in `eval.general.output_dir`, in the original harness's format.
 
-<output_dir>/epoch-0000/workflow_output.json       what the workflow returned, rollout by rollout
-<output_dir>/epoch-0000/<evaluator>_output.json    what it was worth
+<output_dir>/epoch-0000/workflow_output.json       the workflow's output for each rollout
+<output_dir>/epoch-0000/<evaluator>_output.json    the scores
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def write_results(directory: Path, name: str, reward: str, store: TrajectoryStore) -> None:
-    """Write both files of one epoch or validation; one rollout is in memory at a time."""
+    """Write both files of one epoch or validation, holding one rollout in memory at a time."""
     folder = directory / name
     folder.mkdir(parents=True, exist_ok=True)
     rewards = [entry.reward for entry in store.entries() if entry.reward is not None]

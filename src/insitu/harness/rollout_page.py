@@ -1,7 +1,7 @@
 """RolloutPage: one rollout as text for a terminal.
 
-Everything that a model, a tool or a user's data says stands behind a bar (`│`), control characters spelt
-out: no such text can pass for a line of this page.
+Text from a model, a tool or a user's data is shown behind a bar (`│`) with control characters escaped, so
+that it cannot pass for a line of this page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_IDS = 200
 
 
 def page(shown: ShownRollout, console: Console, *, tokens: bool = False) -> Iterator[Text]:
-    """The lines of the page; with `tokens` every sampled token on a line of its own."""
+    """Yield the lines of the page; with `tokens`, each sampled token on its own line."""
     yield from _head(shown, console)
     yield Text()
     yield from _legend(shown, console)
@@ -81,7 +81,7 @@ def _reward(record: Json, metadata: Json) -> str:
 
 
 def _calls(record: Json, capture: Capture) -> str:
-    """The calls of the rollout alone: what is to be trained on is, if the rollout is selected."""
+    """Format the rollout's own calls: those to train on are trained only if the rollout is selected."""
     if record.get("reward") is None:
         capture = capture.without_training("failed")
     return capture.line().removeprefix("calls ").replace(" trained", " to train on")
@@ -135,7 +135,7 @@ def _call_line(shown: ShownRollout, call: Json, number: int, count: int) -> Text
 
 
 def _said(calls: Sequence[Json]) -> dict[str, list[Json]]:
-    """The messages that each call is the first to show."""
+    """Return the messages that appear first in each call, by call id."""
     said: dict[str, list[Json]] = {}
     new: list[Json] = []
     for message, call in spoken(calls):
@@ -210,7 +210,7 @@ def _tool_call(asked: Mapping[str, Any]) -> Text:
 
 
 def _said_by(name: str, text: Text, console: Console) -> Iterator[Text]:
-    """A heading, and every line of the text behind a bar, wrapped so that none begins at the margin."""
+    """Yield a heading and the text's lines behind a bar, wrapped so that none starts at the margin."""
     if not text.plain:
         return
     yield Text(f"  {_inline(name)}", style="bold")
@@ -221,12 +221,12 @@ def _said_by(name: str, text: Text, console: Console) -> Iterator[Text]:
 
 
 def _inline(text: str) -> str:
-    """Text of others in a line of this page."""
+    """Make foreign text safe within a line of this page."""
     return visible(text).replace("\n", "\\n")
 
 
 def _plain(value: Any) -> str:
-    """What a message or a value says, as text."""
+    """Convert a message's content or a value to text."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Rollouts: runs the agent on every example, as often as asked, many at once, and keeps what came of it.
+"""Rollouts: runs the agent on every example, as often as asked, concurrently, and stores the results.
 
     plans ──► workers (max_concurrency) ──► execute → calls → score → store ──► group complete ──► on_group
                                                                                 (scored together, synced)
 
-A worker takes the next plan when its rollout has ended, so no more than `max_concurrency` run and no more
-than that many contexts exist. What the store already holds is not run again.
+A worker takes the next plan when its rollout has ended, so at most `max_concurrency` rollouts run and at
+most that many contexts exist. Rollouts that the store already holds are not run again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Collector:
     async def collect(
         self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
     ) -> list[list[Trajectory]]:
-        """All groups in the order of their examples; a group is handed to `on_group` once it is on disk."""
+        """Return all groups in the order of their examples; pass each to `on_group` once it is on disk."""
         _check_examples(store, self._task.examples)
         open_groups = OpenGroups(store, len(self._task.examples), num_generations)
         try:
@@ -149,7 +149,7 @@ class Collector:
     async def _score(
         self, evaluator: Evaluator, example: Example, record: Json, recorded: RecordedRollout
     ) -> None:
-        """The reward; what a judge asked the same gateway is recorded with the rollout, never trained on."""
+        """Score the rollout. A judge's calls to the same gateway are recorded with it, never trained on."""
         rollout_id = record["rollout_id"]
         with judging(JudgedRollout(rollout_id, self._task.agent.binding.is_gateway)) as judged:
             result = await score_item(evaluator, _item(example, record), self._limits.evaluator_seconds)
@@ -158,7 +158,7 @@ class Collector:
             try:
                 with_judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
             except InsituError as error:
-                # The reward is there, and the account is that of the agent's own calls.
+                # The reward is known; the account just covers only the agent's own calls.
                 self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
                 return
             record |= {"calls": with_judge.calls, "left_out": with_judge.left_out}
@@ -191,7 +191,7 @@ class Collector:
 
 
 def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None:
-    """Refuse to complete groups with rollouts of other examples than those that they were begun with."""
+    """Reject a dataset that has changed since the stored rollouts, rather than mix examples in a group."""
     for entry in store.entries():
         if entry.index >= len(examples):
             now = f"has {len(examples)} examples now"
@@ -207,7 +207,7 @@ def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended a group of tasks, without its wrapping."""
+    """Unwrap the error that ended a group of tasks."""
     first = group.exceptions[0]
     if isinstance(first, BaseExceptionGroup):
         return _first(cast("BaseExceptionGroup[BaseException]", first))
@@ -215,7 +215,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _judged_by_calls(outcome: Outcome, recorded: RecordedRollout) -> Outcome:
-    """A rollout that ended well must have used the trained model; one that was cut says so."""
+    """Correct a completed outcome: it must have used the trained model, and a cut-off one ends in LENGTH."""
     if outcome.ending is not Ending.COMPLETED:
         return outcome
     if not recorded.call_ids:
@@ -268,7 +268,7 @@ def _item(example: Example, record: Json) -> EvalItem:
 
 
 def _apply(record: Json, result: EvalResult) -> None:
-    """The reward, or the reason why there is none: a failed evaluation is never a reward of 0."""
+    """Set the reward, or the reason why there is none: a failed evaluation is never a reward of 0."""
     if result.error is not None:
         record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
     else:
@@ -280,7 +280,7 @@ def _apply(record: Json, result: EvalResult) -> None:
 
 
 def _components(reasoning: object) -> dict[str, float]:
-    """The scores of a reward that is made of several, by the name of each."""
+    """Return the component scores of a composite reward, by name."""
     if not isinstance(reasoning, dict):
         return {}
     parts = {

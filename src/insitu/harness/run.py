@@ -1,4 +1,4 @@
-"""FinetuneRun: everything that the three parts share during one run."""
+"""FinetuneRun: everything that the three components share during one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from insitu.workflow.workflow import Workflow
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A workflow with its functions and the models that it may call."""
+    """A workflow with its functions and the models it may call."""
 
     workflow: Workflow
     config: ComponentConfig
@@ -27,7 +27,7 @@ class Agent:
     binding: LLMBinding
 
     def context(self, rollout_id: str, example: Example) -> WorkflowContext:
-        """What one rollout is told."""
+        """Create the context of one rollout."""
         return WorkflowContext(
             rollout_id=rollout_id,
             example_id=example.id,
@@ -39,7 +39,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An agent, the examples that it works on, and what its work is worth."""
+    """An agent, its examples, and the evaluator that scores it."""
 
     agent: Agent
     examples: Sequence[Example]

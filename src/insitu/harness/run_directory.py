@@ -1,12 +1,12 @@
-"""RunDirectory: `finetuning.output_dir`, where everything about one run lies, used by one process at a time.
+"""RunDirectory: `finetuning.output_dir`, all files of one run, used by one process at a time.
 
     config.json          the effective configuration without secrets, and the run's id
-    journal.jsonl        what has happened
+    journal.jsonl        the run's events
     trajectories/        every rollout, one file per epoch and validation
     left_out/            which of an epoch's rollouts were not trained on, and why
     …                    metrics and the plot, derived from the journal
 
-The same configuration continues the run that it finds there; another one is refused.
+The same configuration resumes the run that it finds there; a different one is rejected.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class RunDirectory:
-    """Made by `open`; holds the directory's lock until `close`."""
+    """Created by `open`; holds the directory's lock until `close`."""
 
     def __init__(self, path: Path, run_id: str, journal: Journal, lock: IO[str], *, resumed: bool) -> None:
         self.path = path
         self.run_id = run_id
         self.journal = journal
         self.resumed = resumed
-        """Whether the run had been started before."""
+        """True if the run had been started before."""
         self._lock = lock
         self._stores: dict[str, TrajectoryStore] = {}
 
     @classmethod
     def open(cls, path: Path, dump: Mapping[str, Any]) -> Self:
-        """Start or continue the run of a configuration, given as `dump_config` gives it.
+        """Start or resume the run of a configuration, given as the output of `dump_config`.
 
-        Conflict when another process works there, or the directory belongs to something else.
+        Raises Conflict when another process uses the directory, or it belongs to something else.
         """
         _make(path)
         lock = _take_lock(path)
@@ -79,13 +79,13 @@ class RunDirectory:
         return cls(path, run_id, journal, lock, resumed=known is not None)
 
     def store(self, name: str) -> TrajectoryStore:
-        """The trajectories of an epoch or a validation, `epoch-0003` for example.
+        """Open the trajectories of an epoch or a validation, e.g. `epoch-0003`.
 
-        The same object as long as it is open; whoever is done with an epoch closes its store.
+        Returns the same object while it is open; the caller closes it when done with the epoch.
         """
         if not _STORE_NAME.fullmatch(name):
             raise InvalidRequest(f"no trajectory file can be called {name!r}", hint="like epoch-0003")
-        # Those that are closed are forgotten: an index of every epoch would grow with the run.
+        # Forget closed stores: keeping the index of every epoch would grow with the run.
         self._stores = {other: store for other, store in self._stores.items() if not store.closed}
         store = self._stores.get(name)
         if store is None:
@@ -94,12 +94,12 @@ class RunDirectory:
         return store
 
     def write_left_out(self, name: str, reasons: Mapping[str, str]) -> None:
-        """Why rollouts of an epoch are not trained on, by their ids; a rollout that is not in it is."""
+        """Record why rollouts of an epoch are not trained on, by id; those not listed are trained on."""
         (self.path / LEFT_OUT).mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / LEFT_OUT / f"{name}.json", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
-        """Rename the trajectories of an epoch or a validation that is to be run again; they are kept."""
+        """Rename, and so keep, the trajectories of an epoch or a validation that is to be run again."""
         path = self.store(name).path
         self._stores.pop(name).close()
         number = 1
@@ -110,7 +110,7 @@ class RunDirectory:
         return aside
 
     def close(self) -> None:
-        """Close all files and let the next process in. Twice is fine."""
+        """Close all files and release the lock; idempotent."""
         try:
             for store in self._stores.values():
                 store.close()
@@ -128,7 +128,7 @@ class RunDirectory:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a whole file: readers see the old one or the new one, also after a crash.
+    """Replace a whole file: readers see the old one or the new one, even after a crash.
 
     One writer per file at a time.
     """
@@ -151,7 +151,7 @@ def _make(path: Path) -> None:
 
 
 def _take_lock(path: Path) -> IO[str]:
-    """One process a directory; the kernel releases the lock however this process ends."""
+    """Lock the directory for this process; the kernel releases the lock however the process ends."""
     lock = (path / ".lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,7 +183,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _check_free(path: Path) -> None:
-    """A directory with other people's files will do, but nothing in it may be overwritten."""
+    """Reject a directory where a run would overwrite files; unrelated files are fine."""
     taken = [name for name in _OWN_NAMES if (path / name).exists()]
     if taken:
         raise Conflict(
@@ -194,7 +194,7 @@ def _check_free(path: Path) -> None:
 
 def _check_same(path: Path, known: Mapping[str, Any], dump: Mapping[str, Any]) -> None:
     old, new = dict(known["config"]), dict(dump)
-    # Compared anew, not with the stored one: another release may compute it differently.
+    # Recompute the old fingerprint: another release may have computed the stored one differently.
     if fingerprint(old) == fingerprint(new):
         return
     listed = "\n".join(f"    {line}" for line in differences(old, new))

@@ -1,4 +1,4 @@
-"""RunReader: the rollouts of a run directory, looked at without touching it, also while the run goes on."""
+"""RunReader: read-only access to the rollouts of a run directory, even while the run is active."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A rollout and the file that it is in."""
+    """A rollout and the file it is in."""
 
     store: str
-    """`epoch-0003`, `validation-0005`; with `-failed-1` behind it when it was run again."""
+    """`epoch-0003`, `validation-0005`; with the suffix `-failed-1` when it was run again."""
     entry: Entry
 
 
@@ -39,11 +39,11 @@ class RunReader:
         self.run_id = run_id
         self._config = config
         self._keys = keys
-        """By entry of `llms`, as far as a configuration file tells them."""
+        """By entry of `llms`; known only from a configuration file."""
 
     @classmethod
     def open(cls, run: Path) -> RunReader:
-        """A run directory, or the configuration file whose `finetuning.output_dir` is one."""
+        """Open a run directory, or the `finetuning.output_dir` of a configuration file."""
         path, keys = _of_config_file(run) if run.is_file() else (run, {})
         file = path / CONFIG_FILE
         if not file.is_file() or not (path / TRAJECTORIES).is_dir():
@@ -55,18 +55,18 @@ class RunReader:
             raise InvalidRequest(f"{file} is not the configuration of a run of insitu") from error
 
     def stores(self) -> list[str]:
-        """The names of all files of rollouts."""
+        """Return the names of all rollout files."""
         return sorted(file.stem for file in (self.path / TRAJECTORIES).glob("*.jsonl"))
 
     def rollouts(self, stores: list[str]) -> Iterator[Found]:
-        """The rollouts of these files, in the order of examples and generations."""
+        """Yield the rollouts of these files, ordered by example and generation."""
         for store in stores:
             entries = read_entries(self._file(store))
             for entry in sorted(entries, key=lambda entry: (entry.index, entry.generation)):
                 yield Found(store, entry)
 
     def find(self, rollout: str) -> Found:
-        """The rollout with this id, or the only one whose id contains it: `e3.0.1`, or its last digits."""
+        """Find the rollout with this id, or the only one whose id contains it (`e3.0.1`, its last digits)."""
         matches = [found for found in self.rollouts(self.stores()) if rollout in found.entry.rollout_id]
         exact = [found for found in matches if found.entry.rollout_id == rollout]
         if len(matches) == 1 or exact:
@@ -85,21 +85,21 @@ class RunReader:
         )
 
     def read(self, found: Found) -> Json:
-        """The whole record of a rollout, its calls whole."""
+        """Read the complete record of a rollout, with complete calls."""
         return read_whole(self._file(found.store), found.entry)
 
     def group(self, found: Found) -> list[Entry]:
-        """All rollouts of the same example in the same file."""
+        """Return all rollouts of the same example in the same file."""
         entries = [each.entry for each in self.rollouts([found.store])]
         return [entry for entry in entries if entry.index == found.entry.index]
 
     def left_out(self, store: str) -> dict[str, str] | None:
-        """Why rollouts of an epoch were not selected, by their ids; None when that is not decided yet."""
+        """Return why rollouts of an epoch were not selected, by id; None before that is decided."""
         file = self.path / LEFT_OUT / f"{store}.json"
         return cast("dict[str, str]", orjson.loads(file.read_bytes())) if file.is_file() else None
 
     def gateway(self) -> tuple[str, str] | None:
-        """Address and key of the gateway that serves the trained model; no other address is ever asked."""
+        """Return address and key of the gateway that serves the trained model; no other is ever contacted."""
         finetuning = _section(self._config, "finetuning")
         backend = _section(
             self._config, "trainer_adapters", str(finetuning.get("trainer_adapter")), "backend"
@@ -120,7 +120,7 @@ class RunReader:
 
 
 def _section(config: Mapping[str, Any], *path: str) -> Json:
-    """A part of the configuration; empty when there is none."""
+    """Return a section of the configuration, empty if missing."""
     found: Any = config
     for name in path:
         found = cast("Json", found).get(name) or {}

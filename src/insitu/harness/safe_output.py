@@ -1,4 +1,4 @@
-"""SafeOutput: text from elsewhere, and readers that go away, cannot harm the terminal or the run."""
+"""SafeOutput: protects the terminal from untrusted text, and the run from readers that go away."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from contextlib import suppress
 from typing import TextIO
 
 _MAX_MESSAGE_CHARS = 4000
-# Control characters, the ones that reorder or break lines, and halves of surrogate pairs.
+# Control characters, characters that reorder or break lines, and lone surrogates.
 _UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
-    """Write lines as they are; a reader that is gone is no error."""
+    """Write lines unchanged; a reader that has gone away is not an error."""
     output = SafeOutput(stream)
     output.write("".join(f"{line}\n" for line in lines))
     output.flush()
 
 
 def visible(text: str) -> str:
-    """Text with every control character but the line feed spelt out; nothing else is changed."""
+    """Escape every control character except the line feed; change nothing else."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable(text: str) -> str:
-    """Text safe to show: control characters escaped, further lines indented, cut when long."""
+    """Make text safe to show: escape control characters, indent further lines, truncate long text."""
     text = text.strip().replace("\r\n", "\n")
     if len(text) > _MAX_MESSAGE_CHARS:
         text = f"{text[:_MAX_MESSAGE_CHARS]}... ({len(text) - _MAX_MESSAGE_CHARS} characters more)"
     text = visible(text)
-    # Indented, no text can pass for a log line of its own.
+    # Indented text cannot pass for a log line of its own.
     return "\n".join(line if i == 0 else f"    {line.strip()}" for i, line in enumerate(text.split("\n")))
 
 
 class SafeOutput:
-    """A stream that never raises: when its reader is gone, a run that may have hours behind it goes on."""
+    """A stream that never raises: losing the reader must not end a run that may be hours old."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
-        """`quiet`: a reader that is gone is not worth a word, as with ``| head``."""
+        """`quiet` suppresses the warning about a reader that has gone away, as with ``| head``."""
         # Standard output is None in a process that was started without one.
         chosen: TextIO | None = sys.stdout if stream is None else stream
         self._gone = chosen is None
@@ -76,8 +76,8 @@ class SafeOutput:
     def _give_up(self, error: Exception) -> None:
         self._gone = True
         with suppress(OSError, ValueError):
-            # Python flushes standard output once more at exit; into a broken pipe that would turn the exit
-            # code of a good run into 120.
+            # Python flushes standard output once more at exit; with a broken pipe that would turn the exit
+            # code of a successful run into 120.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)

@@ -21,11 +21,11 @@ class BuilderConfig(ComponentConfig):
     """`trajectory_builders.X`."""
 
     num_generations: int = Field(default=2, ge=1)
-    """Rollouts per example; they are compared with each other."""
+    """Rollouts per example, compared with each other."""
 
 
 class BackendSettings(Section):
-    """Where `insitu serve` runs, and what the run is called there."""
+    """The address of `insitu serve`, and the run's name there."""
 
     ip: str
     port: int = Field(ge=1, le=65535)
@@ -34,7 +34,7 @@ class BackendSettings(Section):
     base_model: str = "Qwen/Qwen2.5-7B-Instruct"
     api_key: SecretStr = SecretStr("default")
     delete_old_checkpoints: bool = False
-    """Delete the run's checkpoints but the newest two before training."""
+    """Delete all but the run's newest two checkpoints before training."""
     init_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
     engine_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
     server_config: dict[str, Any] | None = None
@@ -57,13 +57,13 @@ class BackendSettings(Section):
 
     @property
     def url(self) -> str:
-        """The address of the API. An address to listen on everywhere is reached here."""
+        """The address of the API; the wildcard address 0.0.0.0 becomes loopback."""
         host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 def _plain(settings: Any) -> Any:
-    """The settings as the API receives them. PyYAML reads `1e-6` as text: it becomes a number here."""
+    """Convert the settings to what the API receives. PyYAML reads `1e-6` as text; make it a number."""
     if isinstance(settings, StepSettings):
         return asdict(settings)
     if not isinstance(settings, Mapping):
@@ -81,8 +81,8 @@ class AdapterConfig(ComponentConfig):
 
     backend: BackendSettings
     training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
-    """What each update is asked to do; validated as the backend will."""
+    """Settings of each update, validated as the backend will."""
 
 
 class TrainerConfig(ComponentConfig):
-    """`trainers.X`: all its settings are in `finetuning`."""
+    """`trainers.X`; all its settings are in `finetuning`."""

@@ -25,43 +25,43 @@ class ShownRollout:
     run_id: str
     store: str
     record: Json
-    """As stored, calls whole; with `output_pieces` and `prompt_text` where the gateway knows them."""
+    """As stored, with complete calls; with `output_pieces` and `prompt_text` where the gateway knows them."""
     group_rewards: Sequence[tuple[int, float | None]]
     """Generation and reward of all rollouts of the example."""
     left_out: Mapping[str, str] | None
-    """Why rollouts of the epoch were not selected; None for validations, and before it is decided."""
+    """Why rollouts of the epoch were not selected; None for validations and before selection."""
     texts_from: str
-    """Where the texts of the tokens come from, or why there are none."""
+    """The source of the tokens' texts, or the reason why there are none."""
 
     @property
     def has_texts(self) -> bool:
-        """Whether the tokens of any call have texts."""
+        """True if the tokens of any call have texts."""
         return any(call.get("output_pieces") is not None for call in self.record["calls"])
 
     @property
     def selected(self) -> str:
-        """Whether the rollout is trained on, in words."""
+        """The rollout's selection for training, in words."""
         if self.left_out is None:
             return "not decided, or no rollout of an epoch"
         reason = self.left_out.get(str(self.record["rollout_id"]))
         return "selected" if reason is None else f"left out: {reason.replace('_', '-')}"
 
     def kind(self, call: Mapping[str, Any]) -> str | None:
-        """Why a call is not trained on; None when it is."""
+        """Return why a call is not trained on, or None if it is."""
         if call["id"] in self.record.get("call_ids", ()):
             return None
         left_out: dict[str, str] = self.record.get("left_out") or {}
         return left_out.get(call["id"], "not selected")
 
     def step_reward(self, call: Mapping[str, Any]) -> float | None:
-        """What the call was worth besides the reward of the whole; None without step rewards."""
+        """Return the call's own reward beyond the rollout's; None without step rewards."""
         rewards = trained_step_rewards(self.record)
         if rewards is None or self.kind(call) is not None:
             return None
         return rewards[list(self.record["call_ids"]).index(call["id"])]
 
     def to_json(self) -> Json:
-        """All of it, as plain values."""
+        """Return everything as plain values."""
         calls = [{**call, "left_out_as": self.kind(call)} for call in self.record["calls"]]
         group = [{"generation": number, "reward": reward} for number, reward in self.group_rewards]
         return {
@@ -76,7 +76,7 @@ class ShownRollout:
 
 
 async def load_rollout(reader: RunReader, found: Found) -> ShownRollout:
-    """A rollout from its file, and the texts of its tokens from the gateway when that can be reached."""
+    """Load a rollout from its file, and the texts of its tokens from the gateway if it is reachable."""
     record = reader.read(found)
     texts, texts_from = await _texts(reader, found.entry.rollout_id)
     calls = [{**call, **texts.get(call["id"], {})} for call in record["calls"]]

@@ -1,4 +1,4 @@
-"""Where a run stands, read from its journal.
+"""The state of a run, read from its journal.
 
 | event | written when | carries |
 |---|---|---|
@@ -41,7 +41,7 @@ class LoopState:
     epochs: list[Json] = field(default_factory=list[Json])
     validations: list[Json] = field(default_factory=list[Json])
     submitted: Json | None = None
-    """The event of a step whose end has not been seen."""
+    """The event of a submitted step that is not known to have ended."""
     failures: Counter[int] = field(default_factory=Counter[int])
     best: Best | None = None
     ended: Json | None = None
@@ -53,15 +53,15 @@ class LoopState:
 
     @property
     def step(self) -> int:
-        """The step of the present weights; 0 before the first update."""
+        """The step of the current weights; 0 before the first update."""
         return max((int(line["step"]) for line in self.epochs if line.get("step")), default=0)
 
     def validated_at(self, epoch: int) -> bool:
-        """Whether the weights after `epoch` epochs have been validated."""
+        """Return True if the weights after `epoch` epochs have been validated."""
         return any(entry["epoch"] == epoch for entry in self.validations)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take one event into account."""
+        """Update the state with one event."""
         kind = event["event"]
         if kind == "submitted":
             self.submitted = dict(event)
@@ -81,7 +81,7 @@ class LoopState:
 
 
 def fold(events: Iterable[Mapping[str, Any]], curriculum: CurriculumConfig) -> LoopState:
-    """The state after these events."""
+    """Return the state after these events."""
     state = LoopState(initial_state(curriculum))
     for event in events:
         state.apply(event)

@@ -1,4 +1,4 @@
-"""Step rewards: from what the evaluator said of any calls to one number per call that is trained on."""
+"""Step rewards: from the evaluator's rewards for any calls to one number per trained call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def trained_step_rewards(record: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """One number per entry of the record's `call_ids`; None when the evaluator gave no step rewards.
+    """Return one number per entry of the record's `call_ids`; None when the evaluator gave no step rewards.
 
-    A call's return counts the step rewards from it on. So the reward of a call that is not trained on (of
-    another function or model, or broken off) goes to the last trained call before it; where there is none,
-    no trained call had a part in it. ValueError for calls that the rollout did not make, and for numbers
-    that are not finite.
+    A call's return sums the step rewards from that call on. The reward of a call that is not trained on
+    (another function or model, or incomplete) therefore goes to the last trained call before it; if there is
+    none, no trained call contributed to it. Raises ValueError for calls that the rollout did not make and
+    for non-finite numbers.
     """
     given: Mapping[str, float] | None = record.get("step_rewards")
     if not given:

@@ -1,4 +1,4 @@
-"""Summary: what a run came to, and the commands that follow from it."""
+"""Summary: the result of a run, and the commands to use next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from insitu.harness.safe_output import printable
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` may be; 16 unless told."""
+"""Values that `--max-lora-rank` accepts; the default is 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Summary:
 
 
 def exit_code(summary: Summary) -> int:
-    """0 only for a run that did what it was asked."""
+    """Return 0 only for a run that succeeded."""
     return _EXIT_CODES[summary.outcome]
 
 
 def lines(summary: Summary) -> list[str]:
-    """What to print at the end."""
+    """Return the lines to print at the end."""
     return [*_headline(summary), *_results(summary), *_commands(summary)]
 
 
@@ -59,7 +59,7 @@ def _headline(summary: Summary) -> list[str]:
     reason = printable(summary.reason)
     epochs, updates = _count(summary.num_epochs, "epoch"), _count(summary.updates, "update")
     run = f"Run {summary.run_id}: {summary.epochs_done} of {epochs}, {updates}."
-    # Exactly as given: it is there to be copied.
+    # Verbatim, because it is meant to be copied.
     resume = f"  {summary.resume_command}"
     if summary.outcome == "failed":
         advice = "Remove the cause, then go on where it stopped (what is done is kept) with:"
@@ -118,7 +118,7 @@ def _curl(summary: Summary) -> str:
     # Not `name@best`: older steps are not served everywhere.
     body = json.dumps({"model": summary.model_name, "messages": [{"role": "user", "content": "Hello"}]})
     url = f"{summary.gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
-    # The key is read by the shell, so that it is never on the screen.
+    # The shell reads the key, so that it never appears on screen.
     headers = "-H \"Authorization: Bearer ${INSITU_API_KEY:-default}\" -H 'Content-Type: application/json'"
     return f"curl {shlex.quote(url)} {headers} -d {shlex.quote(body)}"
 
@@ -126,7 +126,7 @@ def _curl(summary: Summary) -> str:
 def _vllm(summary: Summary) -> str:
     name, path = summary.model_name, f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
     module = f"{name}={path}"
-    if "," in module:  # vLLM takes what has a comma for JSON
+    if "," in module:  # vLLM parses an argument with a comma as JSON
         module = json.dumps({"name": name, "path": path})
     rank = next((rank for rank in _VLLM_RANKS if rank >= summary.lora_rank), summary.lora_rank)
     limit = [] if rank == _VLLM_RANKS[0] else ["--max-lora-rank", str(rank)]

@@ -1,4 +1,4 @@
-"""Which of a rollout's recorded calls are trained on."""
+"""Targets: selects the recorded calls of a rollout that are trained on."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Call = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """`finetuning.target_functions` and the model that is trained."""
+    """`finetuning.target_functions` and the trained model."""
 
     run: str
     functions: frozenset[str]
     gateway_url: str = ""
 
     def left_out_as(self, call: Call) -> str | None:
-        """Why a call is not trained on: `other_model`, `other_function`, `incomplete`; None when it is.
+        """Return why a call is not trained on: `other_model`, `other_function`, `incomplete`; None if it is.
 
-        A fixed version (`<run>@<step>`) is another model: what is trained is the newest one.
+        A fixed version (`<run>@<step>`) is another model: only the newest one is trained.
         """
         if call["run"] != self.run or call["model"] != self.run:
             return OTHER_MODEL
@@ -34,11 +34,11 @@ class Targets:
         return INCOMPLETE_CALL if call["finish_reason"] in INCOMPLETE else None
 
     def chosen(self, calls: Sequence[Call]) -> list[Call]:
-        """The calls that the trained model answered, to the end, for a targeted function; in order."""
+        """Return, in order, the calls of targeted functions that the trained model answered completely."""
         return [call for call in calls if self.left_out_as(call) is None]
 
     def why_none(self, calls: Sequence[Call], unrecorded: Mapping[str, int] | None = None) -> str:
-        """What to say of a rollout of which nothing can be trained."""
+        """Explain why no call of a rollout can be trained on."""
         if not calls:
             return self._why_no_calls(unrecorded or {})
         ours = [call for call in calls if self.left_out_as(call) != OTHER_MODEL]

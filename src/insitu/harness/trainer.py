@@ -21,39 +21,39 @@ class Trainer(ABC):
 
     @abstractmethod
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
-        """The two parts to work with; they stay open until `cleanup` is over."""
+        """Set the two components to work with; they stay open until `cleanup` is over."""
 
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
-        """Initialize builder and adapter, and read where an interrupted run stopped."""
+        """Initialize builder and adapter, and find where an interrupted run stopped."""
 
     @abstractmethod
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
-        """Collect, select, submit. None when no group of the epoch can teach anything."""
+        """Collect, select, submit. Return None when no group of the epoch has a training signal."""
 
     @abstractmethod
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """All epochs that are not done yet; one status per epoch that was trained. Stops at a failed job."""
+        """Run all remaining epochs; stop at a failed job. Return one status per epoch that was run."""
 
     @abstractmethod
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Figures so far: `epochs` and `validations` as in the files, `best` {step, reward, path}."""
+        """Return figures so far: `epochs` and `validations` as in the files, `best` {step, reward, path}."""
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """Cancel what is under way and close the parts. Safe at any time, and twice."""
+        """Cancel running work and close the components. Safe at any time; idempotent."""
 
     @abstractmethod
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Run the validation dataset on the present weights."""
+        """Run the validation dataset on the current weights."""
 
     @abstractmethod
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
-        """The groups that this epoch trains on."""
+        """Return the groups that this epoch trains on."""
 
     @abstractmethod
     def get_curriculum_state(self) -> dict[str, Any]:
-        """Where the curriculum stands, as in curriculum_state.json."""
+        """Return the state of the curriculum, as in curriculum_state.json."""
 
     def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
         """Write the metrics of an epoch."""

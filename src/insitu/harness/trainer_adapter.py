@@ -1,4 +1,4 @@
-"""TrainerAdapter: speaks to a training backend."""
+"""TrainerAdapter: talks to a training backend."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TrainerAdapter(ABC):
     """One instance serves a whole run."""
 
     deadline_seconds: float = 3600.0
-    """How long `wait_until_complete` waits for one job."""
+    """Time limit of `wait_until_complete` for one job."""
 
     @property
     @abstractmethod
     def trained_model(self) -> TrainedModel:
-        """What is trained; known before `initialize`, so that `llms` can be checked against it."""
+        """The model in training; known before `initialize`, so that `llms` can be checked against it."""
 
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
@@ -34,31 +34,31 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def is_healthy(self) -> bool:
-        """Whether the backend that this adapter trains with answers, and is one."""
+        """Return True if this adapter's backend answers and is of the expected kind."""
 
     async def check(self) -> None:
-        """Raise why the backend is not healthy; an adapter that knows more than that says it here."""
+        """Raise if the backend is not healthy; adapters override this to give a more specific reason."""
         if not await self.is_healthy():
             raise Unavailable("no healthy backend at the configured address", hint="start it: insitu serve")
 
     async def keep(self, step: int) -> str | None:
-        """Keep the checkpoint of this step, the best so far; returns where it is, if anywhere."""
+        """Keep the checkpoint of this step, the best so far; return its path, if any."""
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
-        """A group has finished, others still run: send it now or leave it to `submit`."""
+        """Take a finished group while others still run: send it now or leave it to `submit`."""
 
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Ask for one training step over these groups. Repeating it gives the same job."""
+        """Request one training step over these groups. Repeating the request returns the same job."""
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """What became of a job; a finished job stays known."""
+        """Return the status of a job; finished jobs stay known."""
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """The final status. DeadlineExceeded names the job and its phase."""
+        """Poll until the job ends; return its final status. DeadlineExceeded names the job and its phase."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.deadline_seconds
         while True:
@@ -75,12 +75,12 @@ class TrainerAdapter(ABC):
             await asyncio.sleep(poll_interval)
 
     def watch(self, status: TrainingJobStatus) -> None:
-        """Told of every status while a job is waited for."""
+        """Receive every status while waiting for a job."""
 
     def log_progress(
         self, ref: TrainingJobRef, metrics: Mapping[str, Any], output_dir: Path | None = None
     ) -> None:
-        """Note figures of a job. Nothing by default: the trainer writes the metrics files."""
+        """Log figures of a job. Does nothing by default: the trainer writes the metrics files."""
 
     async def aclose(self) -> None:
         """Close connections."""

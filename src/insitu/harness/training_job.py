@@ -18,7 +18,7 @@ class TrainingStatusEnum(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the state is final."""
         return self in (self.COMPLETED, self.FAILED, self.CANCELED)
 
 
@@ -29,12 +29,12 @@ class TrainingJobRef:
     run_id: str
     backend: str
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Whatever the adapter needs to find it again; JSON."""
+    """Whatever the adapter needs to find the job again; JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJobStatus:
-    """What became of a job."""
+    """The status of a job."""
 
     run_id: str
     backend: str

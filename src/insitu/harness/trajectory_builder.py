@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from insitu.harness.run import FinetuneRun
 
 OnGroup = Callable[[Sequence[Trajectory]], Awaitable[None]]
-"""Told of every group as it finishes."""
+"""Called with every group as it finishes."""
 
 
 class TrajectoryBuilder(ABC):
@@ -22,32 +22,32 @@ class TrajectoryBuilder(ABC):
 
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
-        """Get ready: load the dataset, check what can be checked."""
+        """Prepare: load the dataset and check whatever can be checked."""
 
     @abstractmethod
     async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
         """Run and score the validation examples once each (the training examples when there are none).
 
-        `meta["name"]` names the evaluation: what was already run under that name is not run again.
-        `meta["title"]` is what people see.
+        `meta["name"]` names the evaluation: rollouts already run under that name are not run again.
+        `meta["title"]` is the title shown to people.
         """
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
-        """Begin to collect in the background. `meta`: `epoch`, and `on_group` (an `OnGroup`)."""
+        """Start collecting in the background. `meta`: `epoch`, and `on_group` (an `OnGroup`)."""
 
     @abstractmethod
     async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        """Wait for all rollouts; every one is in the result, the failed ones with their endings."""
+        """Wait for all rollouts and return every one, failed ones with their endings."""
 
     @abstractmethod
     async def compute_reward(
         self, output_item: EvalItem, meta: Mapping[str, Any] | None = None
     ) -> EvalResult:
-        """The reward of one rollout; a failed evaluation is an error in the result, never 0."""
+        """Score one rollout; a failed evaluation is an error in the result, never 0."""
 
     def log_progress(self, run_id: str, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
-        """Note figures of the collection. Nothing by default: the trainer writes the metrics files."""
+        """Log figures of the collection. Does nothing by default: the trainer writes the metrics files."""
 
     async def aclose(self) -> None:
-        """Cancel what still runs and give back what was opened."""
+        """Cancel running work and release resources."""

@@ -1,4 +1,4 @@
-"""TrajectoryStore: every rollout of one epoch or validation, whole, in one file.
+"""TrajectoryStore: every rollout of one epoch or validation, complete, in one file.
 
     finished rollout ─► append: one write, survives kill -9
     finished group   ─► sync: survives a power cut
@@ -46,14 +46,14 @@ class Entry:
     seconds: float | None
     started_at: float | None
     span: Span = field(repr=False)
-    """Where the whole record lies in the file."""
+    """Position of the complete record in the file."""
 
 
 class TrajectoryStore:
-    """Open for reading and appending, by one process. Reading goes on after `close`."""
+    """Open for reading and appending, by one process. Reading still works after `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Read the index of the file, or begin it; a record that a crash cut off is dropped."""
+        """Index the file or create it; discard a record that a crash cut off."""
         self._lines = JsonLines(path)
         self._entries: dict[str, Entry] = {}
         self._groups: dict[int, dict[str, None]] = {}
@@ -71,40 +71,40 @@ class TrajectoryStore:
 
     @property
     def torn_bytes(self) -> int:
-        """How much of an unfinished record was dropped when the store was opened."""
+        """Size of the unfinished record discarded when the store was opened."""
         return self._lines.torn_bytes
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be appended any more."""
+        """True once nothing more can be appended."""
         return self._lines.closed
 
     def append(self, record: Mapping[str, Any]) -> Entry:
-        """Write one rollout. Rewards and figures that are NaN or infinite are refused."""
+        """Write one rollout; reject NaN and infinite numbers."""
         _check(record)
         return self._index(self._lines.append(encode(record)), record)
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Flush everything to disk."""
         self._lines.sync()
 
     def entries(self) -> list[Entry]:
-        """One per rollout, first seen first."""
+        """Return one entry per rollout, in the order first seen."""
         return list(self._entries.values())
 
     def group(self, index: int) -> list[Entry]:
-        """The rollouts of the example at that position, first seen first."""
+        """Return the rollouts of the example at that position, in the order first seen."""
         return [self._entries[rollout_id] for rollout_id in self._groups.get(index, ())]
 
     def read(self, rollout_id: str) -> dict[str, Any]:
-        """The whole record of a rollout."""
+        """Read the complete record of a rollout."""
         entry = self._entries.get(rollout_id)
         if entry is None:
             raise NotFound(f"rollout {rollout_id} is not in {self.path}")
         return _read(self.path, entry)
 
     def trajectory(self, entry: Entry) -> Trajectory:
-        """The rollout for training; its calls are read from the file whenever somebody asks for them."""
+        """Return the rollout for training; its calls are read from the file on demand."""
         return Trajectory(
             rollout_id=entry.rollout_id,
             example_id=entry.example_id,
@@ -119,7 +119,7 @@ class TrajectoryStore:
         )
 
     def close(self) -> None:
-        """Sync and close; twice is fine."""
+        """Sync and close; idempotent."""
         self._lines.close()
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class TrajectoryStore:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """The rollouts in a file that a run may still be writing; it is not touched."""
+    """Read the rollouts in a file that a run may still be writing; never modify it."""
     entries: dict[str, Entry] = {}
     for span, record in read_only(path):
         try:
@@ -156,13 +156,13 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def read_whole(path: Path, entry: Entry) -> dict[str, Any]:
-    """The whole record of an entry, with every call made whole."""
+    """Read the complete record of an entry, with every call expanded."""
     record = _read(path, entry)
     return record | {"calls": expand(record.get("calls") or ())}
 
 
 def _check(record: Mapping[str, Any]) -> None:
-    """Refuse before it is on the disk what could not be read back."""
+    """Reject a record that could not be read back, before it is on disk."""
     try:
         _entry(Span(0, 0), record)
     except (KeyError, TypeError, ValueError) as error:

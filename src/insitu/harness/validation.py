@@ -1,4 +1,4 @@
-"""Validation: what the present weights are worth on examples that are not trained on."""
+"""Validation: scores the current weights on examples that are not trained on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str) -> Json:
-    """The entry of validation_history.json after `epoch` epochs. Failed rollouts are counted, never 0."""
+    """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0."""
     name = f"validation-{epoch:04d}"
     title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
     trajectories = await builder.run_eval({"name": name, "title": title})
@@ -48,7 +48,7 @@ async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, ste
 
 
 def early_stop(validations: Sequence[Json], settings: EarlyStopping | None) -> str:
-    """Why to stop now, or nothing. Failed validations neither help nor count."""
+    """Return the reason to stop now, or "". Failed validations are ignored."""
     rewards = [entry["avg_reward"] for entry in validations if entry["avg_reward"] is not None]
     if settings is None or len(rewards) <= settings.patience:
         return ""
