@@ -1,1 +1,1 @@
-"""The user's agent: how it is run, what it is told, how it ends."""
+"""The user's agent: running it, its context, and its endings."""

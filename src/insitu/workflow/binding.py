@@ -1,4 +1,4 @@
-"""Which model answers: the entries of `llms`, and where the trained ones are reached in a rollout."""
+"""Model binding: resolves entries of `llms`, routing trained ones through the gateway within a rollout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 
 
 class LLMEntry(Protocol):
-    """One entry of `llms`, as the configuration holds it."""
+    """One entry of `llms` in the configuration."""
 
     @property
     def model_name(self) -> str: ...
@@ -35,19 +35,19 @@ class LLMEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LLMBinding:
-    """The entries of `llms`; trained ones are called by the run's name, through the gateway."""
+    """The entries of `llms`; trained ones are called by the run's name through the gateway."""
 
     llms: Mapping[str, LLMEntry]
     trained: frozenset[str] = frozenset()
     """Names in `llms`."""
     model: str = ""
-    """The run: what trained entries are called with."""
+    """The run's name, used as the model name of trained entries."""
     gateway_url: str = ""
     """The gateway's root, without `/v1`."""
     api_key: str = field(default="", repr=False)
 
     def settings(self, name: str, rollout_id: str | None = None, function: str | None = None) -> LLMSettings:
-        """What an agent needs to call `llms.<name>`; on the gateway it carries the rollout's own address."""
+        """Return the settings for calling `llms.<name>`; on the gateway, with the rollout's own address."""
         entry = self.llms.get(name)
         if entry is None:
             raise InvalidRequest(
@@ -70,7 +70,7 @@ class LLMBinding:
         )
 
     def is_gateway(self, base_url: str | None) -> bool:
-        """Whether an untrained entry is served by the same gateway: then its calls are recorded too."""
+        """Return True if an untrained entry is served by the same gateway, so its calls are recorded too."""
         return bool(self.gateway_url and base_url) and _place(base_url or "") == _place(self.gateway_url)
 
 
@@ -85,7 +85,7 @@ def gateway_root(base_url: str) -> str:
 
 
 def rollout_url(gateway_url: str, rollout_id: str | None, function: str | None) -> str:
-    """The base URL whose calls are recorded under a rollout and one of its functions."""
+    """Return the base URL whose calls are recorded under a rollout and one of its functions."""
     root = gateway_url.rstrip("/")
     if rollout_id is None:
         return f"{root}/v1"
@@ -96,14 +96,14 @@ def rollout_url(gateway_url: str, rollout_id: str | None, function: str | None) 
 
 
 def rollout_headers(rollout_id: str | None, function: str | None) -> dict[str, str]:
-    """The same as headers, for clients that cannot take a base URL of their own."""
+    """Return the same information as headers, for clients that cannot take a base URL of their own."""
     if rollout_id is None:
         return {}
     return {ROLLOUT_HEADER: rollout_id, FUNCTION_HEADER: function or WORKFLOW_FUNCTION}
 
 
 def _place(url: str) -> tuple[str, str, int | None, str]:
-    """Where a base URL leads, however it is spelt."""
+    """Normalize a base URL so that different spellings of one address compare equal."""
     parts = urlsplit(without_version(url))
     host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname or ""
     return parts.scheme, host, parts.port or {"http": 80, "https": 443}.get(parts.scheme), parts.path

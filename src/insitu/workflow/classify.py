@@ -1,4 +1,4 @@
-"""What an agent's exception means for its rollout, told without importing the library that raised it."""
+"""Maps an agent's exception to the rollout's ending, without importing the library that raised it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from insitu.workflow.outcome import WorkflowFailed
 
 MAX_REASON_CHARS = 500
 MAX_OWN_REASON_CHARS = 4_000
-"""For insitu's own failures, which may carry the last words of a program."""
+"""For insitu's own failures, which may include the last output of a program."""
 
 _CONNECTION_ERRORS = frozenset(
     {
@@ -32,7 +32,7 @@ _MAX_CHAIN = 100
 
 
 def ending_of(error: BaseException) -> Ending:
-    """The ending that an exception stands for: the first in its chain that says more than "it failed"."""
+    """Return the ending for an exception: the first in its chain that says more than "it failed"."""
     for link in _chain(error):
         ending = _ending_of_one(link)
         if ending is not None:
@@ -41,7 +41,7 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message`` in one line."""
+    """Format as ``Type: message`` on one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, WorkflowFailed):
@@ -51,23 +51,23 @@ def describe(error: BaseException) -> str:
 
 
 def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
-    """`text` without line breaks and control characters, cut to `limit`."""
+    """Collapse `text` to one line, escape control characters, and truncate to `limit`."""
     line = escape(" ".join(text[: 10 * limit].split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def escape(text: str) -> str:
-    """Control characters and broken Unicode as escapes, so that they cannot act on a terminal or a log."""
+    """Escape control characters and broken Unicode, so that they cannot affect a terminal or a log."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def says_overflow(text: str) -> bool:
-    """Whether an engine's words mean that the conversation no longer fits the model."""
+    """Return True if an engine's message means that the conversation no longer fits the model."""
     return _OVERFLOW_TEXT.search(text) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, those it was raised from, and the members of groups; each once."""
+    """Yield the exception, its causes and contexts, and the members of groups, each once."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending and len(seen) < _MAX_CHAIN:
@@ -99,7 +99,7 @@ def _ending_of_one(error: BaseException) -> Ending | None:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an exception carries, itself or in its `response`."""
+    """Return the HTTP status of an exception, from itself or its `response`."""
     for holder in (error, _attribute(error, "response")):
         for name in ("status_code", "status"):
             value = _attribute(holder, name)
@@ -114,7 +114,7 @@ def _body(error: BaseException) -> str:
 
 
 def _attribute(holder: Any, name: str) -> Any:
-    """An attribute of a foreign object, None when reading it fails: some raise until a body was read."""
+    """Read an attribute of a foreign object; None if that fails: some raise until the body has been read."""
     try:
         return getattr(holder, name, None)
     except Exception:  # noqa: BLE001 - a foreign property may raise anything; the error itself is reported anyway

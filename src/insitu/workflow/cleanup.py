@@ -1,4 +1,4 @@
-"""What an agent wants done when its rollout ends, however it ends."""
+"""Clean-up callbacks that run when a rollout ends, however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CleanUps:
         self._closed = False
 
     def add(self, callback: Callback) -> None:
-        """Run `callback` at the end: on the event loop when added there, in a thread when added in one."""
+        """Run `callback` at the end: on the event loop if added there, in a thread if added from a thread."""
         if self._closed:
             raise Conflict(
                 "the rollout has ended; nothing more can be cleaned up after it",
@@ -36,7 +36,7 @@ class CleanUps:
         self._callbacks.append((callback, _on_loop()))
 
     async def run(self) -> list[str]:
-        """Run all, each within its deadline; returns what went wrong."""
+        """Run all callbacks, each within its deadline; return a description of each failure."""
         self._closed = True
         deadline = time.monotonic() + ALL_SECONDS
         troubles: list[str] = []

@@ -1,4 +1,4 @@
-"""`_type: command`: an agent that is a program of its own, in any language."""
+"""`_type: command`: an agent that is a separate program, in any language."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SHOWN_STDERR_CHARS = 2_000
 
 
 def _number_as_text(value: Any) -> Any:
-    """YAML reads `PORT: 8080` as a number."""
+    """Convert a number to text, because YAML reads `PORT: 8080` as a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class CommandConfig(ComponentConfig):
-    """A program and how it is fed."""
+    """A program, its input and its output."""
 
     command: list[str] = Field(min_length=1)
-    """The program and its arguments; no shell reads them."""
+    """The program and its arguments, run without a shell."""
     llm: str | None = None
     cwd: Path | None = None
     env: dict[str, Annotated[SecretStr, BeforeValidator(_number_as_text)]] = Field(default_factory=dict)
@@ -43,7 +43,7 @@ class CommandConfig(ComponentConfig):
 
 @register(Kind.WORKFLOW, "command", CommandConfig)
 class CommandWorkflow(Workflow):
-    """Starts the program once a rollout; its standard output is the result."""
+    """Starts the program once per rollout; its standard output is the result."""
 
     def __init__(self, config: CommandConfig, parts: Parts) -> None:  # noqa: ARG002 - every maker takes parts
         self._config = config
@@ -52,7 +52,7 @@ class CommandWorkflow(Workflow):
         self._command = [_program(config.command[0], self._cwd, self._env), *config.command[1:]]
 
     async def run(self, value: Any, context: WorkflowContext) -> Any:
-        """One run of the program; when cancelled, its whole process group is ended."""
+        """Run the program once; on cancellation, end its whole process group."""
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         fed = self._config.input == "stdin"
         process = ChildProcess()
@@ -110,7 +110,7 @@ def _directory(cwd: Path | None) -> Path:
 
 
 def _program(name: str, cwd: str, env: dict[str, str]) -> str:
-    """The program's full path, looked up before the first rollout."""
+    """Resolve the program's full path, before the first rollout."""
     in_directory = os.sep in name
     found = shutil.which(str(Path(cwd) / name) if in_directory else name, path=env.get("PATH"))
     if found is None:

@@ -1,4 +1,4 @@
-"""WorkflowContext: what an agent knows about the rollout that it runs in."""
+"""WorkflowContext: the agent's view of the rollout it runs in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from insitu.workflow.workflow import Workflow
 Functions = Mapping[str, tuple[Workflow, ComponentConfig]]
 
 _current: ContextVar[weakref.ref[WorkflowContext]] = ContextVar("insitu_rollout")
-"""Weak: timers and tasks that outlive a rollout hold its context variables, but must not hold the rollout."""
+"""Weak: timers and tasks that outlive a rollout keep its context variables, but must not keep the rollout."""
 
 
 class WorkflowContext:
@@ -47,21 +47,21 @@ class WorkflowContext:
         self._functions = functions or {}
         self._clean_ups = CleanUps()
         self._called: list[WorkflowContext] = []
-        """Contexts of called functions, for tasks that go on in them after the call."""
+        """Contexts of called functions, kept alive for tasks that continue in them after the call."""
         self._kept: dict[Hashable, Any] = {}
         self._keeping = threading.Lock()
 
     def llm(self, name: str | None = None) -> LLMSettings:
-        """How to call `llms.<name>`; without a name its own `llm`, the only one, or the trained one."""
+        """Return how to call `llms.<name>`; by default its own `llm`, the only one, or the trained one."""
         return self.binding.settings(name or self._default_llm(), self.rollout_id, self.function)
 
     def client(self, framework: str, llm: str | None = None, **options: Any) -> Any:
-        """The LLM object of a framework (`"langchain"`, `"openai_agents"`, …) for `llms.<llm>`."""
+        """Create the LLM object of a framework (`"langchain"`, `"openai_agents"`, …) for `llms.<llm>`."""
         with entered(self):
             return client_maker(framework)(llm, **options)
 
     async def call(self, function: str, value: Any) -> Any:
-        """What `functions.<function>` returns for `value`; its model calls carry the function's name."""
+        """Call `functions.<function>` with `value`; its model calls carry the function's name."""
         entry = self._functions.get(function)
         if entry is None:
             raise NotFound(
@@ -75,15 +75,15 @@ class WorkflowContext:
             return await workflow.run(value, inner)
 
     def in_function(self, name: str) -> WorkflowContext:
-        """The same rollout; model calls made with this context carry the function's name."""
+        """Return a context of the same rollout whose model calls carry the function's name."""
         return self._derived(name, self.config)
 
     def marked(self, name: str) -> WorkflowContext:
-        """`in_function`, the same object each time, alive as long as the rollout: tasks go on in it."""
+        """Like `in_function`, but cached and alive as long as the rollout, because tasks continue in it."""
         return self.kept(("function", name, id(self.config)), lambda: self._derived(name, self.config))
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returned the first time the rollout asked for `key`."""
+        """Return the rollout's cached value for `key`; call `make` the first time."""
         with self._keeping:
             if key not in self._kept:
                 self._kept[key] = make()
@@ -91,11 +91,11 @@ class WorkflowContext:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What marks a request as part of this rollout."""
+        """The headers that mark a request as part of this rollout."""
         return rollout_headers(self.rollout_id, self.function)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables for a subprocess: common clients find the right model by them."""
+        """Return environment variables that point common clients in a subprocess to the right model."""
         variables = {"INSITU_ROLLOUT_ID": self.rollout_id}
         for name in self.binding.llms:
             settings = self.binding.settings(name, self.rollout_id, self.function)
@@ -112,7 +112,7 @@ class WorkflowContext:
         self._clean_ups.add(callback)
 
     async def close(self) -> list[str]:
-        """Run the clean-up; returns what went wrong in it."""
+        """Run the clean-up; return a description of each failure."""
         troubles = await self._clean_ups.run()
         self._called.clear()
         self._kept.clear()
@@ -146,7 +146,7 @@ class WorkflowContext:
 
 
 def current_rollout() -> WorkflowContext:
-    """The rollout that the calling code runs in."""
+    """Return the rollout that the calling code runs in."""
     reference = _current.get(None)
     if reference is None:
         raise InvalidRequest(
@@ -162,14 +162,14 @@ def current_rollout() -> WorkflowContext:
 
 
 def rollout_or_none() -> WorkflowContext | None:
-    """`current_rollout()`, or None outside of one and after its end."""
+    """Return `current_rollout()`, or None outside a rollout and after its end."""
     reference = _current.get(None)
     return reference() if reference is not None else None
 
 
 @contextmanager
 def entered(context: WorkflowContext) -> Generator[None]:
-    """`current_rollout()` is `context` inside the block."""
+    """Make `context` the `current_rollout()` inside the block."""
     token = _current.set(weakref.ref(context))
     try:
         yield
@@ -178,14 +178,14 @@ def entered(context: WorkflowContext) -> Generator[None]:
 
 
 def _sdk_variables(settings: LLMSettings) -> dict[str, str]:
-    """What the SDKs of OpenAI and Anthropic, and most that are built on them, read by themselves."""
+    """Return the variables that the OpenAI and Anthropic SDKs, and most libraries built on them, read."""
     variables = {
         "OPENAI_BASE_URL": settings.base_url,
         "OPENAI_API_BASE": settings.base_url,
         "OPENAI_MODEL": settings.model,
         "INSITU_MODEL": settings.model,
     }
-    if settings.api_key or settings.base_url != OPENAI_URL:  # else the user's own key holds
+    if settings.api_key or settings.base_url != OPENAI_URL:  # else keep the user's own key
         variables["OPENAI_API_KEY"] = settings.api_key
     if settings.headers:  # other servers of the OpenAI protocol need not speak Anthropic's
         variables["ANTHROPIC_BASE_URL"] = settings.root_url

@@ -1,4 +1,4 @@
-"""One rollout from start to end: the time limit, the clean-up, and what its ending is called.
+"""One rollout from start to end: the time limit, the clean-up, and the classification of its ending.
 
     start ──► wait (time limit) ──► done ─────────────► judge ──► clean-up ──► Outcome
                    │                                                ▲
@@ -24,7 +24,7 @@ from insitu.workflow.waiting import end_task, finish
 from insitu.workflow.workflow import Workflow
 
 GRACE_SECONDS = 5.0
-"""How long an agent may take to stop."""
+"""Time an agent has to stop after cancellation."""
 
 
 async def execute(
@@ -35,7 +35,7 @@ async def execute(
     *,
     grace_seconds: float = GRACE_SECONDS,
 ) -> Outcome:
-    """Run one rollout. Raises nothing but the cancellation of the harness itself, after the clean-up."""
+    """Run one rollout. Raises only the harness's own cancellation, after the clean-up."""
     started = time.monotonic()
     task = asyncio.create_task(_run(workflow, value, context))
     try:
@@ -47,7 +47,7 @@ async def execute(
 
 
 async def _run(workflow: Workflow, value: Any, context: WorkflowContext) -> Any:
-    """The agent, in a task of its own. It gets a copy: other rollouts of the example have the same input."""
+    """Run the agent on a copy of the input, which other rollouts of the example share."""
     with entered(context):
         try:
             return _as_json(await workflow.run(copy.deepcopy(value), context))
@@ -92,7 +92,7 @@ async def _stop(task: asyncio.Task[Any], timeout_seconds: float, grace_seconds: 
 
 
 def _as_json(output: Any) -> Any:
-    """What the agent returned as JSON holds it: a copy of its own, and the same that a file will hold."""
+    """Round-trip the output through JSON: an independent copy, identical to what a file will hold."""
     try:
         text = json.dumps(output, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -16,7 +16,7 @@ from insitu.workflow.outcome import WorkflowFailed
 from insitu.workflow.workflow import Workflow
 
 MAX_ABANDONED = 64
-"""Threads of one workflow that may hang at the same time."""
+"""Maximum number of hung threads per workflow."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -35,7 +35,7 @@ class FunctionWorkflow(Workflow):
         self._is_async = _holds(inspect.iscoroutinefunction, function)
 
     async def run(self, value: Any, context: WorkflowContext) -> Any:
-        """Call the function; one that blocks and is cancelled leaves its thread behind."""
+        """Call the function; cancelling a blocking one leaves its thread behind."""
         given = (value, context) if self._takes_context else (value,)
         args = copy.deepcopy(self._args)  # an agent that changes them must not change other rollouts
         if self._is_async:
@@ -55,7 +55,7 @@ class FunctionWorkflow(Workflow):
 
 
 def check_function(name: str, function: Any) -> None:
-    """Refuse what cannot be called once for one result."""
+    """Reject anything that cannot be called once for one result."""
     if inspect.isclass(function):
         raise InvalidRequest(
             f"{name} is a class", hint="name a function, or an instance that can be called, of that module"
@@ -70,10 +70,10 @@ def check_function(name: str, function: Any) -> None:
 
 
 def takes_context(name: str, function: Callable[..., Any], args: Mapping[str, Any]) -> bool:
-    """Whether the function needs ``(input, context)`` or ``(input)``; anything else is refused."""
+    """Return True for ``(input, context)``, False for ``(input)``; reject any other signature."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions tell none
+    except (TypeError, ValueError):  # some built-in functions have none
         return False
     required = [
         parameter.name
@@ -94,5 +94,5 @@ def takes_context(name: str, function: Callable[..., Any], args: Mapping[str, An
 
 
 def _holds(test: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
-    """Whether a test holds for a function, or for the `__call__` of an instance."""
+    """Return True if a test holds for a function or for the `__call__` of an instance."""
     return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the method, not callability

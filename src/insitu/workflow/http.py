@@ -1,4 +1,4 @@
-"""`_type: http` and `--endpoint`: an agent that runs behind an address."""
+"""`_type: http` and `--endpoint`: an agent behind an HTTP address."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _checked_path(path: str) -> str:
 
 
 class HttpConfig(ComponentConfig):
-    """Where the agent listens, and where its answer holds the result."""
+    """The agent's address, and the path of the result in its answer."""
 
     url: Annotated[str, AfterValidator(_checked_url)]
     timeout_seconds: float = Field(300.0, gt=0)
     result_json_path: Annotated[str, AfterValidator(_checked_path)] = "$"
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     llm: str | None = None
-    """Whose address the agent is told; by default a trained entry of `llms`, or the only one."""
+    """The entry of `llms` whose address the agent receives; by default a trained one, or the only one."""
 
 
 @register(Kind.WORKFLOW, "http", HttpConfig)
@@ -61,7 +61,7 @@ class HttpWorkflow(Workflow):
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self, value: Any, context: WorkflowContext) -> Any:
-        """One request; its answer must be JSON."""
+        """Send one request; the answer must be JSON."""
         body = value if isinstance(value, dict) else {"input": value}
         try:
             async with self._opened().post(
@@ -84,7 +84,7 @@ class HttpWorkflow(Workflow):
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
-                # A connection each: an idle one may be closed by the agent in the moment it is used again.
+                # One connection per request: the agent may close an idle one just as it is reused.
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),  # rollouts share nothing
                 timeout=aiohttp.ClientTimeout(
@@ -105,7 +105,7 @@ class HttpWorkflow(Workflow):
         return self._path.extract(parsed)
 
     def _lost(self, error: Exception) -> WorkflowFailed:
-        # The limit of the whole request is a bare TimeoutError; that of connecting is a ClientError.
+        # A timeout of the whole request is a bare TimeoutError; a connect timeout is a ClientError.
         if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
             return WorkflowFailed(
                 f"{self._config.url} did not answer within {self._config.timeout_seconds:g} s",
@@ -124,7 +124,7 @@ class HttpWorkflow(Workflow):
 
 
 def rollout_address(context: WorkflowContext) -> dict[str, str]:
-    """Headers by which an agent elsewhere routes its model calls into the rollout."""
+    """Return headers with which a remote agent routes its model calls into the rollout."""
     name = getattr(context.config, "llm", None) or min(context.binding.trained, default=None)
     if name is None and len(context.binding.llms) != 1:
         return context.headers

@@ -1,4 +1,4 @@
-"""JSON paths, as far as a result needs them: ``$``, ``$.a.b``, ``$.a[0]``, ``$['a b']``."""
+"""The subset of JSON paths that a result needs: ``$``, ``$.a.b``, ``$.a[0]``, ``$['a b']``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHOWN_KEYS = 10
 
 @dataclass(frozen=True, slots=True)
 class JsonPath:
-    """One place in a JSON value."""
+    """One location in a JSON value."""
 
     text: str
     steps: tuple[str | int, ...]
 
     @classmethod
     def parse(cls, text: str) -> JsonPath:
-        """Read a path; what is not understood is refused with its position."""
+        """Parse a path; reject unknown syntax and show where it starts."""
         if not text.startswith("$"):
             raise InvalidRequest(f"the JSON path `{text}` does not start with `$`", hint=_HINT)
         steps: list[str | int] = []
@@ -45,7 +45,7 @@ class JsonPath:
         return cls(text, tuple(steps))
 
     def extract(self, value: Any) -> Any:
-        """What lies at this path in `value`."""
+        """Return the element at this path in `value`."""
         for number, step in enumerate(self.steps):
             try:
                 value = _descend(value, step)
@@ -58,7 +58,7 @@ class JsonPath:
 
 
 def extract(path: str, value: Any) -> Any:
-    """What lies at `path` in `value`."""
+    """Return the element at `path` in `value`."""
     return JsonPath.parse(path).extract(value)
 
 

@@ -1,4 +1,4 @@
-"""The settings of a model, as an agent needs them to call it."""
+"""The settings that an agent needs to call a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LLMSettings:
-    """One entry of `llms`; inside a rollout the trained one carries an address of the rollout's own."""
+    """One entry of `llms`; inside a rollout, entries on the gateway have the rollout's own address."""
 
     name: str
     """Its key in `llms`."""
@@ -17,26 +17,26 @@ class LLMSettings:
     base_url: str
     api_key: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What goes with every call: temperature, top_p, seed, and whatever else the YAML says."""
+    """Options sent with every call: temperature, top_p, seed, and anything else in the YAML."""
     max_retries: int = 10
     request_timeout: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Needed only by clients that cannot use `base_url` as it is. Empty: calls belong to no rollout."""
+    """Needed only by clients that cannot use `base_url` as is. Empty if calls belong to no rollout."""
     rollout_url: str = ""
     """`base_url` without the function, for clients that send it with every call (`insitu.function`)."""
 
     @property
     def root_url(self) -> str:
-        """`base_url` without `/v1`, as clients of the Anthropic protocol want it."""
+        """`base_url` without `/v1`, as clients of the Anthropic protocol expect it."""
         return without_version(self.base_url)
 
     def client_args(self) -> dict[str, Any]:
-        """Arguments of ``openai.OpenAI`` and ``openai.AsyncOpenAI``."""
+        """Return the arguments for ``openai.OpenAI`` and ``openai.AsyncOpenAI``."""
         args = {"base_url": self.base_url, "api_key": self.api_key, "max_retries": self.max_retries}
         return args | ({} if self.request_timeout is None else {"timeout": self.request_timeout})
 
     def call_args(self) -> dict[str, Any]:
-        """Arguments of a call: the model and its sampling options."""
+        """Return the arguments of a call: the model and its sampling options."""
         return {"model": self.model, **self.options}
 
 

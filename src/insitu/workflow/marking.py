@@ -1,4 +1,4 @@
-"""`insitu.function("planner")`: names the part of an agent whose model calls these are."""
+"""`insitu.function("planner")`: names the part of an agent that makes the enclosed model calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class function:  # noqa: N801 - used like a function
-    """A block or a decorator of `def` and `async def`: inside it `current_rollout().function` is `name`.
+    """A context manager, or a decorator for `def` and `async def`, that sets `current_rollout().function`.
 
     Outside of any rollout it does nothing, so that an agent can keep it in production.
     """
@@ -51,7 +51,7 @@ class function:  # noqa: N801 - used like a function
             block.__exit__(kind, error, trace)
 
     def __call__(self, decorated: Decorated) -> Decorated:
-        """The same function, named."""
+        """Wrap the function so that its model calls carry the name."""
         if inspect.isgeneratorfunction(decorated) or inspect.isasyncgenfunction(decorated):
             raise InvalidRequest(
                 f"{decorated.__qualname__} is a generator, which insitu.function cannot follow",

@@ -1,4 +1,4 @@
-"""Outcome: how one rollout of a workflow ended."""
+"""Outcome: the end of one rollout of a workflow."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from insitu.types import Ending
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished rollout. Plain data: nothing of the agent is kept alive by it."""
+    """One finished rollout. Plain data, which keeps nothing of the agent alive."""
 
     ending: Ending
     output: Any
-    """What the agent returned, as JSON holds it; None unless it completed."""
+    """The agent's return value as JSON; None unless it completed."""
     reason: str
-    """Why it did not complete, and what went wrong while cleaning up; empty when nothing did."""
+    """Why it did not complete, and what went wrong during clean-up; empty if nothing did."""
     seconds: float
-    """How long the agent ran."""
+    """The agent's running time."""
 
 
 class WorkflowFailed(InsituError):
-    """A rollout failed in a way whose ending is known."""
+    """A rollout failed with a known ending."""
 
     status = 422
 

@@ -1,4 +1,4 @@
-"""One child process of an agent: its input, its bounded output, and its whole process group ended with it."""
+"""One child process of an agent: feeds its input, bounds its output, and ends its whole process group."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._exited = asyncio.Event()
         self._stopped = asyncio.Event()
-        """It exited, or wrote too much."""
+        """Set when it exits or writes too much."""
         self._closed = asyncio.Event()
 
     async def run(
         self, command: Sequence[str], stdin: bytes | None, cwd: str, env: Mapping[str, str]
     ) -> None:
-        """Run the command to its end. Cancelled or not, nothing of its process group is left."""
+        """Run the command to its end. Leaves nothing of its process group behind, even when cancelled."""
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         start = asyncio.get_running_loop().subprocess_exec(
             lambda: self,
@@ -47,7 +47,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             start_new_session=True,
         )
         try:
-            await finish(start)  # not cancelled half-way, so that there is always somebody to end it
+            await finish(start)  # not cancelled half-way, so that a started process is always ended
             if stdin is not None:
                 self._feed(stdin)
             await self._stopped.wait()
@@ -90,7 +90,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             await _within(self._exited, TERM_SECONDS)
         _signal(group, signal.SIGKILL)
         await _within(self._exited, _KILL_SECONDS)
-        # With the group gone the pipes end, unless somebody left the group and holds them.
+        # Once the group is gone, the pipes close, unless a process that left the group holds them.
         await _within(self._closed, _DRAIN_SECONDS)
         self.returncode = self._transport.get_returncode()
         self._transport.close()
@@ -99,7 +99,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 def _signal(group: int, number: signal.Signals) -> None:
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # nobody is left, or only what changed its user
+    except (ProcessLookupError, PermissionError):  # no process is left, or only ones that changed their user
         return
 
 

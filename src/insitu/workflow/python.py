@@ -23,5 +23,5 @@ class PythonConfig(ComponentConfig):
 
 @register(Kind.WORKFLOW, "python", PythonConfig)
 def make_python(config: PythonConfig, parts: Parts) -> FunctionWorkflow:
-    """The workflow that calls `entry`."""
+    """Build the workflow that calls `entry`."""
     return FunctionWorkflow(f"`{config.entry}`", load_entry(config.entry, parts.directory), config.args)

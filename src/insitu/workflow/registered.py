@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class RegisteredConfig(ComponentConfig):
-    """What a registered function is configured with unless it brings a class of its own."""
+    """The default configuration class of a registered function."""
 
     llm: str | None = None
     description: str = ""
@@ -23,7 +23,7 @@ def register_workflow(
 ) -> Callable[[Function], Function]:
     """Register ``f(input)`` or ``f(input, context)`` as a `_type`; its settings are in ``context.config``.
 
-    A package makes it known by an entry point of the group `insitu.components` that names its module.
+    A package exposes it through an entry point in the group `insitu.components` that names its module.
     """
 
     def decorate(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Waits that end: for a task that may ignore its cancellation, for clean-up that must not be cut short."""
+"""Bounded waits: for a task that may ignore its cancellation, for clean-up that must not be cut short."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Result = TypeVar("Result")
 
 _FORCE_SECONDS = 1.0
 _abandoned: set[asyncio.Task[Any]] = set()
-"""Tasks that nothing could end; kept here because the event loop itself would forget them half-way."""
+"""Tasks that could not be ended; referenced here because the event loop holds tasks only weakly."""
 
 
 async def finish(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine that has its own deadline to its end; a cancellation is raised afterwards."""
+    """Run to completion a coroutine that has its own deadline; defer a cancellation until then."""
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -29,7 +29,7 @@ async def finish(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def end_task(task: asyncio.Task[Any], grace_seconds: float) -> bool:
-    """Cancel a task; close it by force when it goes on. False when even that did not end it."""
+    """Cancel a task; force it closed if it goes on. Return False if even that did not end it."""
     task.cancel()
     await asyncio.wait({task}, timeout=grace_seconds)
     if not task.done():
@@ -44,18 +44,18 @@ async def end_task(task: asyncio.Task[Any], grace_seconds: float) -> bool:
 
 
 def num_abandoned() -> int:
-    """How many tasks go on although they were told to end."""
+    """Return the number of tasks that still run although they were told to end."""
     return len(_abandoned)
 
 
 def _close(task: asyncio.Task[Any]) -> None:
     coroutine = task.get_coro()
     if asyncio.iscoroutine(coroutine):
-        with contextlib.suppress(BaseException):  # its own protest; whether it ended is looked at next
+        with contextlib.suppress(BaseException):  # errors while closing; the caller checks whether it ended
             coroutine.close()
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
-        task.exception()  # looked at, so that the loop does not report it as lost
+        task.exception()  # retrieved, so that the loop does not report it as never retrieved

@@ -1,4 +1,4 @@
-"""Workflow: the user's agent, as the harness runs it."""
+"""Workflow: the interface through which the harness runs the user's agent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Workflow(ABC):
-    """One agent, built once, run many times at once."""
+    """One agent, built once and run many times concurrently."""
 
     @abstractmethod
     async def run(self, value: Any, context: WorkflowContext) -> Any:
-        """One rollout on one input. Cancellation must leave nothing behind: no process, no socket."""
+        """Run one rollout on one input. Cancellation must leave nothing behind: no process, no socket."""
 
     async def aclose(self) -> None:
-        """Give back what was opened for all runs."""
+        """Release resources shared by all runs."""

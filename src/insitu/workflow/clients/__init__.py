@@ -1,4 +1,4 @@
-"""LLM objects of agent frameworks for the current rollout: one module each, imported when first asked for."""
+"""LLM objects of agent frameworks for the current rollout: one module each, imported on first use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FRAMEWORKS = (
     "smolagents",
     "strands",
 )
-"""Each is a module here with ``model(llm=None, **options)``; its extra has `-` for `_`."""
+"""Each is a module here with ``model(llm=None, **options)``; its extra has `-` instead of `_`."""
 
 
 def client_maker(framework: str) -> Callable[..., Any]:
-    """What makes the framework's LLM object for `current_rollout()`."""
+    """Return the function that makes the framework's LLM object for `current_rollout()`."""
     if framework not in FRAMEWORKS:
         raise InvalidRequest(
             f"there is no client for `{framework}`{nearest(framework, FRAMEWORKS)}",
@@ -39,7 +39,7 @@ def client_maker(framework: str) -> Callable[..., Any]:
 
 
 def package(name: str, framework: str) -> Any:
-    """An optional package; when it cannot be imported, the error says which extra brings it."""
+    """Import an optional package; if that fails, the error names the extra to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

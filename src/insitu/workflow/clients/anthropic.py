@@ -1,4 +1,4 @@
-"""The SDK of Anthropic: ``AsyncAnthropic``, or ``Anthropic`` with ``sync=True``."""
+"""The Anthropic SDK: ``AsyncAnthropic``, or ``Anthropic`` with ``sync=True``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from insitu.workflow.llm import without_version
 
 
 def model(llm: str | None = None, *, sync: bool = False, **options: Any) -> Any:
-    """A client for `llms.<llm>`, whose sampling options it sends; its model is ``context.llm().model``."""
+    """Return a client for `llms.<llm>` that sends its sampling options; pass ``context.llm().model``."""
     sdk = package("anthropic", "anthropic")
     kind = sdk.Anthropic if sync else sdk.AsyncAnthropic
     settings = current_rollout().llm(llm)

@@ -16,11 +16,11 @@ MODEL_INFO = {
     "vision": False,
     "multiple_system_messages": True,
 }
-"""AutoGen knows OpenAI's models by name; of every other one it must be told."""
+"""AutoGen knows only OpenAI's models by name; it needs a description of any other."""
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A model client for `llms.<llm>`; ``model_info`` tells AutoGen what the model can do."""
+    """Return a model client for `llms.<llm>`; ``model_info`` tells AutoGen what the model can do."""
     autogen = package("autogen_ext.models.openai", "autogen")
     sdk = package("openai", "autogen")
     settings = current_rollout().llm(llm)

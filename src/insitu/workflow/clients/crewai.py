@@ -11,14 +11,14 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """An LLM for `llms.<llm>`, for agents, tasks and crews, blocking and async."""
+    """Return an LLM for `llms.<llm>`, for agents, tasks and crews, blocking and async."""
     crewai = package("crewai", "crewai")
     sdk = package("openai", "crewai")
     context = current_rollout()
     settings = context.llm(llm)
     args: dict[str, Any] = {
         "model": settings.model,
-        "custom_openai": True,  # whatever the model's name looks like, this address answers
+        "custom_openai": True,  # use this address whatever the model's name looks like
         "base_url": settings.rollout_url,
         "api_key": settings.api_key,
         "max_retries": settings.max_retries,
@@ -33,7 +33,7 @@ def model(llm: str | None = None, **options: Any) -> Any:
 
 
 async def _close(made: Any) -> None:
-    """CrewAI opens both clients at once and closes none."""
+    """Close both clients: CrewAI opens both at once and closes neither."""
     for name in ("_client", "_async_client"):
         client = getattr(made, name, None)
         if client is not None:
@@ -44,7 +44,7 @@ async def _close(made: Any) -> None:
 
 @functools.cache
 def _marker() -> Any:
-    """CrewAI's way to reach every request."""
+    """Return an interceptor class, CrewAI's hook into every request."""
     base = package("crewai.llms.hooks.base", "crewai").BaseInterceptor
 
     class Marker(base):

@@ -1,4 +1,4 @@
-"""The options of an entry of `llms` in an SDK's client: they go with every call that lacks them."""
+"""Adds the options of an entry of `llms` to every call of an SDK's client that lacks them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAMES: dict[str, dict[str, str]] = {
     "responses": {"max_tokens": "max_output_tokens"},
     "messages": {"stop": "stop_sequences"},
 }
-"""What an option is called in each kind of call."""
+"""The options' names in each kind of call, where they differ."""
 
 
 def with_defaults(url: str, body: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a call with the options that it lacks; as it is when `url` is no model call."""
+    """Add missing options to the body of a call; leave it unchanged if `url` is not a model call."""
     names = next((names for end, names in _NAMES.items() if url.rstrip("/").endswith(f"/{end}")), None)
     if names is None:
         return dict(body)
@@ -30,7 +30,7 @@ def with_defaults(url: str, body: Mapping[str, Any], options: Mapping[str, Any])
 
 @functools.cache
 def with_options(kind: Any, sync: bool) -> Any:
-    """The SDK's client class, with options; the SDK's own hook sees every request before it is built."""
+    """Subclass the SDK's client to add options in the SDK's hook, which runs before a request is built."""
 
     class Client(kind):
         insitu_options: Mapping[str, Any] = {}

@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """An LM for `llms.<llm>`; its calls belong to the function in which it was made."""
+    """Return an LM for `llms.<llm>`; its calls belong to the function in which it was made."""
     dspy = package("dspy", "dspy")
     if options.get("cache"):
         raise InvalidRequest(

@@ -1,7 +1,7 @@
 """Google ADK: its ``AnthropicLlm``, for ``LlmAgent(model=...)``.
 
-Of ADK's own models it is the one that takes a client object, so that rollouts at once share nothing;
-its ``LiteLlm`` sets options of the whole process.
+Of ADK's own models, it is the one that takes a client object, so that concurrent rollouts share nothing;
+its ``LiteLlm`` sets process-wide options.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A model for `llms.<llm>` over Anthropic's protocol, which the gateway speaks too."""
+    """Return a model for `llms.<llm>` over Anthropic's protocol, which the gateway speaks too."""
     models = package("google.adk.models.anthropic_llm", "google_adk")
     settings = current_rollout().llm(llm)
     given = {"model": settings.model, "client": anthropic.model(llm)}

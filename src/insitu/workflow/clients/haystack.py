@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A chat generator for `llms.<llm>`, for agents and pipelines, blocking and async."""
+    """Return a chat generator for `llms.<llm>`, for agents and pipelines, blocking and async."""
     chat = package("haystack.components.generators.chat", "haystack")
     secret = package("haystack.utils", "haystack").Secret
     sdk = package("openai", "haystack")
@@ -27,7 +27,7 @@ def model(llm: str | None = None, **options: Any) -> Any:
             "generation_kwargs": {**generation, **(options.get("generation_kwargs") or {})},
         }
     )
-    # It opens its clients at the first call, unless they are there.
+    # It opens its own clients at the first call unless they are already set.
     made.client = sdk.OpenAI(**sdk_args(sdk, settings, sync=True))
     made.async_client = sdk.AsyncOpenAI(**sdk_args(sdk, settings))
     return made

@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A chat model for `llms.<llm>`, for blocking and for async use."""
+    """Return a chat model for `llms.<llm>`, for blocking and async use."""
     langchain_openai = package("langchain_openai", "langchain")
     sdk = package("openai", "langchain")
     settings = current_rollout().llm(llm)

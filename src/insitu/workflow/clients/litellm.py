@@ -1,4 +1,4 @@
-"""LiteLLM: ``completion`` and ``acompletion`` of the current rollout."""
+"""LiteLLM: ``completion`` and ``acompletion`` for the current rollout."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class BoundLiteLLM:
             **settings.options,
             **options,
         }
-        """For whatever else is built on LiteLLM; its calls belong to the function in which this was made."""
+        """For anything else built on LiteLLM; its calls belong to the function in which this was made."""
 
     def completion(self, messages: list[Any], **options: Any) -> Any:
-        """`litellm.completion`; the client says with every call which function makes it."""
+        """Call `litellm.completion` with a client that marks each call with the function that makes it."""
         return self._litellm.completion(messages=messages, **self.args | {"client": self._client} | options)
 
     async def acompletion(self, messages: list[Any], **options: Any) -> Any:
-        """`litellm.acompletion`, likewise."""
+        """Call `litellm.acompletion` likewise."""
         args = self.args | {"client": self._async_client} | options
         return await self._litellm.acompletion(messages=messages, **args)
 
 
 def model(llm: str | None = None, **options: Any) -> BoundLiteLLM:
-    """LiteLLM's two calls for `llms.<llm>`."""
+    """Return LiteLLM's two calls for `llms.<llm>`."""
     litellm, sdk = package("litellm", "litellm"), package("openai", "litellm")
     return BoundLiteLLM(litellm, sdk, current_rollout().llm(llm), options)

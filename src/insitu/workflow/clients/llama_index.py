@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """An LLM for `llms.<llm>` that chats and calls functions, for blocking and for async use."""
+    """Return an LLM for `llms.<llm>` that chats and calls functions, for blocking and async use."""
     openai_like = package("llama_index.llms.openai_like", "llama_index")
     sdk = package("openai", "llama_index")
     settings = current_rollout().llm(llm)
@@ -25,7 +25,7 @@ def model(llm: str | None = None, **options: Any) -> Any:
         "is_chat_model": True,
         "is_function_calling_model": True,
         **args,
-        "temperature": 1.0,  # as everywhere when nothing is said; its own default is 0.1
+        "temperature": 1.0,  # the usual default; LlamaIndex's own is 0.1
         **own,
         "additional_kwargs": called,
     }

@@ -1,4 +1,4 @@
-"""The SDK of OpenAI: ``AsyncOpenAI``, or ``OpenAI`` with ``sync=True``."""
+"""The OpenAI SDK: ``AsyncOpenAI``, or ``OpenAI`` with ``sync=True``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, *, sync: bool = False, **options: Any) -> Any:
-    """A client for `llms.<llm>`, whose sampling options it sends; its model is ``context.llm().model``."""
+    """Return a client for `llms.<llm>` that sends its sampling options; pass ``context.llm().model``."""
     sdk = package("openai", "openai")
     kind = sdk.OpenAI if sync else sdk.AsyncOpenAI
     return sdk_client(kind, sdk, current_rollout().llm(llm), sync=sync, **options)

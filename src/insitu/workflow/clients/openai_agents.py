@@ -9,7 +9,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, *, responses: bool = False, **options: Any) -> Any:
-    """A model for `llms.<llm>` over chat completions, or over the Responses API."""
+    """Return a model for `llms.<llm>` over chat completions, or over the Responses API."""
     agents = package("agents", "openai_agents")
     kind = agents.OpenAIResponsesModel if responses else agents.OpenAIChatCompletionsModel
     given = {"model": current_rollout().llm(llm).model, "openai_client": openai.model(llm)}

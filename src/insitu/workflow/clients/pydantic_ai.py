@@ -9,7 +9,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A model for `llms.<llm>`, for ``Agent(model)``."""
+    """Return a model for `llms.<llm>`, for ``Agent(model)``."""
     models = package("pydantic_ai.models.openai", "pydantic_ai")
     providers = package("pydantic_ai.providers.openai", "pydantic_ai")
     provider = providers.OpenAIProvider(openai_client=openai.model(llm))

@@ -1,8 +1,8 @@
-"""What clients on the SDKs of OpenAI and Anthropic share: their arguments, and http clients that mark calls.
+"""Shared by clients on the OpenAI and Anthropic SDKs: arguments, and HTTP clients that mark calls.
 
-Every request of a rollout says at the moment it is sent which rollout and function send it. The address
-names the rollout too, so an LLM object that one rollout made and another one uses is refused by the gateway,
-never recorded under the wrong one.
+Every request is marked with its rollout and function at the moment it is sent. The address names the rollout
+too, so if one rollout uses an LLM object made by another, the gateway rejects the call instead of recording
+it under the wrong rollout.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from insitu.workflow.llm import LLMSettings
 
 
 def sdk_client(kind: Any, sdk: Any, settings: LLMSettings, *, sync: bool = False, **options: Any) -> Any:
-    """A client of the SDK's class `kind`; the entry's options go with every call that lacks them."""
+    """Create a client of the SDK's class `kind` that adds the entry's options to calls that lack them."""
     client = with_options(kind, sync)(**sdk_args(sdk, settings, sync=sync) | options)
     client.insitu_options = dict(settings.options)
     return client
 
 
 def sdk_args(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> dict[str, Any]:
-    """Arguments of an SDK's own client class; the address is the rollout's, without a function."""
+    """Return arguments for an SDK's client class; the address is the rollout's, without a function."""
     args = {
         "base_url": settings.rollout_url,
         "api_key": settings.api_key,
@@ -38,19 +38,19 @@ def sdk_args(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> dict[str
 
 
 def http_client(sdk: Any, settings: LLMSettings, *, sync: bool = False) -> Any:
-    """The SDK's kind of http client: one for all LLM objects of the rollout, closed at its end."""
+    """Return the SDK's kind of HTTP client: shared by the rollout's LLM objects and closed at its end."""
     context, marks = current_rollout(), bool(settings.headers)
     if sync:
         return context.kept((sdk.__name__, "sync", marks), lambda: _opened(sdk, marks, sync=True))
     try:
         loop = asyncio.get_running_loop()
-    except RuntimeError:  # a thread, whose calls may come from a loop of their own each
+    except RuntimeError:  # a thread, where each call may run in its own loop
         return loose_http_client(sdk, settings)
     return context.kept((sdk.__name__, id(loop), marks), lambda: _opened(sdk, marks, sync=False))
 
 
 def loose_http_client(sdk: Any, settings: LLMSettings) -> Any:
-    """An async http client without open connections between calls, which may come from different loops."""
+    """Return an async HTTP client without idle connections, because calls may come from different loops."""
     limits = importlib.import_module(_httpx_of(sdk.DefaultAsyncHttpxClient)).Limits(
         max_keepalive_connections=0
     )
@@ -58,14 +58,14 @@ def loose_http_client(sdk: Any, settings: LLMSettings) -> Any:
 
 
 def mark(request: Any) -> None:
-    """Without a rollout here (a thread that did not take its context along) the object's own headers hold."""
+    """Add the rollout's headers; outside a rollout (a thread without its context) keep the object's own."""
     context = rollout_or_none()
     if context is not None:
         request.headers.update(context.headers)
 
 
 def call_options(create: Any, settings: LLMSettings) -> dict[str, Any]:
-    """The entry's options as arguments of an SDK's `create`; what it does not know goes as `extra_body`."""
+    """Return the entry's options as arguments of an SDK's `create`, unknown ones in `extra_body`."""
     known = inspect.signature(create).parameters
     named = {key: value for key, value in settings.options.items() if key in known}
     more = {key: value for key, value in settings.options.items() if key not in known}
@@ -89,7 +89,7 @@ async def _mark_async(request: Any) -> None:
 
 @functools.cache
 def _staying_open(base: Any, sync: bool) -> Any:
-    """An http client that closes with the rollout: an SDK client that is closed leaves it to the others."""
+    """Return an HTTP client class that ignores `close`, so that closing one SDK client spares the others."""
 
     class Sync(base):
         def close(self) -> None: ...
@@ -113,11 +113,11 @@ async def _close_async(base: Any, client: Any) -> None:
 
 
 def _httpx_of(base: Any) -> str:
-    """`httpx` or `httpx2`, whichever the SDK is built on."""
+    """Return `httpx` or `httpx2`, whichever the SDK is built on."""
     return next(name for kind in base.__mro__ if (name := kind.__module__.split(".")[0]).startswith("httpx"))
 
 
 @functools.cache
 def _tls(httpx: str) -> Any:
-    """Reading the certificates takes longer than all the rest of a client: once for all rollouts."""
+    """Create the TLS context once: loading certificates takes longer than the rest of making a client."""
     return importlib.import_module(httpx).create_ssl_context()

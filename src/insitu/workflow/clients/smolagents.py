@@ -10,7 +10,7 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A model for `llms.<llm>`, for code agents and tool-calling agents; it blocks, so agents are `def`."""
+    """Return a model for `llms.<llm>`, for code and tool-calling agents; it blocks, so agents are `def`."""
     smolagents = package("smolagents", "smolagents")
     sdk = package("openai", "smolagents")
     settings = current_rollout().llm(llm)
@@ -21,7 +21,7 @@ def model(llm: str | None = None, **options: Any) -> Any:
             "api_base": args.pop("base_url"),
             "api_key": args.pop("api_key"),
             "client_kwargs": args,
-            "retry": False,  # the SDK does, as often as `max_retries` says
+            "retry": False,  # the SDK retries, up to `max_retries`
             **call_options(sdk.resources.chat.completions.Completions.create, settings),
             **options,
         }

@@ -10,12 +10,12 @@ from insitu.workflow.context import current_rollout
 
 
 def model(llm: str | None = None, **options: Any) -> Any:
-    """A model for `llms.<llm>`; ``params`` are options of its calls."""
+    """Return a model for `llms.<llm>`; ``params`` are options of its calls."""
     strands = package("strands.models.openai", "strands")
     sdk = package("openai", "strands")
     settings = current_rollout().llm(llm)
     params = call_options(sdk.resources.chat.completions.Completions.create, settings)
-    # Strands runs blocking calls in a loop of their own each.
+    # Strands runs each blocking call in its own loop.
     client_args = sdk_args(sdk, settings) | {"http_client": loose_http_client(sdk, settings)}
     return strands.OpenAIModel(
         **{
