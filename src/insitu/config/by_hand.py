@@ -1,4 +1,4 @@
-"""What somebody has to do before a migrated configuration trains, with the YAML to write."""
+"""Manual steps before a migrated configuration trains, with the YAML to write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
 def advice(marked: MarkedText, problem: Problem, source: Mapping[str, Any]) -> Note:
-    """How to solve a problem of the new file."""
+    """Explain how to fix a problem in the new file."""
     location = problem.location
     if location and location[-1] == "_type":
         entry = _mapping(value_at(source, location[:-1]))
@@ -99,7 +99,7 @@ def _python(type_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needed_by_hand(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
-    """What loads and yet cannot train."""
+    """List what loads but cannot train."""
     return [*_generations(marked, source), *_no_trained_entry(marked, source), *_files(marked, source, ())]
 
 
@@ -140,9 +140,9 @@ def _files(marked: MarkedText, node: Any, location: Location) -> Iterator[Note]:
 
 
 def _written(place: Location, values: Mapping[str, Any]) -> str:
-    """The lines of an entry, under its own name."""
+    """Format an entry as YAML, under its own name."""
     document: dict[str, Any] = dict(hide(values))
-    # A variable's name is no secret.
+    # The name of a variable is not a secret.
     document |= {key: value for key, value in values.items() if _VARIABLE.fullmatch(str(value))}
     for part in reversed(place):
         document = {str(part): document}

@@ -1,4 +1,4 @@
-"""The whole file."""
+"""The root model of a configuration file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from insitu.plugins import Section
 
 
 class Config(Section):
-    """What one YAML file says."""
+    """The contents of one YAML file."""
 
     llms: dict[str, LLMConfig] = Field(default_factory=dict[str, LLMConfig])
     functions: dict[str, WorkflowEntry] = Field(default_factory=dict[str, WorkflowEntry])
@@ -33,7 +33,7 @@ class Config(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _references(cls, data: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
-        """Checked also when a field is wrong, so that one error lists everything."""
+        """Check references even when a field is invalid, so that one error lists everything."""
         try:
             config = handler(data)
         except ValidationError as error:
@@ -47,7 +47,7 @@ class Config(Section):
 
 
 def _joined(*errors: ValidationError) -> ValidationError:
-    """One error with the lines of all."""
+    """Merge errors into one that lists the lines of all."""
     lines = [
         InitErrorDetails(
             type=PydanticCustomError(line["type"], "{text}", {"text": line["msg"]}),  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Text from the command line to the type of the value that it replaces."""
+"""Convert command-line text to the type of the value it replaces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS: dict[type, str] = {
 
 
 class CannotConvert(Exception):
-    """The text is not of the wanted type, which is said in words."""
+    """The text is not of the wanted type; `wanted` describes that type in words."""
 
     def __init__(self, wanted: str) -> None:
         super().__init__(wanted)
@@ -35,7 +35,7 @@ class CannotConvert(Exception):
 
 
 def convert(text: str, there: Any, annotation: Any) -> Any:
-    """The text as the type of the field, or where no model says one, of the value that is there."""
+    """Convert the text to the field's type or, where no model declares one, to the current value's type."""
     arms = shape.arms(annotation)
     if text.strip().lower() in NULL_WORDS and (type(None) in arms or (annotation is None and there is None)):
         return None
@@ -51,13 +51,13 @@ def convert(text: str, there: Any, annotation: Any) -> Any:
 
 
 def _wanted(there: Any, arms: list[Any]) -> type | None:
-    """One of bool, int, float, str, list, dict; None when nothing is known."""
+    """Return bool, int, float, str, list or dict; None if nothing is known."""
     kinds = {_kind(arm) for arm in arms} - {None}
     if len(kinds) == 1:
         return kinds.pop()
     for kind in (bool, int, float, list, dict):
         if isinstance(there, kind):
-            # Without a model nobody knows whether `1` stands for whole numbers only.
+            # Without a model, a current value of `1` does not mean that only whole numbers are allowed.
             return float if kind is int and int not in kinds else kind
     return None if there is None and not kinds else str
 

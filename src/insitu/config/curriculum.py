@@ -8,17 +8,17 @@ from insitu.plugins import Section
 
 
 class CurriculumConfig(Section):
-    """Start with a part of the groups and let others in as epochs pass."""
+    """Start with a share of the groups and add more as epochs pass."""
 
     enabled: bool = False
     initial_percentile: float = Field(default=0.3, gt=0, le=1)
-    """The part of the groups, easiest first, that the first epochs train on."""
+    """Share of the groups, easiest first, that the first epochs train on."""
     increment_percentile: float = Field(default=0.2, gt=0, le=1)
     expansion_interval: int = Field(default=5, ge=1)
     """Epochs between two expansions."""
     min_reward_diff: float = Field(default=0.1, ge=0)
-    """Groups whose rewards lie closer together teach nothing and are left out."""
+    """Groups whose rewards lie closer together teach nothing and are dropped."""
     sort_ascending: bool = False
-    """False: easy groups (high mean reward) first."""
+    """False puts easy groups (high mean reward) first."""
     random_subsample: float | None = Field(default=None, gt=0, le=1)
-    """At most this fraction of all groups with spread, drawn at random."""
+    """Train on at most this fraction of all groups with spread, drawn at random."""

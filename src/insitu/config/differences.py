@@ -1,4 +1,4 @@
-"""Whether two configurations describe the same run."""
+"""Check whether two configurations describe the same run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _MAY_CHANGE = re.compile(
     r"|llms\..+\.(base_url|api_key)"
     r"|.*\.(\w+_timeout_seconds|timeout_seconds|endpoint_timeout|request_timeout)"
 )
-"""What a resumed run may change: how long, how fast and through which address, not what is learnt.
+"""Settings a resumed run may change: how long, how fast and through which address, not what is learnt.
 
-An override needs no mention: its effect is in the configuration itself.
+Overrides need not be compared: their effect is in the configuration itself.
 """
 
 _NOTHING = object()
 
 
 def comparable(dump: Mapping[str, Any]) -> dict[str, Any]:
-    """The dump without what may change between resumptions, and without empty sections."""
+    """Strip a dump of what may change between resumptions, and of empty sections."""
     return cast("dict[str, Any]", _kept(dump, ()))
 
 
 def fingerprint(dump: Mapping[str, Any]) -> str:
-    """The same for two dumps that `differences` finds equal."""
+    """Hash a dump; dumps that `differences` finds equal have the same hash."""
     text = json.dumps(comparable(dump), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What the two say differently, one line each: `finetuning.seed: 0 → 3`."""
+    """List the differences, one line each: `finetuning.seed: 0 → 3`."""
     before, after = dict(_leaves(comparable(old), ())), dict(_leaves(comparable(new), ()))
     places = [*before, *(place for place in after if place not in before)]
     return [

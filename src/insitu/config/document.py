@@ -1,4 +1,4 @@
-"""YAML text to plain values."""
+"""Parse YAML text into plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def know_short_floats(reader_or_writer: type) -> None:
-    """Let a loader read `1e-6` as a number, and a dumper quote the string that looks like it."""
+    """Make a loader read `1e-6` as a number, and a dumper quote strings that look like one."""
     cast("Any", reader_or_writer).add_implicit_resolver(_FLOAT_TAG, _SHORT_FLOAT, list("-+0123456789"))
 
 
@@ -27,9 +27,9 @@ know_short_floats(_Loader)
 
 
 def read_document(text: str, where: str) -> dict[str, Any]:
-    """The mapping in the text; every way in which there is none is an InvalidRequest with its line."""
+    """Parse the text as a mapping; otherwise InvalidRequest says why, with the line where known."""
     try:
-        loader = cast("Any", _Loader(text))  # the stubs of PyYAML leave these methods untyped
+        loader = cast("Any", _Loader(text))  # PyYAML's stubs leave these methods untyped
         node = loader.get_single_node()
         if node is not None:
             _check(node, where)
@@ -49,24 +49,24 @@ def read_document(text: str, where: str) -> dict[str, Any]:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The nodes of a text that `read_document` accepts, each with its place in the text."""
+    """Compose the nodes, with their positions, of a text that `read_document` accepts."""
     return cast("Any", yaml).compose(text, Loader=_Loader)
 
 
 def read_scalar(text: str) -> Any:
-    """The text as YAML reads it when it stands alone: null, a bool, a number; else the text itself."""
+    """Read the text as a lone YAML scalar: null, a bool or a number; anything else stays text."""
     loader = cast("Any", _Loader(""))
     tag: str = loader.resolve(yaml.ScalarNode, text, (True, False))
     if tag not in _SCALAR_TAGS:
         return text
     try:
         return loader.construct_object(yaml.ScalarNode(tag, text))
-    except ValueError:  # `0o9`, for example, looks like a number and is none
+    except ValueError:  # `0o9`, for example, looks like a number but is not one
         return text
 
 
 def _check(root: yaml.Node, where: str) -> None:
-    """Refuse what YAML lets pass: a key written twice, and an anchor inside itself."""
+    """Reject what YAML allows: duplicate keys, and an anchor that contains itself."""
     repeated: list[str] = []
     done: set[int] = set()
 

@@ -12,17 +12,17 @@ from insitu.config.secret import hide
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what the loader reads back as the same values."""
+    """Writes values so that the loader reads back the same ones."""
 
 
 know_short_floats(_Dumper)
 
 
 def dump_config(config: Config) -> dict[str, Any]:
-    """Everything, defaults included, ready for JSON; every secret that is set reads `**********`."""
+    """Dump everything, defaults included, ready for JSON; every secret that is set becomes `**********`."""
     return cast("dict[str, Any]", hide(config.model_dump(mode="json", by_alias=True)))
 
 
 def to_yaml(dump: dict[str, Any]) -> str:
-    """A dump as it is printed: sections in their order."""
+    """Format a dump for printing, with the sections in their order."""
     return yaml.dump(dump, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

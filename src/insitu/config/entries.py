@@ -1,4 +1,4 @@
-"""An entry of a map of components: its `_type` decides which class reads it."""
+"""An entry in a map of components; its `_type` selects the class that parses it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _read_mapping(kind: Kind, value: Mapping[str, Any]) -> ComponentConfig:
         raise validation_error([Problem(("_type",), text)]) from error
 
 
-# The kind stands in the annotation for those who walk the models by a path.
+# The annotation carries the kind so that `shape` can resolve models along a path.
 WorkflowEntry = Annotated[
     SerializeAsAny[ComponentConfig], Kind.WORKFLOW, BeforeValidator(_reader(Kind.WORKFLOW))
 ]

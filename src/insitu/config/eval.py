@@ -22,7 +22,7 @@ def _asks_for_something(value: Any) -> bool:
 
 
 def _without_effect(reason: str) -> AfterValidator:
-    """A key of the original that nothing here acts on: fine as long as it asks for nothing."""
+    """Accept a key of the original that has no effect here, as long as it asks for nothing."""
 
     def check(value: Any) -> Any:
         if _asks_for_something(value):
@@ -33,11 +33,11 @@ def _without_effect(reason: str) -> AfterValidator:
 
 
 class EvalOutput(Section):
-    """Where results go."""
+    """Destination of the results."""
 
     dir: Path | None = None
     cleanup: bool = True
-    """Accepted either way: every evaluation writes to files of its own, so nothing has to be deleted."""
+    """Accepted either way: every evaluation writes to its own files, so nothing has to be deleted."""
     job_management: Annotated[Any, _without_effect("evaluations are not run as queued jobs")] = Field(
         default=None, exclude=True
     )
@@ -54,7 +54,7 @@ class EvalOutput(Section):
 
 
 class EvalGeneral(Section):
-    """How the dataset is run."""
+    """Settings for running the dataset."""
 
     max_concurrency: int = Field(default=8, ge=1)
     output_dir: Path | None = None
@@ -69,7 +69,7 @@ class EvalGeneral(Section):
 
     @property
     def results_dir(self) -> Path | None:
-        """`output.dir`, which goes before `output_dir`."""
+        """`output.dir`, which overrides `output_dir`."""
         return self.output.dir or self.output_dir
 
 

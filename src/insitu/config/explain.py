@@ -1,4 +1,4 @@
-"""What pydantic found, in words and places of the file."""
+"""Restate pydantic's errors in the terms of the file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from insitu.config.problems import UNKNOWN_KEY, Location, Problem
 from insitu.config.secret import HIDDEN, names_a_secret, shown
 
 _KINDS = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_type": "model_type"}
-"""What pydantic calls by another name where a dataclass is read."""
+"""Error types that pydantic names differently for dataclasses."""
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[Problem]:
-    """One problem per place, in the order of the fields."""
+    """Return one problem per location, in the order of the fields."""
     found: dict[Location, tuple[list[str], str, str]] = {}
     for line in error.errors(include_url=False):
         location, holder, secret = _place(line, root, source)
@@ -54,7 +54,7 @@ def _text(line: ErrorDetails, location: Location, holder: type | None) -> str:
 
 
 def _value(line: ErrorDetails) -> str:
-    """The value, as the end of the sentence; an unknown key's is not shown, it may be a misspelt secret."""
+    """End the sentence with the value, except for an unknown key: it may be a misspelt secret."""
     unsaid = _kind(line) in ("missing", UNKNOWN_KEY) or "[key]" in line["loc"]
     if unsaid or (line["type"] == "insitu" and line["input"] is None):
         return ""
@@ -63,9 +63,9 @@ def _value(line: ErrorDetails) -> str:
 
 
 def _place(line: ErrorDetails, root: type[BaseModel], source: Any) -> tuple[Location, type | None, bool]:
-    """The part of pydantic's location that the file has, the model around it, and whether it is secret.
+    """Return the part of pydantic's location in the file, the model around it, and whether it is secret.
 
-    Pydantic also names the arms of a union there; a missing key is of course not in the file.
+    Pydantic's location also names the members of a union. A missing key is kept although the file lacks it.
     """
     location: list[str | int] = []
     value, annotation, secret = source, cast("Any", root), False
@@ -89,7 +89,7 @@ def _has(value: Any, part: str | int) -> bool:
 
 
 def not_finite(value: Any, location: Location = ()) -> Iterator[Problem]:
-    """Every .nan and .inf: no setting means one, and JSON cannot hold it."""
+    """Report every .nan and .inf: no setting accepts one, and JSON cannot hold it."""
     if isinstance(value, dict):
         for key, each in cast("dict[str, Any]", value).items():
             yield from not_finite(each, (*location, key))

@@ -28,7 +28,7 @@ class EarlyStopping(Section):
 
 
 class RunConfiguration(Section):
-    """What the command line says about one run."""
+    """Command-line options of one run."""
 
     config_file: Path | None = None
     dataset: str | None = None
@@ -43,7 +43,7 @@ class RunConfiguration(Section):
 
 
 class FinetuningConfig(Section):
-    """The three parts are names in the maps of the same kind; they are required when `enabled`."""
+    """The three parts name entries in the maps of their kind and are required when `enabled`."""
 
     enabled: bool = False
     trainer: str | None = None

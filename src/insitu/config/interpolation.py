@@ -1,8 +1,8 @@
 """`${VAR}` and `${VAR:-default}` in values; `$${` stands for the characters `${`.
 
-As in a shell, the default holds when the variable is unset or empty. A value that is nothing but one
-interpolation is read as YAML reads a scalar, so that `${N:-5}` is a number; its text is kept for fields
-that want a string after all (a key made of digits, for example).
+As in a shell, the default applies when the variable is unset or empty. A value that consists of a single
+interpolation is parsed as a YAML scalar, so that `${N:-5}` is a number; its text is kept for fields that
+expect a string (a key made of digits, for example).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PATTERN = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defa
 
 @dataclass(slots=True)
 class Interpolated:
-    """The document with its variables replaced, or what stands in the way."""
+    """The document with its variables replaced, or the problems that prevent it."""
 
     value: Any
     texts: dict[Location, str] = field(default_factory=dict[Location, str])
-    """What whole-value interpolations said, by place."""
+    """Text of the whole-value interpolations, by location."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
 

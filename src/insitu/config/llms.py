@@ -11,12 +11,12 @@ from insitu.config.problems import NOT_HONOURED
 from insitu.plugins import Section
 
 RETRIED_STATUS_CODES = frozenset({408, 409, 429})
-"""What clients of the OpenAI protocol try again, besides everything from 500 on."""
+"""Status codes that clients of the OpenAI protocol retry, besides 500 and above."""
 RETRIED_ERRORS = frozenset({"429", "too many requests"})
 
 
 class LLMConfig(Section):
-    """One model behind the OpenAI protocol. Keys that have no field here go with every call."""
+    """One model behind the OpenAI protocol. Keys without a field here are sent with every call."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -31,13 +31,13 @@ class LLMConfig(Section):
     max_retries: int = Field(default=10, ge=0, validation_alias=AliasChoices("max_retries", "num_retries"))
     request_timeout: float | None = Field(default=None, gt=0)
     do_auto_retry: bool = True
-    """Accepted either way: what is tried again, and how often, is `max_retries`."""
+    """Accepted either way: `max_retries` alone controls retries."""
     retry_on_status_codes: list[int | str] | None = None
     retry_on_errors: list[str] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What goes with every call: the sampling fields that are set, and every extra key."""
+        """Options sent with every call: the sampling fields that are set, and every extra key."""
         named = {
             "temperature": self.temperature,
             "top_p": self.top_p,

@@ -1,4 +1,4 @@
-"""From a file to a checked configuration."""
+"""Load and check a configuration file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from insitu.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and where it came from."""
+    """A configuration and its origin."""
 
     config: Config
     path: Path
@@ -46,12 +46,12 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
 
 
 def parse_config(source: Mapping[str, Any], where: str = "configuration") -> Config:
-    """Validate values that are there already, with the same errors as a file."""
+    """Validate values that are already loaded, with the same errors as for a file."""
     return _validate(dict(source), where, {})[0]
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; InvalidRequest says why there is none."""
+    """Read a text file; InvalidRequest says why it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -76,7 +76,7 @@ def _validate(
 
 
 def check(source: dict[str, Any], texts: Mapping[Location, str]) -> tuple[Config | None, list[Problem]]:
-    """The configuration, or everything that is wrong with it. Texts are put back where a string is wanted."""
+    """Return the configuration, if valid, and all problems. Where a string is expected, `texts` are used."""
     problems = list(not_finite(source))
     try:
         return Config.model_validate(source), problems
@@ -90,7 +90,7 @@ def check(source: dict[str, Any], texts: Mapping[Location, str]) -> tuple[Config
 
 
 def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mapping[Location, str]) -> bool:
-    """Put the text of an interpolation back where a string is wanted, in place; True if anything changed."""
+    """Use the text of an interpolation, in place, where a string is expected; True if anything changed."""
     wanted = [line["loc"] for line in error.errors() if line["type"] in ("string_type", "path_type")]
     places = [location for location in texts if location in wanted]
     for location in places:
@@ -99,7 +99,7 @@ def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mappin
 
 
 def _at(values: Any, location: Location) -> Any:
-    """The value at a place; None where an override has removed it."""
+    """Return the value at a location; None if an override removed it."""
     try:
         return value_at(values, location)
     except (KeyError, IndexError, TypeError):

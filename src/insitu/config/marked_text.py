@@ -1,7 +1,7 @@
-"""Edits of a YAML text that leave every other character alone: comments, order and quoting stay.
+"""Edit YAML text without touching any other character: comments, order and quoting stay.
 
-An edit is tried and then proven: the new text must read as the old values with exactly that change.
-What cannot be edited so (a key that comes from an anchor, for example) is left as it is.
+Every edit is verified: the new text must parse to the old values with exactly that change.
+What cannot be edited this way (a key that comes from an anchor, for example) is left alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PLAIN = re.compile(r"[A-Za-z][\w./-]*|\d+(\.\d+){3}")
 
 @dataclass(slots=True)
 class _Entry:
-    """One key of a mapping and what surrounds it."""
+    """One key of a mapping and its surroundings."""
 
     key: yaml.ScalarNode
     value: yaml.Node
     holder: yaml.MappingNode
     outer_line: int | None
-    """Where the outermost flow collection around it has its line; None in block style."""
+    """Line of the outermost flow collection around it; None in block style."""
 
 
 class MarkedText:
@@ -42,7 +42,7 @@ class MarkedText:
         self._entries = _index(self.text)
 
     def line(self, location: Location) -> int | None:
-        """The line of a place, or of the nearest one around it that has a key; counted from 1."""
+        """Return the line, counted from 1, of a location or of the nearest enclosing one that has a key."""
         for length in range(len(location), 0, -1):
             entry = self._entries.get(location[:length])
             if entry is not None:
@@ -50,7 +50,7 @@ class MarkedText:
         return None
 
     def drop(self, location: Location, reason: str) -> bool:
-        """Comment a key out, with the reason above it; in flow style take it out. False if that fails."""
+        """Comment out a key, with the reason above it; in flow style, remove it. False if that fails."""
         location = self._whole_block(location)
         entry = self._entries.get(location)
         if entry is None:
@@ -65,7 +65,7 @@ class MarkedText:
         return new is not None and self._accept(new, expected)
 
     def replace(self, location: Location, value: str) -> bool:
-        """Write another string in the place of a scalar."""
+        """Replace a scalar with another string."""
         entry = self._entries.get(location)
         if entry is None or not isinstance(entry.value, yaml.ScalarNode):
             return False
@@ -77,7 +77,7 @@ class MarkedText:
         return self._accept(self.text[:start] + written + self.text[end:], expected)
 
     def rename(self, location: Location, name: str) -> bool:
-        """Give a key another name."""
+        """Rename a key."""
         entry = self._entries.get(location)
         holder = value_at(self.document, location[:-1])
         if entry is None or name in holder:
@@ -89,7 +89,7 @@ class MarkedText:
         return self._accept(self.text[:start] + name + self.text[end:], expected)
 
     def _whole_block(self, location: Location) -> Location:
-        """The place, or the one around it when it is the only key of a block: an empty one would be null."""
+        """Return the location, or its block's if it is the only key there: an empty block would be null."""
         entry = self._entries.get(location)
         if entry is None or entry.outer_line is not None or len(entry.holder.value) > 1 or len(location) < 2:
             return location
@@ -114,7 +114,7 @@ def _commented(text: str, entry: _Entry, comment: str) -> str | None:
         return None
     end = _end_line(entry.value, first)
     while end > first + 1 and _is_blank_or_comment(lines[end - 1]):
-        end -= 1  # what follows the value belongs to what comes next
+        end -= 1  # blank lines and comments after the value belong to the next key
     out = [f"{indent}{comment}\n"]
     for line in lines[first:end]:
         body = line.removeprefix(indent)
@@ -123,7 +123,7 @@ def _commented(text: str, entry: _Entry, comment: str) -> str | None:
 
 
 def _end_line(value: yaml.Node, first: int) -> int:
-    """The line after the value's last one."""
+    """Return the line after the value's last one."""
     mark = value.end_mark
     in_block = (isinstance(value, yaml.CollectionNode) and not value.flow_style) or (
         isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")
@@ -158,7 +158,7 @@ def _index(text: str) -> dict[Location, _Entry]:
 def _entries(
     node: yaml.Node, location: Location, outer_line: int | None, seen: set[int]
 ) -> Iterator[tuple[Location, _Entry]]:
-    if id(node) in seen:  # an alias: its text stands elsewhere
+    if id(node) in seen:  # an alias: its text is elsewhere
         return
     seen.add(id(node))
     if isinstance(node, yaml.CollectionNode) and node.flow_style and outer_line is None:
@@ -175,7 +175,7 @@ def _entries(
 
 
 def _apart(value: Any) -> Any:
-    """A copy in which what an anchor and its aliases share is not shared."""
+    """Copy the value so that an anchor and its aliases share nothing."""
     if isinstance(value, dict):
         return {key: _apart(each) for key, each in cast("dict[Any, Any]", value).items()}
     return [_apart(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value

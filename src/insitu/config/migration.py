@@ -1,4 +1,4 @@
-"""A configuration of the original harness as one of insitu: the same text but for what cannot be kept.
+"""Migrate a configuration of the original harness to insitu, changing only what cannot be kept.
 
 text ─► rewrite ─► check ─► leave out what no model knows or honours ─┐
                     ▲                                                 │ until nothing more is found
@@ -27,13 +27,13 @@ from insitu.errors import InvalidRequest
 
 @dataclass(slots=True)
 class Migration:
-    """The new text, and everything there is to say about it."""
+    """The new text and all notes on it."""
 
     text: str
     by_hand: list[Note] = field(default_factory=list[Note])
-    """While there is one, the new file does not load or does not train."""
+    """While any remain, the new file does not load or does not train."""
     takes_effect: list[Note] = field(default_factory=list[Note])
-    """What was without effect there and has one here."""
+    """Settings without effect there that have one here."""
     rewritten: list[Note] = field(default_factory=list[Note])
     left_out: list[Note] = field(default_factory=list[Note])
     changed_meaning: list[Note] = field(default_factory=list[Note])
@@ -44,13 +44,13 @@ class Migration:
 @dataclass(slots=True)
 class _Checked:
     source: dict[str, Any]
-    """The values, with the text of the file where a variable is not set."""
+    """The values, with the file's own text where a variable is not set."""
     problems: list[Problem]
     unset: list[Problem]
 
 
 def migrate(text: str, where: str, environment: Mapping[str, str]) -> Migration:
-    """The new file and the notes. InvalidRequest when the text is no YAML mapping."""
+    """Return the new text and its notes. Raises InvalidRequest if the text is not a YAML mapping."""
     plugins.load_entry_points()
     try:
         marked = MarkedText(text, where)
@@ -67,7 +67,7 @@ def migrate(text: str, where: str, environment: Mapping[str, str]) -> Migration:
         checked = _check(marked, environment)
     result.text = marked.text
     result.unset_variables = [note_at(first, each.location, each.text) for each in checked.unset]
-    # Values are shown as the file has them: those of variables are nobody's business.
+    # Show values as the file writes them: the values of variables must not leak.
     result.by_hand += [advice(first, each, marked.document) for each in checked.problems]
     result.by_hand += needed_by_hand(first, checked.source)
     result.takes_effect = newly_effective(first, marked.document)
@@ -84,7 +84,7 @@ def migrate(text: str, where: str, environment: Mapping[str, str]) -> Migration:
 
 
 def _check(marked: MarkedText, environment: Mapping[str, str]) -> _Checked:
-    """What is wrong, but for places whose value is not known because a variable is not set."""
+    """Find the problems, except at places whose value is unknown because a variable is not set."""
     read = interpolate(marked.document, environment)
     unset = [each for each in read.problems if each.kind == UNSET_VARIABLE]
     problems = [each for each in read.problems if each.kind != UNSET_VARIABLE]
@@ -100,7 +100,7 @@ def _check(marked: MarkedText, environment: Mapping[str, str]) -> _Checked:
 def _leave_out(
     marked: MarkedText, first: MarkedText, checked: _Checked, result: Migration, stuck: set[Location]
 ) -> bool:
-    """Comment out what no model knows or honours; whether anything was."""
+    """Comment out what no model knows or honours; return True if anything changed."""
     changed = False
     for problem in checked.problems:
         location = problem.location
@@ -130,7 +130,7 @@ def _reason(problem: Problem) -> str:
 
 
 def _needed_anyway(first: MarkedText, location: Location, result: Migration) -> None:
-    """Some of what is left out had a purpose that somebody has to take care of."""
+    """Add a note if the user has to replace what was left out."""
     if location[0] in original.HAND_SECTIONS and len(location) == 1:
         text = "write the sections of that file into this one"
         if location[0] != "base":
@@ -142,7 +142,7 @@ def _needed_anyway(first: MarkedText, location: Location, result: Migration) -> 
 
 
 def _rewrite(marked: MarkedText, first: MarkedText, result: Migration) -> None:
-    """What insitu spells otherwise, and keys of `llms` that would go to the model."""
+    """Rewrite what insitu spells differently, and remove `llms` keys that would be sent to the model."""
     _rename_types(marked, first, result)
     for name, entry in _mappings(marked.document.get("llms")):
         _clean_llm(marked, first, result, name, entry)
@@ -168,7 +168,7 @@ def _clean_llm(
 
 
 def _rename_types(marked: MarkedText, first: MarkedText, result: Migration) -> None:
-    """The original also takes `type`."""
+    """Rename `type`, which the original also accepts, to `_type`."""
     document = marked.document
     places: list[Location] = [("workflow",), ("eval", "general", "dataset")]
     sections = ("llms", "functions", "trajectory_builders", "trainer_adapters", "trainers")
@@ -184,7 +184,7 @@ def _rename_types(marked: MarkedText, first: MarkedText, result: Migration) -> N
 
 
 def _target_model(marked: MarkedText, first: MarkedText, result: Migration) -> None:
-    """There the name of a model, here the name of an entry."""
+    """Replace the model name that the original expects with the name of its `llms` entry."""
     target = _get(marked.document.get("finetuning"), "target_model")
     llms = dict(_mappings(marked.document.get("llms")))
     if not isinstance(target, str) or target in llms:

@@ -1,4 +1,4 @@
-"""What a configuration of the original says that has an effect here for the first time, or another one."""
+"""Settings of the original that take effect here for the first time, or have a different effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADAPTER = "trainer_adapters.*.training"
 
 
 def newly_effective(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
-    """Every setting that insitu reads and the original ignored, with its value."""
+    """List every setting that insitu reads and the original ignored, with its value."""
     notes = [
         note_at(marked, location, _why_effective(location, value), value)
         for location, value in _settings(source, ())
@@ -25,7 +25,7 @@ def newly_effective(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]
 
 
 def _settings(node: Any, location: Location) -> Iterator[tuple[Location, Any]]:
-    """Every key that stands in the file, with its value; a mapping's own keys come instead of it."""
+    """Yield every key in the file with its value; a mapping is replaced by its own keys."""
     if not isinstance(node, Mapping):
         yield location, node
         return
@@ -57,7 +57,7 @@ def _why_effective(location: Location, value: Any) -> str:
 
 
 def changed_meaning(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
-    """What reads the same and means something else."""
+    """List what reads the same but means something else."""
     finetuning = _mapping(source.get("finetuning"))
     return [
         *_trained_entries(marked, source),
@@ -74,7 +74,7 @@ def changed_meaning(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]
 
 
 def trained_entries(source: Mapping[str, Any]) -> tuple[list[str], str, str]:
-    """The entries of `llms` that insitu takes for the trained model, the run's name and its base model."""
+    """Return the `llms` entries that insitu takes for the trained model, the run's name and base model."""
     finetuning = _mapping(source.get("finetuning"))
     adapter = _mapping(_mapping(source.get("trainer_adapters")).get(str(finetuning.get("trainer_adapter"))))
     backend = _mapping(adapter.get("backend"))

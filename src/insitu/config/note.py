@@ -1,4 +1,4 @@
-"""Note: one thing to say about a place in a configuration file."""
+"""Note: a remark about a place in a configuration file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from insitu.config.secret import names_a_secret, shown, without_credentials
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is to be said, and where it belongs."""
+    """One remark and the place it is about."""
 
     path: str
     text: str
     line: int | None = None
-    """In the file that was read; None for what stands nowhere in it."""
+    """Line in the file that was read; None if the place is not in it."""
     value: str | None = None
-    """As a person would write it; never that of a secret."""
+    """As a person would write it; never a secret."""
     yaml: str | None = None
-    """What to write instead."""
+    """YAML to write instead."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what is not said."""
+        """Return the fields that are set."""
         fields = {name: getattr(self, name) for name in ("path", "line", "value", "text", "yaml")}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -32,7 +32,7 @@ class Note:
 def note_at(
     marked: MarkedText, location: Location, text: str, value: Any = None, yaml: str | None = None
 ) -> Note:
-    """A note about a place of that text."""
+    """Make a note about a location in the text."""
     secret = any(names_a_secret(part) for part in location)
     said = None if value is None or secret else without_credentials(shown(value))
     return Note(dotted(location), without_credentials(text), marked.line(location), said, yaml)

@@ -1,6 +1,6 @@
-"""What the original harness (NeMo Agent Toolkit 1.9.0) knows, by place in its file.
+"""Keys that the original harness (NeMo Agent Toolkit 1.9.0) knows, by place in its file.
 
-A key that it does not know is refused in the sections of `STRICT` and ignored without a word elsewhere.
+It rejects unknown keys in the sections of `STRICT` and silently ignores them elsewhere.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ KNOWN: dict[str, frozenset[str]] = {
         ]
     ),
 }
-"""Places whose keys are all known; for others nothing is said."""
+"""Places whose keys are all known; nothing is claimed about others."""
 
 STRICT = frozenset(
     {"", "general", "eval.general.dataset", "eval.general.dataset.structure", "eval.general.dataset.filter"}
 )
 
 IGNORED = frozenset({"trainer_adapters.*.training", "finetuning.run_configuration"})
-"""Places that it reads and then does not use."""
+"""Places that the original reads but never uses."""
 
 DEFAULT_LEARNING_RATE = "5e-5"
 
@@ -123,7 +123,7 @@ LLM_KEYS: dict[str, str] = {
     "thinking": "the toolkit turned it into a system prompt; write that into your prompt",
     "api_type": "your function chooses the protocol; the gateway speaks all of them",
 }
-"""Keys of `llms.X` that are for the toolkit and not for the model."""
+"""Keys of `llms.X` meant for the toolkit, not for the model."""
 
 HAND_SECTIONS = frozenset(
     [
@@ -153,7 +153,7 @@ EVALUATORS: dict[str, str] = {
     "tunable_rag_evaluator": "llm_judge",
     "langsmith_judge": "llm_judge",
 }
-"""Its judges, and the evaluator here that comes nearest."""
+"""The original's judges, each with the closest evaluator here."""
 
 AGENTS = frozenset(
     {
@@ -171,11 +171,11 @@ AGENTS = frozenset(
 """Workflows that come with the toolkit."""
 
 DPO_PREFIXES = ("dpo_", "nemo_customizer")
-"""Its other way to train, through a service of NVIDIA's."""
+"""The original's other way to train, through an NVIDIA service."""
 
 
 def place_of(location: Location) -> str:
-    """`llms.policy.seed` → `llms.*.seed`: names that the user chose become `*`."""
+    """Replace names that the user chose with `*`: `llms.policy.seed` → `llms.*.seed`."""
     parts = [str(part) for part in location]
     if len(parts) > 1 and parts[0] in _MAPS:
         parts[1] = "*"
@@ -185,7 +185,7 @@ def place_of(location: Location) -> str:
 
 
 def knows(location: Location) -> bool:
-    """Whether the original has a field of that name at that place."""
+    """Return True if the original has a field of that name at that place."""
     return place_of(location) in WHY_DROPPED or location[-1] in KNOWN.get(
         place_of(location[:-1]), frozenset()
     )

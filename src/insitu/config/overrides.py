@@ -1,4 +1,4 @@
-"""`-o path value`: one setting of the file, replaced from the command line."""
+"""`-o path value`: override one setting of the file from the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Place:
-    """Where the walk along a path has come to."""
+    """The current position while walking along a path."""
 
     value: Any
     """A mapping or a list of the file, made from the model's default where the file says nothing."""
@@ -36,7 +36,7 @@ class _Place:
 def override(
     source: dict[str, Any], overrides: Iterable[tuple[str, str]], root: type[BaseModel]
 ) -> dict[str, Any]:
-    """The source with every override applied, in order. The source itself stays as it is."""
+    """Return a copy of the source with every override applied, in order."""
     changed = copy.deepcopy(source)
     problems: list[Problem] = []
     for path, text in overrides:
@@ -73,7 +73,7 @@ def _apply(place: _Place, parts: list[str], text: str) -> None:
 
 
 def _key(place: _Place, parts: list[str]) -> tuple[Any, list[str]]:
-    """The key or index that the path names next, and the rest of the path. A key may itself have dots."""
+    """Return the key or index that the path names next, and the rest of the path. A key may contain dots."""
     value = place.value
     if isinstance(value, list):
         return _index(cast("list[Any]", value), parts[0]), parts[1:]
@@ -107,7 +107,7 @@ def _unknown(place: _Place, name: str, keys: list[str], model: type | None) -> s
 
 
 def _there(place: _Place, key: Any) -> Any:
-    """The present value: the file's, or else the default of the model, as plain values."""
+    """Return the current value: the file's, or else the model's default, as plain values."""
     if isinstance(key, int) or key in place.value:
         return place.value[key]
     model = shape.model_of(place.annotation, place.value)

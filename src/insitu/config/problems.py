@@ -22,38 +22,38 @@ UNSET_VARIABLE = "unset_variable"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong at one place."""
+    """One problem and its location."""
 
     location: Location
     text: str
     kind: str = "invalid"
-    """What pydantic calls it, or one of the constants above."""
+    """Pydantic's error type, or one of the constants above."""
 
     def __str__(self) -> str:
         return f"{dotted(self.location)}: {self.text}"
 
 
 def dotted(location: Location) -> str:
-    """The place as it is written on the command line: `finetuning.target_functions.0`."""
+    """Format a location as on the command line: `finetuning.target_functions.0`."""
     return ".".join(str(part) for part in location) or "the file"
 
 
 def value_at(values: Any, location: Location) -> Any:
-    """What stands at a place of a document."""
+    """Return the value at a location in a document."""
     for part in location:
         values = values[part]
     return values
 
 
 def refusal(where: str, problems: Iterable[Problem], hint: str = "") -> InvalidRequest:
-    """The error to raise; `where` is the file or the command-line option."""
+    """Build the error to raise; `where` is the file or the command-line option."""
     lines = list(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return InvalidRequest(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in lines), hint=hint)
 
 
 def validation_error(problems: Iterable[Problem]) -> ValidationError:
-    """The same problems as pydantic collects them, each with its place."""
+    """Wrap problems in a pydantic error, each with its location."""
     return ValidationError.from_exception_data(
         "configuration",
         [

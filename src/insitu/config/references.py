@@ -16,7 +16,7 @@ PARTS = {
 
 
 def reference_problems(config: Any) -> list[Problem]:
-    """Every missing or unknown name. `config` is a Config, or the mapping that does not validate as one.
+    """List every missing or unknown name. `config` is a Config, or a mapping that does not validate as one.
 
     `target_functions` are not checked: a workflow may label functions while it runs.
     """

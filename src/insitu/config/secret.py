@@ -1,4 +1,4 @@
-"""What must not be shown."""
+"""Keep secrets out of output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CREDENTIALS = re.compile(r"://[^/@\s'\"]*@")
 
 
 def names_a_secret(key: object) -> bool:
-    """Whether a key looks like that of a secret, whatever its model says: `api_key`, `hf_token`."""
+    """Return True if a key looks like a secret's, whatever its model says: `api_key`, `hf_token`."""
     return isinstance(key, str) and _SECRET_KEY.search(key) is not None
 
 
 def hide(value: Any, secret: bool = False) -> Any:
-    """The value with every string under a secret's key replaced."""
+    """Replace every string and number under a secret's key."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
         return {key: hide(each, secret or names_a_secret(key)) for key, each in items}
@@ -31,12 +31,12 @@ def hide(value: Any, secret: bool = False) -> Any:
 
 
 def without_credentials(text: str) -> str:
-    """The text with the user and password of every URL replaced."""
+    """Replace the user and password in every URL of a text."""
     return _CREDENTIALS.sub(f"://{HIDDEN}@", text)
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value in an error message. Mappings and lists are not printed: they may hold secrets."""
+    """Format a value for an error message. Mappings and lists are not printed: they may hold secrets."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):

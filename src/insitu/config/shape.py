@@ -1,4 +1,4 @@
-"""Which model and which field a place in the file belongs to."""
+"""Find the model and the field that a place in the file belongs to."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from insitu.plugins import Kind
 
 
 def arms(annotation: Any) -> list[Any]:
-    """The alternatives of a union; one that is no union is its only alternative."""
+    """Return the members of a union; any other annotation is its own only member."""
     if get_origin(annotation) in (Union, UnionType):
         return [arm for each in get_args(annotation) for arm in arms(each)]
     return [annotation]
 
 
 def bare(annotation: Any) -> Any:
-    """The type without its `Annotated` metadata."""
+    """Strip a type of its `Annotated` metadata."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
-    """Whether values of this type are mappings of known keys in the file: a pydantic model or a dataclass."""
+    """Return True if the file writes the type as a mapping of known keys: a pydantic model or a dataclass."""
     return inspect.isclass(kind) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind))
 
 
 def model_of(annotation: Any, value: Any) -> type | None:
-    """The model that reads a mapping; for a component the one of its `_type`."""
+    """Return the model that parses a mapping; for a component, the one its `_type` selects."""
     for arm in arms(annotation):
         kind = next((each for each in get_args(arm)[1:] if isinstance(each, Kind)), None)
         if kind is not None and get_origin(arm) is Annotated:
@@ -48,12 +48,12 @@ def _component_model(kind: Kind, value: Any) -> type[BaseModel] | None:
     type_name = cast("Mapping[str, Any]", value).get("_type") if isinstance(value, Mapping) else None
     try:
         return plugins.find(kind, type_name).config if isinstance(type_name, str) else None
-    except InsituError:  # the `_type` itself is refused elsewhere, with its reason
+    except InsituError:  # a wrong `_type` is reported elsewhere, with the reason
         return None
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
-    """How a field may be written in the file, its usual name first."""
+    """Return the names a field may have in the file, its usual one first."""
     alias = field.validation_alias or field.alias
     if isinstance(alias, AliasChoices):
         return [each for each in alias.choices if isinstance(each, str)]
@@ -61,7 +61,7 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
 
 
 def fields_of(model: type) -> dict[str, FieldInfo]:
-    """The fields of a model by name."""
+    """Return a model's fields by name."""
     if issubclass(model, BaseModel):
         return model.model_fields
     kind = cast("Any", model)
@@ -70,12 +70,12 @@ def fields_of(model: type) -> dict[str, FieldInfo]:
 
 
 def keys_of(model: type) -> list[str]:
-    """Every key that the model knows."""
+    """Return every key that the model accepts."""
     return [key for name, field in fields_of(model).items() for key in names_of(name, field)]
 
 
 def field_of(model: type, key: str) -> tuple[str, FieldInfo] | None:
-    """The field that is written as `key`."""
+    """Return the field written as `key`, with its name."""
     for name, field in fields_of(model).items():
         if key in names_of(name, field):
             return name, field
@@ -83,7 +83,7 @@ def field_of(model: type, key: str) -> tuple[str, FieldInfo] | None:
 
 
 def child(annotation: Any, value: Any, key: str | int) -> Any:
-    """The annotation one level deeper; None where the models say nothing."""
+    """Return the annotation one level deeper; None where the models say nothing."""
     model = model_of(annotation, value)
     if model is not None:
         found = field_of(model, str(key))
@@ -98,5 +98,5 @@ def child(annotation: Any, value: Any, key: str | int) -> Any:
 
 
 def is_secret(annotation: Any) -> bool:
-    """Whether the field, or a value of the map, is a SecretStr."""
+    """Return True if the field, or a value of the map, is a SecretStr."""
     return annotation is SecretStr or any(is_secret(each) for each in get_args(annotation))
