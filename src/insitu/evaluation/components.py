@@ -1,4 +1,4 @@
-"""The components of this room: importing this module registers them."""
+"""Importing this module registers the components of this package."""
 
 from insitu.evaluation import (
     custom_dataset,

@@ -1,4 +1,4 @@
-"""Datasets that a function of the user's returns."""
+"""Datasets returned by a user's function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @register(Kind.DATASET, "custom", CustomDatasetConfig)
 class CustomDataset(Dataset):
-    """What ``function(file_path=..., **kwargs)`` returns: a list of rows, or of examples."""
+    """The list of rows, or of examples, that ``function(file_path=..., **kwargs)`` returns."""
 
     def __init__(self, config: CustomDatasetConfig, parts: Parts) -> None:
         self._config = config
@@ -28,10 +28,9 @@ class CustomDataset(Dataset):
         if inspect.iscoroutinefunction(self._function) or inspect.isasyncgenfunction(self._function):
             raise InvalidRequest(f"dataset function `{config.function}` is async; give a plain one")
         self._source = f"dataset function `{config.function}`"
-        """What `load` found worth telling: filtered rows, dropped duplicates, missing ids."""
 
     def load(self) -> list[Example]:
-        """All examples after filters and de-duplication; InvalidRequest names the function and the row."""
+        """Return all examples, filtered and de-duplicated; InvalidRequest names the function and the row."""
         rows = self._rows()
         if rows and all(isinstance(row, Example) for row in rows):
             self._check_examples(rows)

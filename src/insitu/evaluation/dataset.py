@@ -12,8 +12,8 @@ class Dataset(ABC):
     """A source of examples. Their order is stable, their ids are unique."""
 
     notes: Sequence[str] = ()
-    """What people should know about the last `load`: duplicates left out, for example."""
+    """Notes for people on the last `load`: filtered rows, dropped duplicates, missing ids."""
 
     @abstractmethod
     def load(self) -> list[Example]:
-        """All examples after filters and de-duplication; InvalidRequest names the file and the row."""
+        """Return all examples, filtered and de-duplicated; InvalidRequest names the file and the row."""

@@ -40,7 +40,7 @@ class FilterEntry(Section):
 
 
 class FilterConfig(Section):
-    """Which rows to take: those that match every column of the allowlist and none of the denylist."""
+    """Selects the rows that match every column of the allowlist and none of the denylist."""
 
     allowlist: FilterEntry | None = None
     denylist: FilterEntry | None = None
@@ -54,10 +54,10 @@ _WITHOUT_EFFECT = {
 
 
 class StructureConfig(Section):
-    """Which columns are the input and the expected answer."""
+    """Columns of the input and the expected answer."""
 
     disable: bool = False
-    """The whole row is the input; there is no expected answer apart from it."""
+    """Take the whole row as the input; there is no separate expected answer."""
     question_key: str = Field(default="question", validation_alias=AliasChoices("question_key", "question"))
     answer_key: str = Field(default="answer", validation_alias=AliasChoices("answer_key", "answer"))
     generated_answer_key: str = Field(
@@ -88,7 +88,7 @@ class StructureConfig(Section):
 
 
 class DatasetConfig(ComponentConfig):
-    """What every dataset has."""
+    """Settings common to all datasets."""
 
     id_key: str = "id"
     filter: FilterConfig = FilterConfig()
@@ -102,7 +102,7 @@ class FileDatasetConfig(DatasetConfig):
 
 
 class CustomDatasetConfig(DatasetConfig):
-    """Rows that a function of the user's returns."""
+    """Rows returned by a user's function."""
 
     function: str
     """``package.module:function`` or ``package.module.function``."""
@@ -117,10 +117,10 @@ class CustomDatasetConfig(DatasetConfig):
 
 
 def dataset_config(path: str | Path, base: ComponentConfig | None = None) -> ComponentConfig:
-    """The dataset of another file, with the ids, filters and structure of `base`.
+    """Configure the dataset of another file, with the ids, filters and structure of `base`.
 
-    A base that reads its file with a function of the user's keeps doing so; otherwise the type is told
-    by the file's extension.
+    A base that reads its file with a user's function keeps doing so; otherwise the file's extension
+    decides the type.
     """
     kept = {name: getattr(base, name) for name in ("id_key", "filter", "structure") if hasattr(base, name)}
     if base is not None and not isinstance(base, FileDatasetConfig) and getattr(base, "file_path", None):

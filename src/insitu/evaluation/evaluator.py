@@ -13,7 +13,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score, or its error. Raising is the same as returning an error."""
+        """Score the item, or return its error. Raising is the same as returning an error."""
 
 
 class GroupEvaluator(ABC):
@@ -21,4 +21,4 @@ class GroupEvaluator(ABC):
 
     @abstractmethod
     async def evaluate_group(self, items: Sequence[EvalItem]) -> list[EvalResult]:
-        """One result per item, in order."""
+        """Return one result per item, in order."""

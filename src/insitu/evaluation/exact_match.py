@@ -10,7 +10,7 @@ from insitu.plugins import ComponentConfig, Kind, Parts, register
 
 
 class ExactMatchConfig(ComponentConfig):
-    """How output and expected answer are compared."""
+    """Options for comparing output and expected answer."""
 
     ignore_case: bool = False
     strip: bool = True
@@ -19,13 +19,13 @@ class ExactMatchConfig(ComponentConfig):
 
 @register(Kind.EVALUATOR, "exact_match", ExactMatchConfig)
 class ExactMatch(Evaluator):
-    """1 when the output is the expected answer, else 0. What is not text is compared as JSON."""
+    """1 if the output is the expected answer, else 0. Anything but text is compared as JSON."""
 
     def __init__(self, config: ExactMatchConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score; an example without an expected answer is an error."""
+        """Score the item; an example without an expected answer is an error."""
         expected = expected_text(item)
         score = float(self._normal(to_text(item.output)) == self._normal(expected))
         return EvalResult(item.id, score, {"expected": expected})
@@ -36,7 +36,7 @@ class ExactMatch(Evaluator):
 
 
 def expected_text(item: EvalItem) -> str:
-    """The expected answer as text."""
+    """Return the expected answer as text."""
     if item.expected is None:
         raise InvalidRequest(
             f"example `{item.id}` has no expected answer", hint="choose its column with structure.answer_key"

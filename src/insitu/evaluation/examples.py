@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def to_examples(
     rows: Sequence[Mapping[str, Any]], config: DatasetConfig, source: str
 ) -> tuple[list[Example], list[str]]:
-    """The examples of the rows, and notes on what a reader of the results should know."""
+    """Turn rows into examples; also return notes for readers of the results."""
     if not rows:
         raise InvalidRequest(f"{source} has no rows")
     clean = [_clean(row, number, source) for number, row in enumerate(rows)]
@@ -31,7 +31,7 @@ def to_examples(
 def select(
     rows: Sequence[Mapping[str, Any]], ids: Sequence[str], config: DatasetConfig, source: str
 ) -> tuple[list[int], list[str]]:
-    """Where the rows stand that pass the filters, each id once, and notes on the others."""
+    """Return the positions of rows that pass the filters, each id once, and notes on the others."""
     filtered = apply_filters(rows, config.filter)
     first: dict[str, int] = {}
     dropped = [at for at in filtered.kept if first.setdefault(ids[at], at) != at]
@@ -87,7 +87,7 @@ def _id(value: Any, number: int, source: str) -> str:
 
 
 def _check_structure(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[str]:
-    """Refuse columns that nowhere exist; the default answer column may be missing."""
+    """Reject columns that no row has; the default answer column may be missing."""
     structure, known = config.structure, columns_of(rows)
     if structure.disable:
         return []

@@ -37,10 +37,9 @@ class FileDataset(Dataset):
 
     def __init__(self, config: FileDatasetConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
-        """What `load` found worth telling: filtered rows, dropped duplicates, missing ids."""
 
     def load(self) -> list[Example]:
-        """All examples after filters and de-duplication; InvalidRequest names the file and the row."""
+        """Return all examples, filtered and de-duplicated; InvalidRequest names the file and the row."""
         path = self._config.file_path.expanduser()
         try:
             rows = READERS[self._config.type_name](path)

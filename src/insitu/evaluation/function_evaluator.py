@@ -21,7 +21,7 @@ from insitu.threads import DaemonThreads
 
 
 class FunctionEvaluator(Evaluator):
-    """Calls a function for every item; one that is not async runs in a thread of its own."""
+    """Calls a function for every item; a synchronous one runs in its own thread."""
 
     def __init__(self, function: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
@@ -31,7 +31,7 @@ class FunctionEvaluator(Evaluator):
         self._threads = DaemonThreads(f"insitu-evaluator-{name}")
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """What the function returns, checked."""
+        """Call the function and check its result."""
         if self._is_async:
             return to_result(item, await self._call(item))
         value = await self._threads.run(self._call, item)
@@ -42,17 +42,17 @@ class FunctionEvaluator(Evaluator):
 
 
 class PythonEvaluatorConfig(ComponentConfig):
-    """A function by its name."""
+    """A function, given by name."""
 
     entry: str
     """``package.module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Its further arguments, by name."""
+    """The function's arguments after the item, by name."""
 
 
 @register(Kind.EVALUATOR, "python", PythonEvaluatorConfig)
 def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEvaluator:
-    """``function(item, **args)``."""
+    """Build an evaluator that calls ``function(item, **args)``."""
     function = load_entry(config.entry, parts.directory)
     refuse_generators(function, config.entry)
     try:
@@ -63,12 +63,12 @@ def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEva
             hint="args holds the function's arguments after the first, by name",
         ) from error
     except ValueError:
-        # Written in C, without a signature: the first call tells.
+        # Written in C, without a signature: the first call shows a mismatch.
         pass
     return FunctionEvaluator(function, config.entry, **config.args)
 
 
 def refuse_generators(function: Callable[..., Any], name: str) -> None:
-    """A generator function returns no score."""
+    """Reject generator functions: they return no score."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidRequest(f"evaluator `{name}` is a generator; return the score instead of yielding")

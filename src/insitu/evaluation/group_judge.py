@@ -36,11 +36,11 @@ A better output gets a higher score; outputs that are equally good get the same 
 
 
 class GroupJudgeConfig(JudgeConfig):
-    """The judge and its question. `{input}`, `{expected}` and `{outputs}` stand for the group's own."""
+    """The judge and its prompt, in which `{input}`, `{expected}` and `{outputs}` stand for the group's."""
 
     prompt: str = _PROMPT
     seed: int = 0
-    """Decides, with the example's id, in which order the outputs are shown."""
+    """Determines, with the example's id, the order in which the outputs are shown."""
 
     @model_validator(mode="after")
     def _shows_the_outputs(self) -> Self:
@@ -51,16 +51,16 @@ class GroupJudgeConfig(JudgeConfig):
 
 @register(Kind.EVALUATOR, "group_judge", GroupJudgeConfig)
 class GroupJudge(GroupEvaluator):
-    """The scores that the judge gives, on its own scale; one answer scores the whole group."""
+    """The judge's scores, on its own scale; one answer scores the whole group."""
 
     def __init__(self, config: GroupJudgeConfig, parts: Parts) -> None:
         self._config = config
         self._model = JudgeModel(config.llm, parts.llm(config.llm))
 
     async def evaluate_group(self, items: Sequence[EvalItem]) -> list[EvalResult]:
-        """One result per item, in order; an answer that does not score each once, twice, is an error."""
+        """Return one result per item, in order; two answers that do not score each item once are an error."""
         order = list(range(len(items)))
-        # Judges favour positions; without a shuffle the same generation would always stand first.
+        # Judges have a position bias; without a shuffle the same generation would always come first.
         random.Random(f"{self._config.seed}:{items[0].id}").shuffle(order)  # noqa: S311
         data = {
             "input": items[0].input,
@@ -77,7 +77,7 @@ class GroupJudge(GroupEvaluator):
         await self._model.aclose()
 
     def _read(self, answer: str, count: int) -> list[tuple[float, Any]]:
-        """Score and reasoning by number of the output."""
+        """Return score and reasoning per output, in the order shown."""
         entries = read_json_answer(answer)
         if isinstance(entries, dict):
             # Servers that force JSON often force an object.

@@ -1,4 +1,4 @@
-"""What is evaluated and what comes of it."""
+"""Examples, items to evaluate, and their results."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class EvalItem:
     input: Any
     expected: Any
     output: Any
-    """What the workflow returned."""
+    """The workflow's return value."""
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     calls: Sequence[Mapping[str, Any]] = ()
-    """The recorded model calls in order, with the fields of `ModelCall` but for the tokens themselves: id,
+    """The recorded model calls in order, with the fields of `ModelCall` except the tokens themselves: id,
     messages, tools, answer, function, model, run, finish_reason, sampling, timings (seconds by phase),
     started_at (Unix time), num_prompt_tokens, num_output_tokens. See `insitu.evaluation.trajectory`."""
     rollout_id: str = ""
     seconds: float | None = None
-    """How long the rollout took."""
+    """Duration of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """A score, or the error why there is none; never both, and an error never counts as 0."""
+    """A score, or the error that explains why there is none; never both. An error never counts as 0."""
 
     id: str
     score: float | None
     reasoning: Any = None
     error: str | None = None
     step_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What single model calls were worth besides, by the id of the call; the others count as 0."""
+    """Optional extra reward per model call, by the id of the call; the others count as 0."""

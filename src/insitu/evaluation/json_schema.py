@@ -22,7 +22,7 @@ from insitu.threads import DaemonThreads
 
 _PATTERN_SECONDS = 1.0
 _UNGUARDED = ("patternProperties", "unevaluatedProperties")
-"""Keywords that together apply patterns to the output's names in a way that has no time limit."""
+"""Keywords that, combined, match patterns against the output's names without a time limit."""
 
 
 class JsonSchemaConfig(ComponentConfig):
@@ -40,14 +40,14 @@ class JsonSchemaConfig(ComponentConfig):
 
 @register(Kind.EVALUATOR, "json_schema", JsonSchemaConfig)
 class JsonSchema(Evaluator):
-    """1 when the output is valid, else 0. Output that is text must be JSON itself."""
+    """1 if the output is valid, else 0. Text output must itself be JSON."""
 
     def __init__(self, config: JsonSchemaConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._validator = _validator(_schema(config))
         self._threads = DaemonThreads("insitu-json-schema")
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score, and the first thing that is wrong with it."""
+        """Score the item and report the most relevant problem."""
         problem = await self._threads.run(self._problem, item.output)
         return EvalResult(item.id, 0.0 if problem else 1.0, {"problem": problem})
 
@@ -74,7 +74,7 @@ def _schema(config: JsonSchemaConfig) -> Any:
 
 
 def _validator(schema: Any) -> Any:
-    """A validator that fetches nothing from the network and whose patterns have a time limit."""
+    """Build a validator that fetches nothing from the network and whose patterns have a time limit."""
     base: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         base.check_schema(schema)

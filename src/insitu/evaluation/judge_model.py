@@ -1,4 +1,4 @@
-"""The model behind a judge: one chat call, sent again while the server is busy or away."""
+"""The model behind a judge: one chat call, retried while the server is busy or unreachable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = Mapping[str, str]
 
 
 class _TryAgain(Exception):
-    """The server may answer the same request later; says why it did not, and when it wants to be asked."""
+    """A failure worth retrying: the reason, and the seconds that the server asks to wait, if any."""
 
     def __init__(self, reason: str, seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -33,10 +33,10 @@ class _TryAgain(Exception):
 
 
 class JudgeModel:
-    """An entry of `llms` that judges. What it says is never trained on.
+    """An entry of `llms` used as a judge. Its answers are never trained on.
 
-    A model behind the rollout's own gateway is recorded under the rollout that it judges, as the function
-    `<evaluator>`; one that compares a whole group belongs to no single rollout.
+    Calls through the rollout's own gateway are recorded under the judged rollout, as the function
+    `<evaluator>`; those that compare a whole group belong to no single rollout.
     """
 
     def __init__(self, name: str, llm: Any) -> None:
@@ -50,7 +50,7 @@ class JudgeModel:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """The text of the answer; UpstreamError when there is none after the last attempt."""
+        """Return the text of the answer; raise UpstreamError if there is none after the last attempt."""
         attempts = 1 + max(0, self._llm.max_retries)
         for attempt in range(attempts):
             try:
@@ -71,7 +71,7 @@ class JudgeModel:
 
     async def _ask_once(self, messages: Sequence[Message]) -> str:
         body = {**self._llm.options, "model": self._llm.model, "messages": list(messages)}
-        # A redirect would carry prompt and key to a place that nobody named.
+        # A redirect would send prompt and key to an address that nobody configured.
         request = self._open_session().post(
             self._url, json=body, headers=self._headers(), allow_redirects=False
         )
@@ -119,7 +119,7 @@ class JudgeModel:
         return f"{status}: {' '.join(self._redact(text).split())[:200]}"
 
     def _redact(self, text: str) -> str:
-        """Servers repeat the key that they refuse."""
+        """Mask the key: servers repeat a key that they reject."""
         return text.replace(self._llm.api_key, "***") if self._llm.api_key else text
 
     def _open_session(self) -> aiohttp.ClientSession:

@@ -1,7 +1,7 @@
 """Prompts for judges, and their answers.
 
-What a model wrote is untrusted: it may contain instructions to the judge, or text that looks like the end of
-the answer. So every piece of data stands between markers with a random number that its author cannot know.
+Model output is untrusted: it may contain instructions to the judge, or text that looks like the end of the
+answer. Every piece of data is therefore enclosed in markers with a random number its author cannot know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 
 
 class JudgeConfig(ComponentConfig):
-    """What every judge has."""
+    """Settings common to all judges."""
 
     llm: str
     """A key of `llms`."""
@@ -44,15 +44,15 @@ class JudgeConfig(ComponentConfig):
 
 
 class BadAnswer(ValueError):
-    """A judge's answer that cannot be read. It may be asked once more."""
+    """A judge's answer that cannot be parsed. The judge may be asked once more."""
 
 
 class ScoreOutOfRange(ValueError):
-    """A score that is not on the scale: never bent into it."""
+    """A score that is not on the scale; it is never clamped."""
 
 
 def judge_messages(config: JudgeConfig, form: str, data: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The two messages to a judge. ``{name}`` in the prompt becomes the data of that name, between markers.
+    """Build the two messages to a judge. ``{name}`` in the prompt becomes that data, between markers.
 
     A list becomes one marked piece per entry, numbered from 1.
     """
@@ -71,7 +71,7 @@ async def ask_judge(
     messages: Sequence[Mapping[str, str]],
     read: Callable[[str], Any],
 ) -> Any:
-    """What `read` makes of the judge's answer; after one that cannot be read the judge is asked once more."""
+    """Ask the judge and parse the answer with `read`; retry once if it cannot be parsed."""
     answer = await ask(messages)
     try:
         return read(answer)
@@ -84,9 +84,9 @@ async def ask_judge(
 
 
 def read_json_answer(answer: str) -> Any:
-    """The JSON of an answer: the whole of it, apart from a code fence and thoughts before it.
+    """Parse the whole answer as JSON, apart from a code fence and thoughts before it.
 
-    JSON in the midst of other text is not looked for: it may be quoted from what is judged.
+    JSON inside other text is not searched for: it may be quoted from the judged output.
     """
     text = _THOUGHT.sub("", answer).strip()
     fenced = _FENCED.match(text)
@@ -97,7 +97,7 @@ def read_json_answer(answer: str) -> Any:
 
 
 def read_score(config: JudgeConfig, value: Any) -> float:
-    """A score on the judge's scale."""
+    """Return the score after checking that it is on the judge's scale."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadAnswer(f"the score is {value!r}, not a number")
     score = to_score(value)

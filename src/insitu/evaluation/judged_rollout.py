@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 
 EVALUATOR_FUNCTION = "<evaluator>"
-"""The function that a judge's calls carry: they are recorded with the rollout and never trained on."""
+"""Function name of a judge's calls: they are recorded with the rollout and never trained on."""
 
 _judged: ContextVar[JudgedRollout | None] = ContextVar("insitu_judged_rollout", default=None)
 
 
 @dataclass(slots=True)
 class JudgedRollout:
-    """One rollout while its reward is made."""
+    """One rollout while its reward is computed."""
 
     rollout_id: str
     is_gateway: Callable[[str], bool]
-    """Whether a base URL is the gateway that records the rollout; calls elsewhere are not marked."""
+    """True for the base URL of the gateway that records the rollout; calls elsewhere are not marked."""
     num_asked: int = 0
-    """Calls that judges have made under it."""
+    """Number of calls that judges have made under it."""
 
     def headers(self, base_url: str) -> dict[str, str]:
-        """What marks a judge's call as part of the rollout; nothing when its model is served elsewhere."""
+        """Return headers that mark a judge's call as the rollout's; none if its model is served elsewhere."""
         if not self.is_gateway(base_url):
             return {}
         self.num_asked += 1
@@ -34,13 +34,13 @@ class JudgedRollout:
 
 
 def judged_rollout() -> JudgedRollout | None:
-    """The rollout that the calling code scores; None for a whole group, or outside of scoring."""
+    """Return the rollout that the calling code scores; None for a whole group, or outside of scoring."""
     return _judged.get()
 
 
 @contextmanager
 def judging(rollout: JudgedRollout) -> Generator[JudgedRollout]:
-    """`judged_rollout()` is `rollout` inside the block."""
+    """Make `judged_rollout()` return `rollout` inside the block."""
     token = _judged.set(rollout)
     try:
         yield rollout

@@ -30,7 +30,7 @@ _PROMPT = """How well does the output answer the input? Compare it with what is 
 
 
 class LlmJudgeConfig(JudgeConfig):
-    """The judge and its question. `{input}`, `{expected}` and `{output}` stand for the item's own."""
+    """The judge and its prompt, in which `{input}`, `{expected}` and `{output}` stand for the item's."""
 
     prompt: str = _PROMPT
 
@@ -43,14 +43,14 @@ class LlmJudgeConfig(JudgeConfig):
 
 @register(Kind.EVALUATOR, "llm_judge", LlmJudgeConfig)
 class LlmJudge(Evaluator):
-    """The score that the judge gives, on its own scale."""
+    """The judge's score, on its own scale."""
 
     def __init__(self, config: LlmJudgeConfig, parts: Parts) -> None:
         self._config = config
         self._model = JudgeModel(config.llm, parts.llm(config.llm))
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score; an unreadable answer, twice, or a score off the scale is an error."""
+        """Score the item; two unreadable answers, or a score off the scale, are an error."""
         data = {"input": item.input, "expected": item.expected, "output": item.output}
         messages = judge_messages(self._config, _FORM, data)
         score, reasoning = await ask_judge(self._model.ask, messages, self._read)

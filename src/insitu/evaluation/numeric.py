@@ -27,22 +27,22 @@ NUMBER = re.compile(
 
 
 class NumericConfig(ComponentConfig):
-    """How far the number may be off: by the larger of the two tolerances."""
+    """Allowed deviation: the larger of the two tolerances."""
 
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """A share of the expected number."""
+    """As a fraction of the expected number."""
 
 
 @register(Kind.EVALUATOR, "numeric", NumericConfig)
 class Numeric(Evaluator):
-    """1 when the last number in the output is the (last) number in the expected answer, else 0."""
+    """1 if the last number in the output is the (last) number in the expected answer, else 0."""
 
     def __init__(self, config: NumericConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score; an expected answer without a number is an error."""
+        """Score the item; an expected answer without a number is an error."""
         text = expected_text(item)
         expected = last_number(text)
         if expected is None or not expected.is_finite():
@@ -66,7 +66,7 @@ class Numeric(Evaluator):
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number in a text; thousands may be set off by commas. Infinity when its exponent is absurd."""
+    """Return the last number in a text; commas may separate thousands. An absurd exponent gives Infinity."""
     found = None
     for match in NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
         found = match.group()

@@ -24,7 +24,7 @@ class RegexMatchConfig(ComponentConfig):
     """The capturing group that counts; None is the whole match."""
     compare: Literal["found", "equals_expected"] = "found"
     timeout_seconds: float = Field(default=1.0, gt=0, le=60)
-    """A pattern that backtracks without end on some output is that output's error."""
+    """An output on which the pattern backtracks for longer is an error."""
 
     @model_validator(mode="after")
     def _compiles(self) -> Self:
@@ -43,7 +43,7 @@ class RegexMatchConfig(ComponentConfig):
 
 @register(Kind.EVALUATOR, "regex_match", RegexMatchConfig)
 class RegexMatch(Evaluator):
-    """1 when the first match is there (or is the expected answer), else 0."""
+    """1 if the pattern is found (or its first match is the expected answer), else 0."""
 
     def __init__(self, config: RegexMatchConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
@@ -51,7 +51,7 @@ class RegexMatch(Evaluator):
         self._threads = DaemonThreads("insitu-regex")
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The item's score; a search that takes too long is an error."""
+        """Score the item; a search that takes too long is an error."""
         expected = expected_text(item).strip() if self._config.compare == "equals_expected" else None
         found = await self._threads.run(self._search, to_text(item.output))
         if found is None:
@@ -62,7 +62,7 @@ class RegexMatch(Evaluator):
     def _search(self, text: str) -> str | None:
         limit = self._config.timeout_seconds
         try:
-            # concurrent: the search gives up the interpreter lock, so that the event loop goes on.
+            # concurrent: the search releases the GIL, so that the event loop keeps running.
             match = self._pattern.search(text, timeout=limit, concurrent=True)
         except TimeoutError as error:
             raise DeadlineExceeded(

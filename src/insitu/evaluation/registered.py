@@ -18,8 +18,8 @@ def register_evaluator(
 ) -> Callable[[Function], Function]:
     """Register ``(item)`` or ``(item, config)``, async or not, as the evaluator with this `_type`.
 
-    It returns a number or an `EvalResult`. `config` is the class of its fields in the YAML; without one it
-    has none.
+    It returns a number or an `EvalResult`. `config` is the class of its fields in the YAML; None means that
+    it has none.
     """
 
     def decorate(function: Function) -> Function:

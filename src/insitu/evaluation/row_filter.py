@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What is left, by position in the rows that were given, and what each filter removed."""
+    """Positions of the rows that are left, and the number that each filter removed."""
 
     kept: list[int]
     removed: dict[str, int]
@@ -25,7 +25,7 @@ class Filtered:
 
 
 def apply_filters(rows: Sequence[Row], config: FilterConfig) -> Filtered:
-    """The rows that match every column of the allowlist and no column of the denylist, in order."""
+    """Select the rows that match every column of the allowlist and no column of the denylist, in order."""
     kept, removed = list(range(len(rows))), dict[str, int]()
     for list_name, entry in (("allowlist", config.allowlist), ("denylist", config.denylist)):
         for column, patterns in (entry.field if entry else {}).items():
@@ -38,7 +38,7 @@ def apply_filters(rows: Sequence[Row], config: FilterConfig) -> Filtered:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Every column that any row has, first seen first."""
+    """Return the columns of all rows, in order of first appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 

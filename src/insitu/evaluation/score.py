@@ -1,6 +1,6 @@
-"""Scoring: runs an evaluator so that everything it does ends in a score or a stated error.
+"""Scoring: run an evaluator so that every outcome is a score or a stated error.
 
-An error is never a score of 0: whoever trains on the results must be able to leave the item out.
+An error is never a score of 0: training must be able to drop the item.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
 from insitu.evaluation.items import EvalItem, EvalResult
 
 _GRACE_SECONDS = 1.0
-"""How long a cancelled evaluator may clean up before nobody waits for it any longer."""
+"""Time for a cancelled evaluator to clean up before it is abandoned."""
 _MAX_ERROR_CHARACTERS = 500
 
 
 async def score_item(evaluator: Evaluator, item: EvalItem, timeout_seconds: float | None) -> EvalResult:
-    """The item's score or error; raises only when the caller itself is cancelled. None: no time limit."""
+    """Return the item's score or error; raises only if the caller is cancelled. None means no time limit."""
     if not isinstance(evaluator, Evaluator):
         return _error(item, f"{type(evaluator).__name__} does not score single rollouts")
     try:
@@ -33,7 +33,7 @@ async def score_item(evaluator: Evaluator, item: EvalItem, timeout_seconds: floa
 async def score_group(
     evaluator: Evaluator | GroupEvaluator, items: Sequence[EvalItem], timeout_seconds: float | None
 ) -> list[EvalResult]:
-    """One result per item, in order; an evaluator of single rollouts scores them side by side."""
+    """Return one result per item, in order; an evaluator of single rollouts scores them concurrently."""
     if not items:
         return []
     if isinstance(evaluator, Evaluator):
@@ -50,7 +50,7 @@ async def score_group(
 
 
 def to_result(item: EvalItem, value: Any) -> EvalResult:
-    """What an evaluator returned, checked: an `EvalResult` or a number; ValueError or TypeError if not."""
+    """Check that an evaluator returned an `EvalResult` or a number; raise ValueError or TypeError if not."""
     if not isinstance(value, EvalResult):
         return EvalResult(item.id, to_score(value))
     if value.id != item.id:
@@ -65,7 +65,7 @@ def to_result(item: EvalItem, value: Any) -> EvalResult:
 
 
 def to_step_rewards(item: EvalItem, value: Any) -> dict[str, float]:
-    """Finite floats by the ids of calls that the rollout made; ValueError or TypeError if not."""
+    """Check for finite floats by ids of the rollout's calls; raise ValueError or TypeError if not."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def _step_reward(call_id: str, value: Any) -> float:
 
 
 def to_score(value: Any) -> float:
-    """A finite float; true counts as 1, numpy's numbers as theirs, text never."""
+    """Convert a score to a finite float: true counts as 1, numpy's numbers are accepted, text never is."""
     if value is None:
         raise ValueError("the evaluator returned no score")
     if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
@@ -100,13 +100,13 @@ def to_score(value: Any) -> float:
 
 
 def describe(error: BaseException) -> str:
-    """One line that says what went wrong."""
+    """Describe an error in one line."""
     text = error.message if isinstance(error, InsituError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:_MAX_ERROR_CHARACTERS]
 
 
 async def _limited(work: Coroutine[Any, Any, Any], timeout_seconds: float | None) -> Any:
-    """The evaluator's result. It runs in a task of its own, which cannot hold up ours by refusing to end."""
+    """Await the evaluator in its own task, so that it cannot block ours by refusing to end."""
     task = asyncio.ensure_future(_contained(work))
     try:
         await asyncio.wait({task}, timeout=timeout_seconds)
@@ -136,7 +136,7 @@ async def _end(task: asyncio.Future[Any]) -> None:
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Look at the exception of a task that nobody waits for, or asyncio complains about it later."""
+    """Retrieve the exception of an abandoned task, or asyncio complains about it later."""
     if not task.cancelled():
         task.exception()
 
@@ -153,7 +153,7 @@ def _error(item: EvalItem, reason: str) -> EvalResult:
 
 
 def _plain(reasoning: Any) -> Any:
-    """Reasoning is written to files: what JSON cannot carry becomes text."""
+    """Turn reasoning that JSON cannot carry into text: it is written to files."""
     try:
         json.dumps(reasoning, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -12,13 +12,13 @@ from insitu.errors import InvalidRequest
 Row = dict[str, Any]
 
 _ZIP = b"PK\x03\x04"
-"""How an .xlsx file starts, whatever it is called."""
+"""First bytes of an .xlsx file, whatever its name."""
 _ERROR_CELLS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")
-"""What openpyxl returns for a formula that failed."""
+"""Values that openpyxl returns for a failed formula."""
 
 
 def read_parquet(path: Path) -> list[Row]:
-    """All columns of a Parquet file."""
+    """Read all columns of a Parquet file."""
     arrow = _library("pyarrow")
     parquet = _library("pyarrow.parquet")
     try:
@@ -28,7 +28,7 @@ def read_parquet(path: Path) -> list[Row]:
 
 
 def read_excel(path: Path) -> list[Row]:
-    """The first sheet of an .xlsx or .xls file; its first row is the header."""
+    """Read the first sheet of an .xlsx or .xls file; its first row is the header."""
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     lines = _xlsx_lines(path) if is_zip else _xls_lines(path)
@@ -58,7 +58,7 @@ def _xls_lines(path: Path) -> list[Sequence[Any]]:
             rows = book.sheet_by_index(0).get_rows()
             return _trimmed([_xls_value(xlrd, book, cell) for cell in row] for row in rows)
     except Exception as error:
-        # xlrd answers a damaged file with anything from XLRDError to struct.error.
+        # On a damaged file xlrd raises anything from XLRDError to struct.error.
         raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
 
 
@@ -76,7 +76,7 @@ def _xls_value(xlrd: Any, book: Any, cell: Any) -> Any:
 
 
 def _trimmed(lines: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Without the empty rows that spreadsheets like to keep."""
+    """Remove the empty rows that spreadsheets tend to keep."""
     return [line for line in lines if any(cell not in (None, "") for cell in line)]
 
 

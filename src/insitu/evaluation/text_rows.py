@@ -14,11 +14,11 @@ from insitu.evaluation.values import parse_json
 Row = dict[str, Any]
 
 _MAX_CELL_CHARACTERS = 2**30
-"""The csv module's own limit, 128 Ki characters, is below what a prompt may have."""
+"""The csv module's own limit, 128 Ki characters, is too low for long prompts."""
 
 
 def read_json(path: Path) -> list[Row]:
-    """A list of objects."""
+    """Read a list of objects."""
     try:
         rows = parse_json(_decode(path, path.read_bytes()))
     except ValueError as error:
@@ -35,7 +35,7 @@ def read_json(path: Path) -> list[Row]:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """One object per line; empty lines are skipped."""
+    """Read one object per line; empty lines are skipped."""
     rows: list[Row] = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         text = _decode(path, line, line=number).strip()
@@ -52,7 +52,7 @@ def read_jsonl(path: Path) -> list[Row]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Comma-separated values with a header; all cells are text."""
+    """Read comma-separated values with a header; all cells are text."""
     text = _decode(path, path.read_bytes())
     former = csv.field_size_limit(_MAX_CELL_CHARACTERS)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)

@@ -1,4 +1,4 @@
-"""A rollout as rewards look at it: what was said, and every tool call with what came of it."""
+"""A rollout as rewards see it: its messages, and every tool call with its result."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ToolCall:
     text: str
     """The arguments as the model wrote them."""
     result: Any
-    """What the tool answered, as text if it is text; None when no model call was told of an answer."""
+    """The tool's answer, as text if it is text; None if no later model call shows one."""
 
 
 def messages(item: EvalItem) -> list[Json]:
-    """Everything that was said, in order and each message once; a sampled one has the `call_id` of its call.
+    """Return all messages in order, each once; a sampled one has the `call_id` of its call.
 
-    A call that continues no earlier one (a sub-agent, a rewritten history) begins anew with all its messages.
+    A call that continues no earlier one (a sub-agent, a rewritten history) starts over with all its messages.
     """
     return [
         dict(message) | ({} if call is None else {"call_id": call["id"]})
@@ -42,7 +42,7 @@ def messages(item: EvalItem) -> list[Json]:
 
 
 def tool_calls(item: EvalItem) -> list[ToolCall]:
-    """The tool calls of all model calls, in order, each with the answer that a later model call shows."""
+    """Return the tool calls of all model calls, in order, each with the answer that a later call shows."""
     return [
         _tool_call(asked, call, item.calls[number + 1 :])
         for number, call in enumerate(item.calls)
@@ -51,7 +51,7 @@ def tool_calls(item: EvalItem) -> list[ToolCall]:
 
 
 def spoken(calls: Sequence[Call]) -> Iterator[tuple[Message, Call | None]]:
-    """The messages of the calls, each once; with the call for those that were sampled, else with None."""
+    """Yield each message of the calls once, with its call if it was sampled, else with None."""
     seen: list[list[Json]] = []
     for call in calls:
         told: list[Json] = list(call.get("messages") or [])
@@ -65,7 +65,7 @@ def spoken(calls: Sequence[Call]) -> Iterator[tuple[Message, Call | None]]:
 
 
 def _essence(message: Message) -> Json:
-    """What a message says: clients send an answer back with or without its empty fields."""
+    """Strip empty fields: clients send an answer back with or without them."""
     return {key: value for key, value in message.items() if value not in (None, "", [], {})}
 
 
@@ -91,12 +91,12 @@ def _parsed(text: str) -> Any:
 
 
 def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> Any:
-    """The answer of the tool. Some agents count ids anew in each turn: what went before is no answer."""
+    """Find the tool's answer. Some agents reuse ids in each turn: messages before the call do not count."""
     before: Sequence[Message] = call.get("messages") or []
     for other in later:
         told: Sequence[Message] = other.get("messages") or []
         goes_on = told[: len(before)] == before
-        # of a rewritten history nothing is known but that the newest answer is the one to this call
+        # for a rewritten history all we know is that the newest answer is the one to this call
         candidates = told[len(before) :] if goes_on else told[::-1]
         for message in candidates:
             if message.get("role") == "tool" and message.get("tool_call_id") == tool_call_id:
@@ -105,7 +105,7 @@ def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> Any:
 
 
 def _text(content: Any) -> Any:
-    """Parts of text joined; an empty answer is empty text, because None means that there was none."""
+    """Join parts of text; an empty answer is empty text, because None means that there was none."""
     if content is None:
         return ""
     if not isinstance(content, list):

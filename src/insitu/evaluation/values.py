@@ -1,4 +1,4 @@
-"""Values of rows and outputs: what JSON can carry, and how a value reads as text."""
+"""Conversion of values of rows and outputs to JSON and to text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from uuid import UUID
 
 
 def to_jsonable(value: Any) -> Any:
-    """The value as JSON can carry it: NaN and NaT become None, dates ISO text, bytes base64 text.
+    """Convert a value to what JSON can carry: NaN and NaT become None, dates ISO text, bytes base64 text.
 
-    ValueError names what has no such form: infinities, and types nobody knows here.
+    ValueError names what has no such form: infinities and unknown types.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -32,7 +32,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """Text as it is, everything else as JSON; a float without a fraction reads as an integer."""
+    """Return text unchanged, everything else as JSON; a float without a fraction becomes an integer."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -41,7 +41,7 @@ def to_text(value: Any) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON: ValueError for NaN and Infinity, and for nesting deeper than Python can follow."""
+    """Parse strict JSON; ValueError for NaN and Infinity, and for nesting deeper than Python can follow."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:

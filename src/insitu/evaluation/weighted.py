@@ -15,7 +15,7 @@ from insitu.plugins import ComponentConfig, Kind, Parts, register
 
 
 class WeightedConfig(ComponentConfig):
-    """Keys of `eval.evaluators` and what each counts."""
+    """Keys of `eval.evaluators` and their weights."""
 
     evaluators: dict[str, FiniteFloat]
 
@@ -35,8 +35,8 @@ class Weighted(Evaluator):
         self._members, self._weights = members, weights
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
-        """The mean; the error of any member is the item's error."""
-        # Without time limits: the one of the whole covers the members.
+        """Return the mean; an error of any member is the item's error."""
+        # No time limits here: the overall one covers the members.
         results = await asyncio.gather(*(score_item(member, item, None) for member in self._members.values()))
         return combine(item, dict(zip(self._members, results, strict=True)), self._weights)
 
@@ -50,7 +50,7 @@ class WeightedGroup(GroupEvaluator):
         self._members, self._weights = members, weights
 
     async def evaluate_group(self, items: Sequence[EvalItem]) -> list[EvalResult]:
-        """The means; the error of any member on an item is that item's error."""
+        """Return the means; an error of any member on an item is that item's error."""
         results = await asyncio.gather(
             *(score_group(member, items, None) for member in self._members.values())
         )
@@ -66,7 +66,7 @@ class WeightedGroup(GroupEvaluator):
 
 @register(Kind.EVALUATOR, "weighted", WeightedConfig)
 async def weighted(config: WeightedConfig, parts: Parts) -> AsyncIterator[Evaluator | GroupEvaluator]:
-    """A `Weighted`, or a `WeightedGroup` when a member needs whole groups. The members close themselves."""
+    """Yield a `Weighted`, or a `WeightedGroup` if a member needs whole groups. Members close themselves."""
     members = {name: await parts.evaluator(name) for name in config.evaluators}
     if any(isinstance(member, GroupEvaluator) for member in members.values()):
         yield WeightedGroup(members, config.evaluators)
@@ -75,7 +75,7 @@ async def weighted(config: WeightedConfig, parts: Parts) -> AsyncIterator[Evalua
 
 
 def combine(item: EvalItem, results: Mapping[str, EvalResult], weights: Mapping[str, float]) -> EvalResult:
-    """The weighted mean of the members' scores and step rewards, with each score as reasoning."""
+    """Return the weighted mean of the members' scores and step rewards, with each score as reasoning."""
     reasoning = {
         name: {"score": result.score, "weight": weights[name], "reasoning": result.reasoning}
         for name, result in results.items()
