@@ -33,17 +33,17 @@ _PIP_TIMEOUT_SECONDS = 600
 
 
 def smollm2() -> Path:
-    """The directory of SmolLM2-135M-Instruct in bfloat16, converted on first use."""
+    """Return the directory of SmolLM2-135M-Instruct in bfloat16, converted on first use."""
     return _cached("smollm2-135m-instruct", _convert_smollm2)
 
 
 def tiny() -> Path:
-    """The directory of a random two-layer Llama (float32) with SmolLM2's tokenizer and chat template."""
+    """Return the directory of a random 2-layer Llama (float32) with SmolLM2's tokenizer and chat template."""
     return _cached("tiny-llama", _build_tiny)
 
 
 def _cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The directory built by `build`, keyed by the code that builds it; renamed into place when whole."""
+    """Return the directory that `build` makes, keyed by its code; it is renamed into place when complete."""
     recipe = inspect.getsource(build) + _WHEEL + _GGUF
     target = cache_dir() / "models" / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if (target / "config.json").exists():

@@ -22,7 +22,7 @@ _PATH = re.compile(
 _CALLS = re.compile(r"rollouts/(?P<rollout>[^/]+)/calls")
 
 Reply = Callable[[str | None, Mapping[str, Any]], str]
-"""The text for a call, from its rollout and its body."""
+"""Returns the text for a call, given its rollout and its body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class StandinCall:
 class StandinGateway:
     """Listens on a free port of this machine for as long as `async with` is open.
 
-    It counts the calls of a rollout as the true gateway does, and has no tokens to record.
+    It counts the calls of a rollout as the real gateway does, but has no tokens to record.
     """
 
     def __init__(self, reply: Reply, model: str = "standin-run") -> None:
         self.calls: list[StandinCall] = []
         self.num_open = 0
-        """Calls that wait for their answer now."""
+        """Calls currently waiting for their answer."""
         self.answering = asyncio.Event()
-        """While it is not set, calls are taken and not answered."""
+        """While it is cleared, calls are accepted but not answered."""
         self.answering.set()
         self.url = ""
         self._open: Counter[str | None] = Counter()
@@ -57,7 +57,7 @@ class StandinGateway:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
-        # A client that hangs up ends its call, as in the true gateway.
+        # A client that hangs up ends its call, as in the real gateway.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         self._runner = runner
         await runner.setup()

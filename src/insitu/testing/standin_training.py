@@ -1,4 +1,4 @@
-"""Stand-ins for what collects and what trains: a builder and an adapter that keep everything in memory."""
+"""Stand-ins for collection and training: a builder and an adapter that keep everything in memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from insitu.types import Ending
 
 Json = dict[str, Any]
 STANDIN_MODEL = TrainedModel("standin-run", "standin-base", "http://127.0.0.1:9", "standin-key")
-"""Nothing listens there."""
+"""Nothing listens at its address."""
 
 
 class StandinBuilder(TrajectoryBuilder):
-    """Makes trajectories up: one group per training example, with these rewards."""
+    """Makes up trajectories: one group per training example, with the given rewards."""
 
     def __init__(self, rewards: Sequence[float] = (0.0, 1.0)) -> None:
         self.started: list[int] = []
-        """The epochs of all `start_run`."""
+        """The epoch of every `start_run`."""
         self.evaluations: list[str] = []
-        """The names of all `run_eval`."""
+        """The name of every `run_eval`."""
         self.num_initialized = self.num_closed = 0
         self.collecting = asyncio.Event()
-        """While it is not set, `finalize` waits."""
+        """While it is cleared, `finalize` waits."""
         self.collecting.set()
         self._rewards = rewards
         self._run: FinetuneRun | None = None
@@ -43,18 +43,18 @@ class StandinBuilder(TrajectoryBuilder):
         self._run = run
 
     async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
-        """Half a reward for every validation example."""
+        """Return a reward of 0.5 for every validation example."""
         assert self._run is not None
         self.evaluations.append(str((meta or {}).get("name", "")))
         task = self._run.validation or self._run.training
         return [make_trajectory(f"v{n}", each.id, 0, 0.5) for n, each in enumerate(task.examples)]
 
     async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - the interface's
-        """Note the epoch."""
+        """Record the epoch."""
         self.started.append(int((meta or {}).get("epoch", 0)))
 
     async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        """The groups of the epoch, each told to `on_group` first."""
+        """Return the groups of the epoch, after passing each to `on_group`."""
         assert self._run is not None
         await self.collecting.wait()
         meta = meta or {}
@@ -69,29 +69,29 @@ class StandinBuilder(TrajectoryBuilder):
         output_item: EvalItem,
         meta: Mapping[str, Any] | None = None,  # noqa: ARG002 - the interface's
     ) -> EvalResult:
-        """The first of the rewards."""
+        """Return the first of the rewards."""
         return EvalResult(output_item.id, self._rewards[0])
 
     async def aclose(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.num_closed += 1
 
 
 class StandinAdapter(TrainerAdapter):
-    """Every job succeeds at once, but for those of `fail_epochs`. `jobs` is its backend's memory."""
+    """Completes every job at once, except those of `fail_epochs`. `jobs` is its backend's memory."""
 
     def __init__(
         self, jobs: dict[str, Json] | None = None, *, healthy: bool = True, fail_epochs: Iterable[int] = ()
     ) -> None:
         self.jobs: dict[str, Json] = {} if jobs is None else jobs
         self.submitted: list[int] = []
-        """The epochs of all `submit`."""
+        """The epoch of every `submit`."""
         self.accepted: list[str] = []
         """The example of every group that was handed over early."""
         self.kept: list[int] = []
         self.num_initialized = self.num_closed = 0
         self.training = asyncio.Event()
-        """While it is not set, jobs go on and on."""
+        """While it is cleared, jobs keep running."""
         self.training.set()
         self._healthy = healthy
         self._fail_epochs = frozenset(fail_epochs)
@@ -102,26 +102,26 @@ class StandinAdapter(TrainerAdapter):
         return STANDIN_MODEL
 
     async def initialize(self, run: FinetuneRun) -> None:  # noqa: ARG002 - the interface's
-        """Refuse when it is not healthy."""
+        """Raise NotFound unless healthy."""
         if not self._healthy:
             raise NotFound("the stand-in backend is away")
         self.num_initialized += 1
 
     async def is_healthy(self) -> bool:
-        """As it was told."""
+        """Return `healthy` as it was given."""
         return self._healthy
 
     async def keep(self, step: int) -> str | None:
-        """Note the step."""
+        """Record the step."""
         self.kept.append(step)
         return f"standin/{step}"
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:  # noqa: ARG002 - the interface's
-        """Note the group."""
+        """Record the group."""
         self.accepted.append(group[0].example_id)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """One job per run, epoch and attempt."""
+        """Submit one job per run, epoch and attempt."""
         if not any(each.trainable for group in trajectories.trajectories for each in group):
             raise InvalidRequest("there is nothing to train on")
         epoch = trajectories.epoch
@@ -134,7 +134,7 @@ class StandinAdapter(TrainerAdapter):
         return TrainingJobRef(trajectories.run_id, "standin", {"job_id": job_id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """What became of a job."""
+        """Return the status of a job."""
         job = self.jobs.get(ref.metadata["job_id"])
         if job is None:
             raise NotFound(f"there is no job {ref.metadata['job_id']}")
@@ -149,7 +149,7 @@ class StandinAdapter(TrainerAdapter):
         return TrainingJobStatus(ref.run_id, "standin", TrainingStatusEnum.COMPLETED, 100.0, None, found)
 
     async def aclose(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.num_closed += 1
 
 
@@ -158,7 +158,7 @@ def _num_calls(collection: TrajectoryCollection) -> int:
 
 
 def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: float) -> Trajectory:
-    """A completed rollout with one call."""
+    """Make a completed rollout with one call."""
     calls, metadata = (f"call-{rollout_id}",), {CAPTURE: Capture(seen=1, trained=1).to_dict()}
     ending = Ending.COMPLETED
     return Trajectory(rollout_id, example_id, generation, ending, reward, call_ids=calls, metadata=metadata)
@@ -167,7 +167,7 @@ def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: f
 def make_groups(
     prefix: str, examples: Sequence[Example], rewards: Sequence[float] = (0.0, 1.0)
 ) -> list[list[Trajectory]]:
-    """One group per example, one trajectory per reward."""
+    """Make one group per example, with one trajectory per reward."""
     return [
         [make_trajectory(f"{prefix}.{at}.{n}", each.id, n, reward) for n, reward in enumerate(rewards)]
         for at, each in enumerate(examples)

@@ -1,4 +1,4 @@
-"""Stand-ins: what a part of the harness needs around it to be tested without a backend.
+"""Stand-ins for everything that a part of the harness needs to be tested without a backend.
 
 make_run ──► FinetuneRun: your workflow and reward, real files, StandinGatewayClient for the calls
 StandinBuilder, StandinAdapter ──► what a trainer binds, in memory
@@ -66,33 +66,33 @@ class StandinParts:
     evaluators: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def llm(self, name: str) -> Any:
-        """An entry of `llms`, as it was given."""
+        """Return an entry of `llms`, as it was given."""
         return _entry(self.llms, name, "llms")
 
     async def evaluator(self, name: str) -> Any:
-        """An entry of `evaluators`, as it was given."""
+        """Return an entry of `evaluators`, as it was given."""
         return _entry(self.evaluators, name, "eval.evaluators")
 
 
 def built(kind: Kind, type_name: str, parts: StandinParts, **fields: Any) -> AbstractAsyncContextManager[Any]:
-    """A registered component, built as `insitu finetune` builds it from `{_type: type_name, **fields}`."""
+    """Build a registered component as `insitu finetune` does from `{_type: type_name, **fields}`."""
     component = find(kind, type_name)
     return build(component, component.config.model_validate({"_type": type_name, **fields}), parts)
 
 
 def make_examples(count: int, prefix: str = "example") -> list[Example]:
-    """Examples `<prefix>-0`, `<prefix>-1`, …"""
+    """Make the examples `<prefix>-0`, `<prefix>-1`, …"""
     rows = [{"id": f"{prefix}-{n}", "question": f"question {n}", "answer": str(n)} for n in range(count)]
     return [Example(row["id"], row["question"], row["answer"], row) for row in rows]
 
 
 async def standin_workflow(value: Any, context: WorkflowContext) -> str:
-    """An agent that calls no model; the stand-in gateway says that it did."""
+    """Answer without calling a model; the stand-in gateway reports a call anyway."""
     return f"{value} in {context.rollout_id}"
 
 
 def standin_reward(item: EvalItem) -> float:
-    """Different for every rollout, so that every group teaches something."""
+    """Return a different reward for every rollout, so that every group teaches something."""
     return zlib.crc32(item.rollout_id.encode()) / 2**32
 
 
@@ -107,9 +107,9 @@ def make_run(
     max_concurrency: int = 8,
     **finetuning: Any,
 ) -> FinetuneRun:
-    """A run in `directory`/run. The same directory again continues it; close `run.directory` in between.
+    """Make a run in `directory`/run. The same directory again resumes it; close `run.directory` in between.
 
-    `finetuning` are fields of that section: `num_epochs`, `rollout_timeout_seconds`, ….
+    `finetuning` holds fields of that section: `num_epochs`, `rollout_timeout_seconds`, ….
     """
     config = _config(directory / "run", model, max_concurrency, finetuning)
     agent = Agent(
@@ -131,26 +131,26 @@ def make_run(
 
 
 class StandinGatewayClient(GatewayClient):
-    """Says of every rollout that it made one call, answered by the run."""
+    """Reports one call for every rollout, answered by the run."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     async def health(self) -> Json:
-        """Always well."""
+        """Always report ok."""
         return {"status": "ok", "service": "insitu-gateway"}
 
     async def models(self) -> list[str]:
-        """The run."""
+        """List the run alone."""
         return [self._run]
 
     async def rollout_record(
         self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
     ) -> RolloutRecord:
-        """One call with three sampled tokens, seen once."""
+        """Return one call with three sampled tokens, seen once."""
         call: Json = {
             "id": f"call-{rollout_id}",
             "rollout_id": rollout_id,
@@ -182,7 +182,7 @@ def _entry(entries: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _config(output_dir: Path, model: TrainedModel, max_concurrency: int, finetuning: Json) -> Config:
-    """A whole configuration; the parts that it names are not built from it."""
+    """Make a complete configuration; the parts that it names are not built from it."""
     backend = {"ip": "127.0.0.1", "port": 9, "name": model.name, "base_model": model.base_model}
     entry = {"_type": "openai", "model_name": model.base_model, "base_url": f"{model.gateway_url}/v1"}
     return parse_config(

@@ -1,4 +1,4 @@
-"""What the suites share: a directory of their own, deadlines, and parts that are closed again."""
+"""Common ground of the suites: a directory per test, deadlines, and parts that are closed again."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from insitu.errors import InsituError
 Result = TypeVar("Result")
 
 _BLOCKED_SECONDS = 5.0
-"""How much longer than its deadline a test may block the event loop before it is given up."""
+"""Time past its deadline that a test may block the event loop before it is abandoned."""
 
 
 class Contract:
-    """Base of the suites. Subclass one as `Test…` and say by `make` what is to be tested."""
+    """Base of the suites. Subclass one as `Test…` and return the part to test from `make`."""
 
     deadline_seconds: float = 30.0
-    """How long one test may take."""
+    """Time limit of one test."""
     directory: Path
-    """An empty directory of the test's own; `make` may use it."""
+    """An empty directory for this test alone; `make` may use it."""
 
     @pytest.fixture(autouse=True)
     def _own_directory(self, tmp_path: Path) -> None:
         self.directory = tmp_path
 
     def make(self) -> Any:
-        """A new instance, or an async context manager that gives one; called with the event loop running."""
+        """Return a new instance, or an async context manager for one; called with the event loop running."""
         raise NotImplementedError(f"{type(self).__name__} needs a method `make` that returns what is tested")
 
     def within_deadline(self, test: Callable[[], Awaitable[Result]]) -> Result:
-        """Run the coroutine of a test; it ends in time even when the part blocks the event loop."""
+        """Run a test's coroutine; return in time even if the part blocks the event loop."""
         done: Future[Result] = Future()
 
         def work() -> None:
@@ -76,7 +76,7 @@ class Contract:
 
 @asynccontextmanager
 async def opened(made: Any) -> AsyncIterator[Any]:
-    """The part that `make` gave. Its `aclose`, when it has one, is awaited afterwards."""
+    """Yield the part that `make` returned, and await its `aclose` afterwards, if it has one."""
     if hasattr(made, "__aenter__"):
         async with made as part:
             yield part
@@ -90,7 +90,7 @@ async def opened(made: Any) -> AsyncIterator[Any]:
 
 
 async def closes_twice(part: Any) -> None:
-    """Close a part once more than needed."""
+    """Close a part twice."""
     close = getattr(part, "aclose", None)
     if close is not None:
         await close()
@@ -98,7 +98,7 @@ async def closes_twice(part: Any) -> None:
 
 
 def assert_json(value: Any, what: str) -> None:
-    """Whether files and the wire can carry it."""
+    """Check that files and the wire can carry the value."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -106,7 +106,7 @@ def assert_json(value: Any, what: str) -> None:
 
 
 async def assert_refused(work: Awaitable[Any], what: str) -> None:
-    """Whether it raises an error for people."""
+    """Check that the work raises an InsituError, which is meant for people."""
     try:
         value = await work
     except InsituError:

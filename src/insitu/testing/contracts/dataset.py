@@ -16,7 +16,7 @@ class DatasetContract(Contract):
     """For a `Dataset`."""
 
     def make_broken(self) -> Any:
-        """A dataset whose source is missing or damaged; None when there is no such thing."""
+        """Return a dataset whose source is missing or damaged; None if there is no such thing."""
         return None
 
     def test_it_gives_examples(self) -> None:

@@ -21,14 +21,14 @@ class EvaluatorContract(Contract):
     """For an `Evaluator`."""
 
     deterministic: bool = True
-    """Whether the same item always gets the same score."""
+    """True if the same item always gets the same score."""
 
     def item(self) -> EvalItem:
-        """An item that can be scored."""
+        """Return an item that can be scored."""
         return EvalItem("example", "question", "answer", "answer", {"id": "example"}, (), "rollout")
 
     def unscorable(self) -> EvalItem | None:
-        """An item that cannot be scored; None when there is none."""
+        """Return an item that cannot be scored; None if there is none."""
         return None
 
     def test_it_is_an_evaluator(self) -> None:
@@ -112,10 +112,10 @@ class GroupEvaluatorContract(Contract):
     """For a `GroupEvaluator`."""
 
     deterministic: bool = True
-    """Whether the same rollouts get the same scores, in whatever order they are given."""
+    """True if the same rollouts get the same scores, in whatever order they are given."""
 
     def group(self) -> list[EvalItem]:
-        """Rollouts of one example that can be scored together, three or more, of different worth."""
+        """Return three or more rollouts of one example, of different quality, that can be scored together."""
         row = {"id": "example", "question": "question", "answer": "answer"}
         outputs = ("answer", "an answer", "something else")
         return [
@@ -124,7 +124,7 @@ class GroupEvaluatorContract(Contract):
         ]
 
     def unscorable(self) -> list[EvalItem] | None:
-        """A group that cannot be scored; None when there is none."""
+        """Return a group that cannot be scored; None if there is none."""
         return None
 
     def test_it_is_a_group_evaluator(self) -> None:
@@ -201,7 +201,7 @@ class GroupEvaluatorContract(Contract):
 
 
 def assert_result(result: Any, item: EvalItem) -> None:
-    """A score or an error, of this item."""
+    """Check that the result is a score or an error, of this item."""
     assert isinstance(result, EvalResult), f"the result must be an EvalResult, not {result!r}"
     assert result.id == item.id, f"the result must carry the item's id {item.id!r}, not {result.id!r}"
     assert (result.score is None) == (result.error is not None), f"a score or an error, never both: {result}"
@@ -217,7 +217,7 @@ def assert_result(result: Any, item: EvalItem) -> None:
 
 
 def assert_results(results: Any, group: Sequence[EvalItem]) -> None:
-    """One result per item."""
+    """Check that there is one result per item."""
     assert isinstance(results, list), f"the results must be a list, not {results!r}"
     assert len(results) == len(group), f"one result per rollout: {len(results)} for {len(group)}"
     for result, item in zip(results, group, strict=True):

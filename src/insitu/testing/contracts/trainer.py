@@ -165,7 +165,7 @@ class TrainerContract(Contract):
 
 
 async def _cancelled_once(trainer: Any, condition: Any, what: str) -> None:
-    """Run, and cancel in the midst, as a signal does."""
+    """Start a run and cancel it midway, as a signal does."""
     run = asyncio.create_task(trainer.run(1))
     await until(lambda: condition() or run.done(), what)
     await asyncio.sleep(0.05)

@@ -19,14 +19,14 @@ _POLL_SECONDS = 0.05
 
 
 class TrainerAdapterContract(Contract):
-    """For a `TrainerAdapter`. Within one test all adapters that `make` gives train the same run."""
+    """For a `TrainerAdapter`. Within one test, all adapters from `make` train the same run."""
 
     def make_unreachable(self) -> Any:
-        """An adapter whose backend is not there; None when it needs none."""
+        """Return an adapter whose backend is unreachable; None if it needs none."""
         return None
 
     async def groups(self, adapter: TrainerAdapter, epoch: int) -> list[list[Trajectory]]:  # noqa: ARG002 - for who overrides it
-        """Groups that the backend accepts, with different rewards; asked for after `initialize`."""
+        """Return groups that the backend accepts, with different rewards; called after `initialize`."""
         return make_groups(f"contract.e{epoch}", make_examples(2))
 
     def test_the_trained_model_is_known_before_initialize(self) -> None:
@@ -182,7 +182,7 @@ class TrainerAdapterContract(Contract):
 
 
 def assert_status(status: Any, run_id: str) -> None:
-    """A status that the loop can use and the journal can hold."""
+    """Check that the loop can use the status and the journal can hold it."""
     assert isinstance(status, TrainingJobStatus), f"a TrainingJobStatus, not {status!r}"
     assert status.run_id == run_id, f"the status must carry run_id {run_id}, not {status.run_id}"
     assert isinstance(status.status, TrainingStatusEnum), f"a TrainingStatusEnum, not {status.status!r}"

@@ -26,7 +26,7 @@ class TrajectoryBuilderContract(Contract):
     """For a `TrajectoryBuilder`. It rolls out a stand-in agent over three examples."""
 
     num_generations: int | None = None
-    """Rollouts per example that the builder of `make` is set to; None when it does not say."""
+    """Rollouts per example that the builder of `make` is set to; None if unknown."""
 
     def test_every_rollout_is_in_the_result_once(self) -> None:
         async def test() -> None:
@@ -179,7 +179,7 @@ class TrajectoryBuilderContract(Contract):
 
 
 def assert_groups(collection: TrajectoryCollection, run: FinetuneRun) -> None:
-    """One group per example, and every trajectory says how it ended."""
+    """Check that there is one group per example, and that every trajectory says how it ended."""
     assert collection.run_id == run.run_id, f"the collection must carry run_id {run.run_id}"
     examples = [{each.example_id for each in group} for group in collection.trajectories]
     mixed = [sorted(each) for each in examples if len(each) != 1]
@@ -203,7 +203,7 @@ async def _collect(builder: Any, run_id: str, epoch: int, **meta: Any) -> Trajec
 
 
 class _Agent(Workflow):
-    """Remembers which rollouts it ran; fails on one example and hangs on another if told to."""
+    """Records which rollouts it ran; fails on one example and hangs on another if told to."""
 
     def __init__(self, fails: str = "", hangs: str = "", seconds: float = 0.0) -> None:
         self.ran: list[str] = []

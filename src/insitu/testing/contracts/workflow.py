@@ -30,22 +30,22 @@ class WorkflowContract(Contract):
     """For a `Workflow`. Its model calls go to a stand-in gateway, which answers with the rollout's id."""
 
     calls_model: bool = True
-    """Whether a run calls the trained model (`context.llm()`)."""
+    """True if a run calls the trained model (`context.llm()`)."""
     cancellable: bool = True
-    """False for an agent that blocks a thread: such a thread cannot be stopped in the midst of a call."""
+    """False for an agent that blocks a thread: such a thread cannot be stopped in the middle of a call."""
     stop_seconds: float = 10.0
-    """How long a cancelled run may take to end, and what it started with it."""
+    """Time for a cancelled run, and everything it started, to end."""
 
     def value(self) -> Any:
-        """An input that the workflow can work on."""
+        """Return an input that the workflow can work on."""
         return "question"
 
     def config(self) -> ComponentConfig:
-        """What `context.config` is."""
+        """Return the runs' `context.config`."""
         return RegisteredConfig.model_validate({"_type": "standin"})
 
     def reply(self, rollout_id: str | None, body: Mapping[str, Any]) -> str:  # noqa: ARG002 - for who overrides it
-        """What the model answers. Keep the rollout's id in it if you can: mixed-up rollouts show by it."""
+        """Return the model's answer. Keep the rollout's id in it if you can: it reveals mixed-up rollouts."""
         return f"answer in {rollout_id}"
 
     def test_a_run_completes(self) -> None:
