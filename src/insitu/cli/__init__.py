@@ -17,7 +17,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Knows its commands by name and one line; help needs no import of theirs."""
+    """Knows each command's name and one-line help, so that help imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_COMMANDS)
@@ -40,7 +40,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: errors meant for people are printed without a traceback, Ctrl-C is 130 at any moment."""
+    """Run the command: print errors meant for people without a traceback, and exit with 130 on any Ctrl-C."""
     from insitu.errors import InsituError
 
     try:

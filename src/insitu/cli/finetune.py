@@ -81,7 +81,7 @@ def _run(loaded: Any) -> int:
 
 
 async def _until_signal(running: Any) -> Any:
-    """Ctrl-C and SIGTERM cancel the run, which then cleans up; the second one ends the process at once."""
+    """Cancel the run on Ctrl-C or SIGTERM so that it cleans up; a second signal ends the process at once."""
     import asyncio
     import signal
 

@@ -1,4 +1,4 @@
-"""`insitu migrate`: a configuration of the NeMo Agent Toolkit's harness becomes one of insitu."""
+"""`insitu migrate`: convert a configuration of the NeMo Agent Toolkit's harness to insitu."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> No
 
 
 def _beside(config: Path) -> Path:
-    """Where the new file goes; one that was migrated before stays where it is."""
+    """Return the path of the new file; a file that was already migrated keeps its path."""
     return config if config.name.endswith(".insitu.yml") else config.with_suffix(".insitu.yml")
 
 
 def _write(target: Path, text: str, force: bool, windows: bool) -> None:
-    """Nothing of the user's is written over unless that was asked for. Line ends stay as they were."""
+    """Write the file, overwriting different content only if forced. Line endings stay as they were."""
     from insitu.errors import Conflict, InvalidRequest
 
     content = text.replace("\n", "\r\n").encode() if windows else text.encode()

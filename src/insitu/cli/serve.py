@@ -141,7 +141,7 @@ def _settings(options: dict[str, Any]) -> Any:
 
 
 def _device(asked: str) -> Literal["cpu", "cuda"]:
-    """What there is, without importing torch; an asked-for device that is missing is refused."""
+    """Detect the device without importing torch; reject a requested one that is missing."""
     from insitu.errors import CannotHonour
 
     has_cuda = Path("/dev/nvidiactl").exists()

@@ -173,7 +173,7 @@ def _print_table(rows: list[Found], total: int) -> None:
 
 
 def _console() -> Any:
-    """On a terminal with its colours and width; elsewhere plain lines as long as they are."""
+    """Use a terminal's colours and width; elsewhere print plain lines at full length."""
     from rich.console import Console
 
     from insitu.harness.safe_output import SafeOutput
@@ -187,6 +187,6 @@ def _print_json(value: Any) -> None:
     from insitu.harness.safe_output import SafeOutput
 
     output = SafeOutput(quiet=True)
-    # ASCII: control characters that JSON allows in text would reach the terminal otherwise.
+    # ASCII only: otherwise control characters that JSON allows in text would reach the terminal.
     output.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
     output.flush()

@@ -1,1 +1,1 @@
-"""Objects through which programs written for other systems train on an insitu backend."""
+"""Adapters that let programs written for other systems train on an insitu backend."""

@@ -4,8 +4,8 @@
     await model.register(backend)
     result = await backend.train(model, groups, learning_rate=5e-5)
 
-It satisfies ART's `Backend` protocol. Choices are found again among the recorded calls by the backend, so no
-token is made here.
+It satisfies ART's `Backend` protocol. The backend matches choices with the recorded calls, so no token is
+made here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InsituBackend(Connected):
         self._steps: dict[str, int] = {}
 
     async def close(self) -> None:
-        """Close the connections. Runs stay open: the next program goes on where this one ended."""
+        """Close the connections. Runs stay open: the next program continues where this one ended."""
         await self._client.close()
         await super().close()
 
@@ -56,7 +56,7 @@ class InsituBackend(Connected):
     async def _prepare_backend_for_training(
         self, model: Any, config: Mapping[str, Any] | None = None
     ) -> tuple[str, str]:
-        """Wait until the run is served; the gateway's address and the key for it."""
+        """Wait until the run is served; return the gateway's address and key."""
         if config:
             raise CannotHonour(
                 f"server settings cannot be changed by a client: {', '.join(sorted(config))}",
@@ -69,19 +69,19 @@ class InsituBackend(Connected):
         return f"{gateway}/v1", self._api_key
 
     def _model_inference_name(self, model: Any, step: int | None = None) -> str:
-        """`name@step`, by default of the last step known here; a model that is not trained keeps its name."""
+        """Return `name@step`, by default with the last known step; an untrained model keeps its name."""
         if step is None:
             step = self._steps.get(model.name)
         return model.inference_model_name or model.name if step is None else policy_name(model.name, step)
 
     async def _get_step(self, model: Any) -> int:
-        """The last committed step."""
+        """Return the last committed step."""
         step = (await self._client.get_run(model.name)).step
         self._steps[model.name] = step
         return step
 
     async def train(self, model: Any, trajectory_groups: Iterable[Any], **settings: Any) -> TrainResult:
-        """Make one step over the groups. A request whose answer is lost is sent again and makes no other one.
+        """Train one step on the groups. A request whose answer is lost is retried and makes no second step.
 
         `settings` are those of `insitu.types.StepSettings`, or ART's own where they have a counterpart.
         """
@@ -111,14 +111,14 @@ class InsituBackend(Connected):
         await self._transport.call("POST", "/_delete_checkpoint_files", body=body)
 
     def _train_sft(self, *_arguments: Any, **_options: Any) -> AsyncIterator[dict[str, float]]:
-        """There is none."""
+        """Reject the call: there is no supervised training."""
         raise CannotHonour(
             "insitu trains by reinforcement only, not on given texts", hint="use backend.train"
         )
 
 
 def _dumped(model: Any) -> Json:
-    """What the backend reads of a model; its `config` is the caller's own and need not be JSON."""
+    """Return what the backend reads of a model; its `config` is the caller's own and need not be JSON."""
     return {
         "name": model.name,
         "project": model.project,
