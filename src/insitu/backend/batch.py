@@ -1,4 +1,4 @@
-"""From the groups of a job to what the trainer takes: collect → advantages → sequences, all accounted for."""
+"""A job's groups → the trainer's input: collect → advantages → sequences, with everything accounted for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from insitu.types import (
 )
 
 LEFT_OUT = ("zero_variance", "stale", "truncated", "constrained")
-"""Why a trajectory, or a call of it, is not trained on."""
+"""Reasons to drop a trajectory, or one of its calls."""
 _FATES = ("trained", *LEFT_OUT)
 _COUNTS = ("groups", "trajectories", *_FATES, "prefix_breaks", "constrained_tokens")
 _CALL_COUNTS = ("calls", *(f"calls_{fate}" for fate in _FATES))
@@ -31,7 +31,7 @@ _CALL_COUNTS = ("calls", *(f"calls_{fate}" for fate in _FATES))
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Training sequences and the account of every trajectory that was uploaded for the step."""
+    """Training sequences, and the account of every trajectory uploaded for the step."""
 
     sequences: list[TrainingSequence]
     metrics: dict[str, float]
@@ -39,13 +39,13 @@ class Batch:
 
 @dataclass(slots=True)
 class _Account:
-    """What became of everything, while the batch is made."""
+    """Running totals while the batch is built."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     rewards: list[float] = field(default_factory=list[float])
     step_rewards: list[float] = field(default_factory=list[float])
     returns: list[float] = field(default_factory=list[float])
-    """Of whole rollouts: the reward with all step rewards."""
+    """Per rollout: the reward plus all step rewards."""
     components: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     advantages: list[float] = field(default_factory=list[float])
     staleness: list[int] = field(default_factory=list[int])
@@ -81,9 +81,9 @@ class _Account:
 def make_batch(
     groups: Sequence[TrajectoryGroup], records: RecordStore, settings: StepSettings, step: int
 ) -> Batch:
-    """Sequences of all trajectories that teach something; the rest is counted by reason.
+    """Build the sequences of all trajectories that carry a signal; count the rest by reason.
 
-    `step` is where the run stands. A group is as stale as its oldest call; siblings age together.
+    `step` is the run's current step. A group is as stale as its oldest call; siblings age together.
     """
     kind = objective_of(settings).advantage
     account = _Account()
@@ -140,7 +140,7 @@ def _calls_of(trajectories: Sequence[Trajectory], records: RecordStore) -> dict[
 
 
 def _components(trajectory: Trajectory) -> dict[str, float]:
-    """The parts of a reward; metadata is the client's own, so only finite numbers are taken."""
+    """Return the parts of a reward; metadata is the client's own, so only finite numbers are used."""
     parts = trajectory.metadata.get(REWARD_COMPONENTS)
     if not isinstance(parts, dict):
         return {}

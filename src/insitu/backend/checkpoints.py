@@ -1,11 +1,11 @@
 """Checkpoint directories that are whole or absent: staged, fsynced, hashed, then renamed into place.
 
 ``<runs>/<run>/checkpoints/<step:06d>/`` holds the files a trainer wrote and ``manifest.json`` with the
-size and SHA-256 of each. The order of `commit` is what makes a crash at any point harmless::
+size and SHA-256 of each. The order of `commit` makes a crash at any point harmless::
 
     fsync files ─► manifest written, fsynced ─► fsync directories ─► rename ─► fsync parent ─► (ledger row)
 
-Until the rename the directory is a staging one, which `remove_leftovers` deletes at the next start. A
+Until the rename it is a staging directory, which `remove_leftovers` deletes at the next start. A
 checkpoint counts only when the ledger names its step *and* its files match the manifest.
 """
 
@@ -31,19 +31,19 @@ _DISCARDED = ".discarded-"
 
 
 def run_directory(runs_dir: Path, run: str) -> Path:
-    """The directory of a run; the name is checked, so that it stays under `runs_dir`."""
+    """Return a run's directory; the name is checked so that the path stays under `runs_dir`."""
     if not NAME_PATTERN.match(run):
         raise InvalidRequest(f"{run!r} is no run name", hint=f"names match {NAME_PATTERN.pattern}")
     return runs_dir / run
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step is, once committed."""
+    """Return the path of a step's committed checkpoint."""
     return run_dir / "checkpoints" / f"{step:06d}"
 
 
 def stage(runs_dir: Path, run: str, step: int) -> Path:
-    """An empty private directory to write the checkpoint of this step into."""
+    """Create an empty private directory for this step's checkpoint files."""
     if step < 1:
         raise InvalidRequest(f"step {step} of run {run} has no checkpoint: step 0 is the base model")
     parent = run_directory(runs_dir, run) / "checkpoints"
@@ -54,10 +54,10 @@ def stage(runs_dir: Path, run: str, step: int) -> Path:
 
 
 def commit(staging: Path) -> str:
-    """Make the staged files durable and visible under their step; returns the manifest's SHA-256.
+    """Make the staged files durable and visible under their step; return the manifest's SHA-256.
 
-    A directory already there belongs to a step that was never recorded in the ledger (else the step would
-    not be trained again), so it gives way. Any failure leaves a staging directory, never half a checkpoint.
+    A directory already there belongs to a step that the ledger never recorded (otherwise the step would not
+    be trained again), so it is replaced. Any failure leaves a staging directory, never half a checkpoint.
     """
     target = staging.parent / _step_of(staging)
     files = _files(staging)
@@ -85,7 +85,7 @@ def commit(staging: Path) -> str:
 def verify(path: Path, manifest_sha256: str | None = None) -> dict[str, Any]:
     """Check every file against the manifest (and the manifest against the ledger's hash, when given).
 
-    Returns the manifest. The first file that is missing, extra, short or different is named in the error.
+    Return the manifest. The error names the first file that is missing, extra, truncated or different.
     """
     manifest = _read_manifest(path, manifest_sha256)
     expected: dict[str, dict[str, Any]] = manifest["files"]
@@ -106,10 +106,10 @@ def verify(path: Path, manifest_sha256: str | None = None) -> dict[str, Any]:
 def latest_valid(
     run_dir: Path, committed_steps: Collection[int]
 ) -> tuple[Path | None, list[tuple[int, CorruptCheckpoint]]]:
-    """The newest committed checkpoint that verifies, and the newer ones that do not, with the reason.
+    """Return the newest valid committed checkpoint, and the newer ones that are damaged, with the reason.
 
-    Only steps that the ledger has committed count. None means that the run starts from the base model:
-    right for a run without committed checkpoints, a loss to be reported when the list is not empty.
+    Only steps committed in the ledger count. None means that the run starts from the base model: correct for
+    a run without committed checkpoints, a loss to report if the list is not empty.
     """
     damaged: list[tuple[int, CorruptCheckpoint]] = []
     for step in sorted(set(committed_steps), reverse=True):
@@ -124,7 +124,7 @@ def latest_valid(
 
 
 def remove(run_dir: Path, step: int) -> bool:
-    """Delete the checkpoint of a step that the ledger has forgotten; False when it is gone already."""
+    """Delete a step's checkpoint after its ledger row; return False if it is already gone."""
     try:
         _discard(checkpoint_path(run_dir, step))
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def remove_leftovers(runs_dir: Path) -> list[Path]:
 
 
 def discard_staging(staging: Path) -> None:
-    """Drop a staging directory whose step failed."""
+    """Delete the staging directory of a failed step."""
     _step_of(staging)
     shutil.rmtree(staging)
 
@@ -166,7 +166,7 @@ def _discard(path: Path) -> None:
 
 
 def _files(directory: Path) -> list[str]:
-    """Relative names of all regular files but the manifest; anything else has no place in a checkpoint."""
+    """List the relative names of all regular files but the manifest; reject links and special files."""
     names: list[str] = []
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):

@@ -1,4 +1,4 @@
-"""The plain child processes of the supervisor, gateway and API: started, watched, started again."""
+"""The supervisor's plain child processes, gateway and API: started, watched, restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Child:
-    """One process that must always run. Its key comes by environment, never by command line."""
+    """One process that must always run. Its key is passed by environment, never by command line."""
 
     name: str
     module: str
@@ -35,12 +35,12 @@ class Child:
         return None if self.process is None else self.process.pid
 
     def start(self) -> None:
-        """Start it from this thread, to whose life the kernel ties it."""
+        """Start the process; the kernel kills it when the calling thread ends."""
         command = [sys.executable, "-m", self.module, *self.arguments]
         self.process = spawn(command, self.log_path, self.env)
 
     def keep_alive(self) -> bool:
-        """Start it again when it has ended; True when that happened. Ending too often is a failure."""
+        """Restart the process if it has exited and return True; raise ChildFailed if it exits too often."""
         assert self.process is not None, f"{self.name} was never started"
         code = self.process.poll()
         if code is None:
@@ -61,6 +61,6 @@ class Child:
         return True
 
     def stop(self, grace_seconds: float) -> None:
-        """Ask it to end, then make it."""
+        """Terminate the process, then kill it after the grace period."""
         if self.process is not None:
             end_child(self.process, grace_seconds)

@@ -1,4 +1,4 @@
-"""`python -m insitu.backend.guard PARENT_PID COMMAND…`: become it, tied to the parent's life."""
+"""`python -m insitu.backend.guard PARENT_PID COMMAND…`: exec the command, killed when the parent dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One base model on its devices: the engines that serve it, the trainer that trains on it."""
+"""One base model on its devices: the engines that serve it and the trainer that trains on it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class ModelHost:
         self._sleeping = False
 
     async def start(self) -> None:
-        """Start engines and trainer together; the first failure ends both."""
+        """Start engines and trainer together; the first failure stops both."""
         if self.engine.device == "cpu":
             engines = self.replicas.start(self.engine, self._settings.num_replicas)
             await _all_or_none(engines, self.trainer.start())
-        else:  # the trainer may share the engines' devices, which are known once they run
+        else:  # the trainer may share the engines' devices, known only once they run
             await self.replicas.start(self.engine, self._settings.num_replicas)
             async with self.asleep():
                 await self.trainer.start(self._shared_devices())
@@ -69,34 +69,34 @@ class ModelHost:
             replica.joined = True
 
     async def stop(self) -> None:
-        """End the trainer and all engines."""
+        """Stop the trainer and all engines."""
         await self.trainer.stop()
         await self.replicas.stop()
 
     async def restart_trainer(self) -> None:
-        """Start all ranks again after one has died; runs are opened again when needed."""
+        """Restart all ranks after one has died; runs are reopened on demand."""
         await self.trainer.stop()
         await self.trainer.start(self._shared_devices())
 
     async def revive_dead(self) -> None:
-        """Replace engines that have died, with the published weights."""
+        """Replace dead engines and load the published weights on the new ones."""
         for name in await self.replicas.dead():
             if (replica := self.replicas.replicas.get(name)) is not None:
                 await self.publisher.revive(replica)
 
     async def open_run(self, run: Run) -> Path | None:
-        """Make the trainer hold the run at its last committed step; returns that checkpoint."""
+        """Open the run on the trainer at its last committed step; return that checkpoint."""
         path = await asyncio.to_thread(self._committed_checkpoint, run)
         await self.trainer.open_run(run.name, run.lora, run.step, path)
         return path
 
     async def publish_committed(self, run: Run) -> Served:
-        """Bring the engines to the run's last committed step: at start, and after a failed step."""
+        """Publish the run's last committed step to the engines, at start and after a failed step."""
         checkpoint = await self.open_run(run) if run.step or self.engine.publication == "merged" else None
         return await self.publisher.publish(run.name, run.step, checkpoint)
 
     async def reset(self) -> bool:
-        """Let the engines serve the base model alone again; False when they have to be started anew."""
+        """Reload the base model's own weights; return False if the engines must be restarted instead."""
         directory = Path(self.engine.model)
         if not isinstance(self.publisher, MergedPublisher) or not await asyncio.to_thread(directory.is_dir):
             return False
@@ -104,7 +104,7 @@ class ModelHost:
         return True
 
     async def put_back(self, run: Run) -> None:
-        """After a failed publication: trainer and engines return to the committed step."""
+        """Roll trainer and engines back to the committed step after a failed publication."""
         await self.trainer.forget_run(run.name)
         await self.publisher.withdraw()
         if self.engine.publication == "merged":
@@ -112,7 +112,7 @@ class ModelHost:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Engines give their memory to the trainer inside this block (CUDA with shared devices only)."""
+        """Free the engines' memory for the trainer inside this block (CUDA with shared devices only)."""
         if self.engine.sleep:
             await asyncio.gather(*[replica.engine.sleep() for replica in self.replicas.replicas.values()])
             self._sleeping = True
@@ -122,7 +122,7 @@ class ModelHost:
             await self.wake()
 
     async def wake(self) -> None:
-        """Wake sleeping engines; the others are awake already."""
+        """Wake the engines if they are asleep."""
         if self._sleeping:
             self._sleeping = False
             await asyncio.gather(*[replica.engine.wake_up() for replica in self.replicas.replicas.values()])
@@ -133,13 +133,13 @@ class ModelHost:
         return ",".join(replica.devices for replica in self.replicas.replicas.values())
 
     def reference(self, run: Run, settings: StepSettings) -> Path | None:
-        """The checkpoint of the KL penalty; None when there is no penalty or the base model is meant."""
+        """Return the KL penalty's reference checkpoint; None without a penalty or for the base model."""
         if settings.beta == 0 or not settings.reference_step:
             return None
         return self._checkpoint(run, settings.reference_step, verify=True)
 
     def _committed_checkpoint(self, run: Run) -> Path | None:
-        """The checkpoint of the committed step, verified; a damaged one is never loaded silently."""
+        """Return the committed step's checkpoint, verified so that a damaged one is never loaded silently."""
         if run.step == 0:
             return None
         return self._checkpoint(run, run.step, verify=self.trainer.opened.get(run.name) != run.step)
@@ -159,7 +159,7 @@ class ModelHost:
 
 
 async def _all_or_none(*work: Coroutine[Any, Any, None]) -> None:
-    """Do everything at once; the first failure cancels the rest and is raised as it is."""
+    """Run everything concurrently; the first failure cancels the rest and is raised unchanged."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -4,7 +4,7 @@
 
 Nothing is sampled from a version before the ledger has committed it: with `merged` weights calls are held
 until then, with an `adapter` its name is not routed until then. A crash at any point therefore leaves
-either the old step or the new one, and the job is run again from the old.
+either the old step or the new one, and the job is retried from the old one.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from insitu.types import JobState
 from insitu.wire.routing_table import Served
 
 _MAX_ATTEMPTS = 3
-"""How often a step is tried when the trainer or an engine dies under it."""
+"""Attempts at a step when the trainer or an engine dies during it."""
 _MAX_STARTS = 5
-"""How often a job is taken up again after the whole backend ended under it."""
+"""Starts of a job before it fails, when the whole backend keeps dying during it."""
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The fixed sequences of a run and how trainer and engines scored them at one step."""
+    """A run's fixed sequences with the trainer's and the engines' scores at one step."""
 
     step: int
     fixed: list[list[int]]
     trainer: list[list[float]]
     engines: dict[int, list[list[float]]]
-    """By the engine's process id: a restarted engine is another one."""
+    """Keyed by process id: a restarted engine counts as a new one."""
 
 
 class Clock:
@@ -59,7 +59,7 @@ class Clock:
         self._laps: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
-        """What has passed since the last lap was `phase`."""
+        """Attribute the time since the last lap to `phase`."""
         now = time.perf_counter()
         self._laps[f"time/{phase}_seconds"] = now - self._last
         self._last = now
@@ -79,11 +79,11 @@ class StepRunner:
         self._records = records
         self._traffic = traffic
         self._probes: dict[str, Baseline] = {}
-        """Each run's probe after its last step: what the next one is compared with."""
+        """Each run's probe after its last step, the baseline for the next one."""
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Job, host: ModelHost) -> None:
-        """Run a queued job to its end; a failure becomes the job's error, with the run as it was before."""
+        """Run a queued job to its end; on failure, record the error and leave the run as it was."""
         job = await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.RUNNING)
         log.info("job %s starts (run %s, %d groups)", job.id, job.run, len(job.group_ids))
         try:
@@ -104,7 +104,7 @@ class StepRunner:
             await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
 
     async def _repaired(self, error: InsituError, engines: set[int], host: ModelHost) -> bool:
-        """Whether a part that had died was replaced, so that trying again makes sense."""
+        """Replace what died; return True if anything was replaced, so a retry makes sense."""
         if isinstance(error, ActorDied):
             await host.restart_trainer()
             return True
@@ -171,7 +171,7 @@ class StepRunner:
         engines = await _engine_scores(served, before.fixed, host)
         results: list[ProbeResult] = []
         for replica in host.replicas.joined():
-            # An engine that was started again in mid-step has no score of the old weights: the trainer's do.
+            # An engine restarted mid-step has no scores of the old weights: use the trainer's.
             old = before.engines.get(replica.pid, before.trainer)
             result = compare(before.trainer, trainer, old, engines[replica.pid])
             judge(result, self._settings.threshold, replica.id, served.version, must_move=updated)
@@ -181,7 +181,7 @@ class StepRunner:
 
     @asynccontextmanager
     async def _calls_held(self, reason: str, host: ModelHost) -> AsyncIterator[None]:
-        """With shared devices calls wait in the gateway during the step, and on CUDA the engines sleep."""
+        """On shared devices, hold calls in the gateway during the step; on CUDA, engines sleep meanwhile."""
         if self._settings.placement == "dedicated":
             yield
             return
@@ -192,7 +192,7 @@ class StepRunner:
 
     @asynccontextmanager
     async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncIterator[None]:
-        """Engines awake; with merged weights no call is under way. A failure puts the old version back."""
+        """Wake the engines and, with merged weights, drain all calls; on failure, restore the old version."""
         async with AsyncExitStack() as stack:
             await host.wake()
             if self._settings.publication == "merged" and self._settings.placement == "dedicated":
@@ -207,7 +207,7 @@ class StepRunner:
                 raise
 
     async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
-        """Tell the gateway, then let versions before the last two drain before they are taken away."""
+        """Tell the gateway, then drain and unload all but the last two versions in the background."""
         versions = self._traffic.runs[run]
         old = {number: versions.pop(number) for number in sorted(versions) if number < step - 1}
         await self._traffic.push()
@@ -226,7 +226,7 @@ class StepRunner:
             log.exception("old versions of run %s stay for now", run)
 
     def _prune(self, run: str) -> None:
-        """Keep the newest and the pinned. The ledger forgets first: it never names what is gone."""
+        """Prune old, unpinned checkpoints, in the ledger first, so that it never names a missing one."""
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run)
         for step in self._ledger.prune_checkpoints(run, self._settings.keep_checkpoints):
             checkpoints.remove(run_dir, step)
@@ -245,7 +245,7 @@ def _pids(host: ModelHost) -> set[int]:
 async def _engine_scores(
     served: Served, fixed: list[list[int]], host: ModelHost
 ) -> dict[int, list[list[float]]]:
-    """Every engine's log-probabilities of the fixed sequences under one version."""
+    """Score the fixed sequences on every engine under one version; return log-probabilities by process id."""
     if not fixed:
         return {replica.pid: [] for replica in host.replicas.joined()}
     return {

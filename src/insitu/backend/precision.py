@@ -1,4 +1,4 @@
-"""The precision that a resumed backend has to keep: that of its open runs."""
+"""The precision of the open runs, which a resumed backend must keep."""
 
 from __future__ import annotations
 

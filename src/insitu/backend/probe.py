@@ -33,7 +33,7 @@ _LEAST_MOVED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one engine answered after a publication."""
+    """One engine's figures after a publication."""
 
     mean_abs: float
     max_abs: float
@@ -50,9 +50,9 @@ class ProbeResult:
 
 
 def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[int]]:
-    """The run's fixed sequences: chosen from its first batch, kept in `path`, never changed.
+    """Return the run's fixed sequences: chosen from its first batch, kept in `path`, never changed.
 
-    None as long as no batch had a sequence to train on: then nothing has changed that could be probed.
+    Empty until a batch has a sequence to train on: before that, nothing has changed that could be probed.
     """
     if path.exists():
         return json.loads(path.read_text())
@@ -71,7 +71,7 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
 def compare(
     trainer_before: Rows, trainer_after: Rows, engine_before: Rows, engine_after: Rows
 ) -> ProbeResult:
-    """The figures of the module's docstring over all tokens."""
+    """Compute the figures of the module's docstring over all tokens."""
     scores = (trainer_before, trainer_after, engine_before, engine_after)
     t0, t1, s0, s1 = ([x for row in rows for x in row] for rows in scores)
     gaps = [abs(x - y) for x, y in zip(s1, t1, strict=True)]
@@ -89,7 +89,7 @@ def compare(
 def judge(
     result: ProbeResult, threshold: float, engine: str, version: str, *, must_move: bool = True
 ) -> None:
-    """Raise ProbeFailed when the engine computes something else, or, after an update, the same as before."""
+    """Raise ProbeFailed if the engine disagrees with the trainer or, after an update, has not moved."""
     if not math.isfinite(result.mean_abs) or result.mean_abs > threshold:
         raise ProbeFailed(
             f"after publishing {version}, {engine} and the trainer disagree: mean |Δlogprob| "

@@ -1,8 +1,8 @@
 """Child processes that never outlive `insitu serve`.
 
-Three belts: every child asks the kernel to be killed when its parent dies (`guard`), every descendant
-carries a mark in its environment, and a janitor process waits for the supervisor to disappear, whatever
-the cause, then ends all marked processes and removes the scratch directory.
+Three safeguards: every child asks the kernel to kill it when its parent dies (`guard`), every descendant
+carries a mark in its environment, and a janitor process waits for the supervisor to exit for any reason,
+then kills all marked processes and removes the scratch directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 MARK = "INSITU_SERVE_ID"
-"""Environment variable that every process started by one `insitu serve` carries."""
+"""Environment variable set on every process started by one `insitu serve`."""
 
 _PR_SET_PDEATHSIG = 1
 _GUARD = "insitu.backend.guard"
@@ -56,7 +56,7 @@ def spawn(
 
 
 def start_janitor(serve_id: str, scratch: Path) -> subprocess.Popen[bytes]:
-    """Start the process that cleans up after a supervisor that could not do it itself."""
+    """Start the process that cleans up if the supervisor cannot."""
     return subprocess.Popen(
         [sys.executable, "-m", _JANITOR, serve_id, str(scratch)],
         stdin=subprocess.PIPE,
@@ -67,7 +67,7 @@ def start_janitor(serve_id: str, scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def marked(serve_id: str) -> Iterator[psutil.Process]:
-    """All living processes that carry the mark of `serve_id`, except this one."""
+    """Yield all live processes marked with `serve_id`, except this one."""
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and process.environ().get(MARK) == serve_id:
@@ -77,7 +77,7 @@ def marked(serve_id: str) -> Iterator[psutil.Process]:
 
 
 def end_marked(serve_id: str, deadline_seconds: float, keep: frozenset[int] = frozenset()) -> list[int]:
-    """Kill the marked processes until none is left; returns the ids of those that would not go."""
+    """Kill the marked processes until none is left; return the ids of those still alive at the deadline."""
     deadline = time.monotonic() + deadline_seconds
     while True:
         left = [process for process in marked(serve_id) if process.pid not in keep]
@@ -92,18 +92,18 @@ def end_marked(serve_id: str, deadline_seconds: float, keep: frozenset[int] = fr
 
 
 def end_child(child: subprocess.Popen[bytes], grace_seconds: float) -> int:
-    """Ask a child to end, then make it end, with everything in its session's process group."""
+    """Terminate a child, then kill it with everything left in its process group; return its exit code."""
     if child.poll() is None:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it had its grace; the group is killed below
+        with contextlib.suppress(subprocess.TimeoutExpired):  # grace period over; the group is killed below
             child.wait(grace_seconds)
-    with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
+    with contextlib.suppress(ProcessLookupError):  # the whole group has already exited
         os.killpg(child.pid, signal.SIGKILL)
     return child.wait(grace_seconds)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a directory that other dying processes may still write into."""
+    """Delete a directory that dying processes may still be writing to."""
     for _ in range(20):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
@@ -112,14 +112,14 @@ def remove_tree(path: Path) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that is free now; the caller binds it at once."""
+    """Return a TCP port that is free now; the caller binds it at once."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def tail(path: Path, num_lines: int = 15) -> str:
-    """The last lines of a log, for the headline of a failure."""
+    """Return the last lines of a log, for an error message."""
     if not path.exists():
         return f"(no log at {path})"
     with path.open("rb") as log:

@@ -1,10 +1,10 @@
-"""Bringing a trained version to every engine, in one of two modes.
+"""Publish a trained version to every engine, in one of two modes.
 
 `adapter`: the checkpoint's adapter directory, which never changes, is loaded under a name that was never
 used before (vLLM's prefix cache keys on the name). `merged`: full weights are written and reloaded in
-place, so one version of one run is served at a time and no call may be under way meanwhile.
+place, so one version of one run is served at a time and no call may be in flight meanwhile.
 
-A replica that died is started again and brought to the same state before calls go to it (`revive`).
+A dead replica is restarted and brought to the same state before it takes calls (`revive`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher(ABC):
-    """What all engines serve, and how they get there. One publication or revival at a time."""
+    """Brings all engines to the same version. One publication or revival at a time."""
 
     def __init__(self, replicas: ReplicaSet, base: Served) -> None:
         self.replicas = replicas
@@ -37,22 +37,22 @@ class Publisher(ABC):
 
     @abstractmethod
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
-        """Make every engine able to answer with this version; nothing is routed to it yet."""
+        """Load this version on every engine; nothing is routed to it yet."""
 
     @abstractmethod
     async def retire(self, served: Served) -> None:
-        """Take a version that no call uses any more off the engines."""
+        """Unload a version that no call uses any more."""
 
     @abstractmethod
     async def withdraw(self) -> None:
-        """Take back the last publication, whose step failed."""
+        """Undo the last publication, whose step failed."""
 
     @abstractmethod
     async def _restore(self, engine: EngineClient) -> None:
         """Bring a fresh engine to the published state."""
 
     async def revive(self, replica: Replica) -> None:
-        """Replace a dead replica, unless somebody else has done so, and let it join."""
+        """Replace a dead replica, unless that has already happened, and let it join."""
         async with self._lock:
             await self._revive(replica)
 
@@ -63,7 +63,7 @@ class Publisher(ABC):
             fresh.joined = True
 
     async def _on_each(self, action: Callable[[EngineClient], Awaitable[None]]) -> None:
-        """Do `action` on every engine; one that has died is replaced and then gets the same."""
+        """Run `action` on every engine; replace a dead one, then retry on its replacement."""
         for replica in list(self.replicas.replicas.values()):
             try:
                 await action(replica.engine)
@@ -75,7 +75,7 @@ class Publisher(ABC):
 
 
 class AdapterPublisher(Publisher):
-    """One immutable directory a version, loaded under its own name."""
+    """One immutable directory per version, loaded under its own name."""
 
     def __init__(self, replicas: ReplicaSet, base: Served) -> None:
         super().__init__(replicas, base)
@@ -112,7 +112,7 @@ class AdapterPublisher(Publisher):
             await engine.load_adapter(name, path)
 
     def _fresh_name(self, name: str) -> str:
-        """A step that is trained again after a failure has other weights: it needs another name."""
+        """Return an unused name: a step retrained after a failure has different weights."""
         attempt, fresh = 1, name
         while fresh in self._used:
             attempt += 1
@@ -127,7 +127,7 @@ async def _unload(engine: EngineClient, name: str) -> None:
 
 
 class MergedPublisher(Publisher):
-    """Full weights, reloaded in place. The caller has stopped and drained all calls."""
+    """Full weights, reloaded in place. The caller must hold and drain all calls first."""
 
     def __init__(self, replicas: ReplicaSet, base: Served, trainer: TrainerGroup, runs_dir: Path) -> None:
         super().__init__(replicas, base)
@@ -136,7 +136,7 @@ class MergedPublisher(Publisher):
         self._current: tuple[Path, str] | None = None
 
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:  # noqa: ARG002
-        """Export base + adapter as the trainer holds it and reload it on every engine."""
+        """Export base + adapter from the trainer's memory and reload them on every engine."""
         version = policy_name(run, step) if step else BASE_VERSION
         if step == 0 and self._current is None:
             return self.base
@@ -149,16 +149,16 @@ class MergedPublisher(Publisher):
         return Served(self.base.engine_model, version)
 
     async def reset(self, base: Path) -> None:
-        """Put the base model's own weights back; `base` is its directory."""
+        """Reload the base model's own weights from its directory `base`."""
         async with self._lock:
             await self._on_each(lambda engine: engine.reload_weights(base, self.base.version))
             self._current = None
 
     async def retire(self, served: Served) -> None:
-        """Nothing to take off: the new weights have replaced the old ones."""
+        """Do nothing: the new weights have replaced the old ones."""
 
     async def withdraw(self) -> None:
-        """Nothing to take back: the committed version is published over the failed one."""
+        """Do nothing: the committed version is published over the failed one."""
 
     async def _restore(self, engine: EngineClient) -> None:
         if self._current is not None:

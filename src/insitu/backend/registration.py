@@ -1,4 +1,4 @@
-"""Which runs this backend takes, and on which engine: admits, refuses with the reason, resumes, closes."""
+"""Registration: admits runs, chooses their engine, rejects with a reason, resumes and closes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Registrar:
-    """Holds the one model host of this backend and decides about every registration."""
+    """Owns this backend's only model host and admits or rejects every registration."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Registrar:
         self._say = say
 
     async def resume(self) -> None:
-        """At start: load the model of `--model` or of the open runs, and publish their last steps."""
+        """Load the model of `--model` or of the open runs and publish their last steps; called at start."""
         open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
         engine = self._settings.preloaded()
         if engine is not None:
@@ -59,7 +59,7 @@ class Registrar:
             await self._admit(run)
 
     async def admit_runs(self) -> None:
-        """Take up what was registered or closed since the last look."""
+        """Admit newly registered runs and stop serving closed or failed ones."""
         for run in await asyncio.to_thread(self._ledger.list_runs):
             if run.state is RunState.REGISTERED:
                 self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
@@ -72,7 +72,7 @@ class Registrar:
         return {replica.id: replica.engine.url for replica in joined}
 
     async def _admit(self, run: Run) -> None:
-        """Bring a run to ready, or to failed with the reason."""
+        """Make a run ready, or mark it failed with the reason."""
         try:
             wanted = self._wanted_engine(run)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
@@ -89,7 +89,7 @@ class Registrar:
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, str(error))
 
     def _keep_precision(self, run: Run) -> None:
-        """Record the run's precision, and say so when a trained run goes on in another one."""
+        """Record the run's precision; tell the user when a trained run continues in a different one."""
         dtype, before = self._settings.dtype, self._ledger.precisions().get(run.name)
         if run.step and before != dtype:
             so_far = before or "a precision that is not on record"
@@ -98,7 +98,7 @@ class Registrar:
             self._ledger.set_precision(run.name, dtype)
 
     def _wanted_engine(self, run: Run) -> EngineSettings:
-        """The engine that the run asks for; refused when other runs are on one that differs."""
+        """Return the engine settings the run asks for; reject them if other runs use a different engine."""
         others = [name for name in self._traffic.runs if name != run.name]
         if others and self._settings.publication == "merged":
             raise CannotHonour(
@@ -118,7 +118,7 @@ class Registrar:
         return wanted
 
     def _base_engine(self, run: Run) -> EngineSettings:
-        """The current engine when it serves the run's base model, else a new one by hub id."""
+        """Return the current engine if it serves the run's base model, else a new one by hub id."""
         for known in (self.host.engine if self.host is not None else None, self._settings.preloaded()):
             if known is not None and run.base_model in (known.served_name, known.model):
                 return known
@@ -141,7 +141,7 @@ class Registrar:
         return self._settings.engine(run.base_model, run.base_model)
 
     async def _load(self, engine: EngineSettings) -> None:
-        """Start engines and trainer for these settings in place of the current ones."""
+        """Replace the current engines and trainer with ones for these settings."""
         if self.host is not None:
             log.info("replacing the engine: %s", difference(self.host.engine, engine))
             old, self.host = self.host, None
@@ -162,7 +162,7 @@ class Registrar:
         return ServedBase(engine.served_name, engine.served_name, BASE_VERSION)
 
     async def _drop(self, run: Run) -> None:
-        """Stop routing to a closed run and free what it holds."""
+        """Stop routing to a closed run and free its resources."""
         versions = self._traffic.runs.get(run.name, {})
         self._traffic.drop_run(run.name)
         await self._traffic.push()

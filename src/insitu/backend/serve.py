@@ -9,8 +9,8 @@
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
             work    every 0.1 s: registered and closed runs, then the oldest queued job, one at a time
 
-The loops share nothing but the ledger and the model host; `work` is the only one that changes what is
-served. A failure that neither can repair ends the process with that failure as its headline.
+The loops share only the ledger and the model host, and only `work` changes what is served. A failure that
+neither can repair ends the process and becomes its error message.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ Say = Callable[[str], None]
 
 
 def serve(settings: ServeSettings, say: Say) -> None:
-    """Run a backend until SIGINT or SIGTERM; leaves no process, port or temporary directory behind."""
+    """Run a backend until SIGINT or SIGTERM; leave no process, port or temporary directory behind."""
     settings.check()
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id
-    os.environ.pop("INSITU_API_KEY", None)  # children that need it are given it one by one
+    os.environ.pop("INSITU_API_KEY", None)  # passed explicitly to the children that need it
     scratch = Path(tempfile.mkdtemp(prefix="insitu-"))
     janitor = start_janitor(serve_id, scratch)
     try:
@@ -82,7 +82,7 @@ def serve(settings: ServeSettings, say: Say) -> None:
 
 
 def _lock(state_dir: Path) -> IO[str]:
-    """One supervisor a state directory; the kernel releases the lock however this process ends."""
+    """Lock the state directory for one supervisor; the kernel releases it however this process ends."""
     lock = (state_dir / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def _lock(state_dir: Path) -> IO[str]:
 
 
 class Supervisor:
-    """Starts everything, keeps it running, and takes it down again."""
+    """Starts everything, keeps it running, and shuts it down."""
 
     def __init__(self, settings: ServeSettings, scratch: Path, say: Say) -> None:
         self._settings = settings
@@ -120,7 +120,7 @@ class Supervisor:
         self._api = Child("API", "insitu.backend.api", api, api_key, logs / "api.log")
 
     async def run(self) -> None:
-        """Start, work until told to stop, take down."""
+        """Start, work until told to stop, shut down."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, self._stopping.set)
@@ -133,7 +133,7 @@ class Supervisor:
             await self._until_stopped(self._serve(http, ledger, records))
 
     async def _until_stopped(self, work: Any) -> None:
-        """Run `work` until it fails or a signal comes; its exception is the headline."""
+        """Run `work` until a signal arrives or it fails; raise the root cause of its failure."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +261,7 @@ class Supervisor:
         staged.replace(path)
 
     def _take_down(self) -> None:
-        """End the children and Ray; what does not end in time is killed by its mark afterwards."""
+        """Stop the children and Ray; `serve` later kills marked processes that outlive this."""
         grace = self._settings.deadlines.stop_grace
         for child in (self._gateway, self._api):
             if child.process is not None:
@@ -285,7 +285,7 @@ async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 def headline(error: BaseException | None) -> BaseException:
-    """The first real cause inside nested exception groups."""
+    """Return the first real cause inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error or ChildFailed("the supervisor's loops ended without a reason")

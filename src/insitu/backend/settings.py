@@ -1,4 +1,4 @@
-"""What `insitu serve` is told: one frozen value, checked before anything starts."""
+"""The settings of `insitu serve`: one frozen value, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from insitu.keys import check_key
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long the supervisor waits for each thing, in seconds."""
+    """The supervisor's timeouts, in seconds."""
 
     engine_start: float = 600.0
     trainer_start: float = 600.0
@@ -49,12 +49,12 @@ class ServeSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     probe_threshold: float | None = None
-    """Mean |Δlogprob| between sampler and trainer that fails a step; None: by precision."""
+    """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:
-        """Refuse weak keys and combinations that cannot be honoured."""
+        """Reject weak keys and values out of range."""
         check_key(self.api_key, self.host)
         if self.keep_checkpoints < 2:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
@@ -62,14 +62,14 @@ class ServeSettings:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
 
     def preloaded(self) -> EngineSettings | None:
-        """The engine of `--model`. A directory is called by its last part, a hub id by itself."""
+        """Return the engine of `--model`; its default name is the directory's last part or the hub id."""
         if self.model is None:
             return None
         own_name = Path(self.model).name if Path(self.model).is_dir() else self.model
         return self.engine(self.model, self.model_name or own_name)
 
     def engine(self, model: str, served_name: str) -> EngineSettings:
-        """The engine settings before any registration has asked for others."""
+        """Return the engine settings before any registration's overrides."""
         return EngineSettings(
             model=model,
             served_name=served_name,
@@ -87,7 +87,7 @@ class ServeSettings:
 
     @property
     def dtype(self) -> Dtype:
-        """The precision of engine, published weights and trainer alike."""
+        """The precision of the engine, the published weights and the trainer."""
         return self.compute.dtype
 
     @property
@@ -100,7 +100,7 @@ class ServeSettings:
 
     @property
     def threshold(self) -> float:
-        """What the probe tolerates: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
+        """The probe's tolerance: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
         if self.probe_threshold is not None:
             return self.probe_threshold
         return {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}[self.dtype]

@@ -1,7 +1,7 @@
-"""What the gateway is told: which versions are served where, and when calls wait.
+"""The routing table sent to the gateway: which versions are served where, and when calls wait.
 
-The table is sent whole and numbered; a gateway that was restarted reports another number and is sent the
-table again, so there is nothing to recover.
+The table is sent whole and numbered. A restarted gateway reports a different number and is sent the table
+again, so it has nothing to recover.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Traffic:
-    """The routing table of this backend and its way to the gateway."""
+    """This backend's routing table, and its delivery to the gateway."""
 
     http: aiohttp.ClientSession
     gateway_url: str
@@ -35,18 +35,18 @@ class Traffic:
     hold_seconds: float
     base: ServedBase | None = None
     replicas: Callable[[], dict[str, str]] = dict
-    """The engines that calls may go to, by id; asked for every table, as one may have been replaced."""
+    """Returns the URLs of the engines that take calls, by id; called per table, as engines get replaced."""
     runs: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     latest: dict[str, int] = field(default_factory=dict[str, int])
     holds: list[str] = field(default_factory=list[str])
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
-    """Grows with every table, also over restarts of the supervisor."""
+    """Increases with every table, also across restarts of the supervisor."""
 
     def serve_version(self, run: str, step: int, served: Served) -> None:
         """Route `<run>@<step>` and move the alias `<run>` to it.
 
-        Weights under the base model's own name have replaced whatever was there: earlier versions, and the
-        base model itself unless these are its weights.
+        Weights served under the base model's own name replace the earlier versions and, unless they are its
+        own weights, the base model itself.
         """
         if self.base is not None and served.engine_model == self.base.engine_model:
             self.runs[run] = {}
@@ -61,7 +61,7 @@ class Traffic:
         self.latest.pop(run, None)
 
     async def push(self) -> None:
-        """Send the table until the gateway has taken it."""
+        """Send the table, retrying until the gateway accepts it."""
         self.revision += 1
         deadline = time.monotonic() + self.push_seconds
         while True:
@@ -78,7 +78,7 @@ class Traffic:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def refresh(self) -> dict[str, Any] | None:
-        """The gateway's state, after sending the table again when it lacks it; None when it is away."""
+        """Return the gateway's state, resending the table if it is outdated; None if it is unreachable."""
         try:
             state = await self._request("GET", "/control/state")
             revision = state["epoch"]
@@ -91,7 +91,7 @@ class Traffic:
 
     @asynccontextmanager
     async def held(self, reason: str) -> AsyncIterator[None]:
-        """New calls wait in the gateway inside this block; leaving it releases them on the table of then."""
+        """Hold new calls in the gateway inside this block; on exit, release them on the current table."""
         self.holds.append(reason)
         await self.push()
         try:
@@ -101,7 +101,7 @@ class Traffic:
             await self.push()
 
     async def drained(self, deadline_seconds: float, version: str | None = None) -> None:
-        """Wait until no call (on this version) is under way."""
+        """Wait until no call (on this version) is in flight."""
         deadline = time.monotonic() + deadline_seconds
         while time.monotonic() < deadline:
             state = await self.refresh()

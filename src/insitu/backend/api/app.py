@@ -1,4 +1,4 @@
-"""The application: routes behind the door."""
+"""The FastAPI application: its routes behind the `Door` middleware."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PREFIX = "/v1"
 
 
 def records_url(settings: ApiSettings) -> str:
-    """Where the recorded calls of a state directory live."""
+    """Return the database URL of a state directory's recorded calls."""
     return f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
 
 
 def build_api(
     settings: ApiSettings, *, ledger: Ledger | None = None, records: Records | None = None
 ) -> FastAPI:
-    """The API over a state directory. What is passed in stays the caller's to close."""
+    """Build the API over a state directory. The caller closes a ledger or record store it passes in."""
     close: list[Callable[[], None]] = []
     if ledger is None:
         ledger = Ledger(ledger_url(settings.state_dir))
@@ -59,7 +59,7 @@ def build_api(
         app.include_router(router, prefix=PREFIX, responses=errors)
     app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)
-    # Added last, so it stands outermost: nothing behind it is reached without a key.
+    # Added last, hence outermost: nothing behind it is reached without a key.
     app.add_middleware(Door, settings=settings)
     return app
 
@@ -74,10 +74,10 @@ def _bare_app(lifespan: Any) -> FastAPI:
         version=release,
         lifespan=lifespan,
         openapi_url=f"{PREFIX}/openapi.json",
-        # The interactive pages would load scripts from a foreign host.
+        # The interactive pages would load scripts from a third-party host.
         docs_url=None,
         redoc_url=None,
-        # One spelling per route: a redirect would answer outside the table of routes.
+        # One spelling per route: a redirect would answer for paths outside the route table.
         redirect_slashes=False,
     )
 

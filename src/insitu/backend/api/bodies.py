@@ -1,4 +1,4 @@
-"""Request bodies. Unknown fields, NaN, infinities and values out of range are refused."""
+"""Request bodies. Unknown fields, NaN, infinities and values out of range are rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from insitu.types import INCOMPLETE, NAME_PATTERN, Ending, LoraSettings, StepSet
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN.pattern, examples=["my-run"])]
 Reference = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
-"""An id made elsewhere (rollout, call): printable ASCII without spaces."""
+"""An id from elsewhere (rollout, call): printable ASCII without spaces."""
 Label = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
@@ -19,7 +19,7 @@ _MAX_DEPTH = 32
 
 
 def _check_json(value: Any, refused: frozenset[str], depth: int = 0) -> Any:
-    """Free JSON: finite, not too deep, without keys that poison objects where JavaScript shows it."""
+    """Check free-form JSON: finite numbers, bounded depth, no keys that pollute JavaScript prototypes."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def _check_json(value: Any, refused: frozenset[str], depth: int = 0) -> Any:
 
 _PROTOTYPE_KEYS = frozenset({"__proto__", "prototype", "constructor"})
 Metadata = Annotated[dict[str, Any], AfterValidator(lambda value: _check_json(value, _PROTOTYPE_KEYS))]
-# A tool may well have a parameter called `constructor`; nothing is called `__proto__` in good faith.
+# A tool may have a parameter called `constructor`; nothing legitimate is called `__proto__`.
 FreeObject = Annotated[
     dict[str, Any], AfterValidator(lambda value: _check_json(value, frozenset({"__proto__"})))
 ]
@@ -87,7 +87,7 @@ class TrajectoryHead(Body):
     num_inline_calls: int = Field(default=0, ge=0)
     metadata: Metadata = Field(default_factory=dict)
     step_rewards: list[float] | None = None
-    """One per call, in their order."""
+    """One per call, in call order."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TrajectoryHead:
@@ -110,7 +110,7 @@ class TrajectoryHead(Body):
 
 
 class InlineCall(Body):
-    """A model call recorded elsewhere: the fields of ModelCall. `id` and `source` are given anew here."""
+    """A model call recorded elsewhere: the fields of ModelCall. The server reassigns `id` and `source`."""
 
     id: Reference | None = None
     rollout_id: Reference | None = None

@@ -15,7 +15,7 @@ from insitu.errors import InvalidRequest, Overloaded
 
 
 def parse_last_event_id(value: str | None) -> int:
-    """Where a stream resumes; 0 is the start."""
+    """Return the event id to resume after; 0 is the start."""
     if value is None:
         return 0
     if not (value.isascii() and value.isdigit() and len(value) < 19):
@@ -24,7 +24,7 @@ def parse_last_event_id(value: str | None) -> int:
 
 
 def admit(services: Services) -> None:
-    """Refuse a stream beyond the limit."""
+    """Raise Overloaded if the limit of open streams is reached."""
     if services.num_streams >= services.limits.max_streams:
         raise Overloaded(
             f"{services.num_streams} event streams are open already", hint="poll GET /v1/jobs/{id} instead"
@@ -32,22 +32,22 @@ def admit(services: Services) -> None:
 
 
 async def stream_events(services: Services, job_id: str, seq: int) -> AsyncIterator[bytes]:
-    """Events after `seq`, then new ones as they come, and `end` after the job's last."""
+    """Yield the events after `seq`, then new ones as they arrive, and `end` after the job's last."""
     services.num_streams += 1
     try:
         loop = asyncio.get_running_loop()
-        # At once: a proxy or client then knows that the stream stands.
+        # Sent at once, so that a proxy or client knows the stream is open.
         yield b": open\n\n"
         last_sent = loop.time()
         while not services.stopping:
-            # The state is read before the events: if it is final, no event can follow those read after it.
+            # Read the state before the events: if it is terminal, no event can follow those read after it.
             job = await run_in_threadpool(services.ledger.get_job, job_id)
             events = await run_in_threadpool(services.ledger.events_since, job_id, seq)
             for event in events:
                 yield to_sse(event)
                 seq, last_sent = event.seq, loop.time()
             if job.state in TERMINAL_JOB_STATES and not events:
-                # Without this line the stream was cut, and the client resumes it.
+                # A stream without this line was cut off, and the client resumes it.
                 yield b"event: end\ndata: {}\n\n"
                 return
             if loop.time() - last_sent >= services.limits.heartbeat_seconds:
@@ -60,6 +60,6 @@ async def stream_events(services: Services, job_id: str, seq: int) -> AsyncItera
 
 
 def to_sse(event: Event) -> bytes:
-    """One event on the wire; JSON has no raw line breaks, so it is one data line."""
+    """Encode one event; JSON has no raw line breaks, so it fits on one data line."""
     data = orjson.dumps({"seq": event.seq, "kind": event.kind, "at": event.at, "data": event.data})
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), data)

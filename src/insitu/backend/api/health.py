@@ -1,4 +1,4 @@
-"""Health: what this process can do, and what the supervisor last said about the rest."""
+"""Health of this process, and the supervisor's last report on the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_STATUS_BYTES = 256 * 2**10
 
 
 def health_routes(services: Services, version: str) -> APIRouter:
-    """The one route that needs no key."""
+    """Build the router for the one route that needs no key."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
@@ -46,7 +46,7 @@ def health_routes(services: Services, version: str) -> APIRouter:
 
 
 def gateway_url(request: Request, status: dict[str, Any] | None) -> str | None:
-    """The gateway under the name by which the caller reached this API, on the supervisor's port for it."""
+    """Return the gateway's URL: the host name the caller used, with the port the supervisor reports."""
     port, name = (status or {}).get("gateway_port"), request.url.hostname
     if not isinstance(port, int) or not name:
         return None
@@ -54,7 +54,7 @@ def gateway_url(request: Request, status: dict[str, Any] | None) -> str | None:
 
 
 def read_status(path: Path) -> tuple[dict[str, Any] | None, float | None]:
-    """The supervisor's view and its age; a file that cannot be used is reported, not hidden."""
+    """Return the supervisor's report and its age in seconds; an unusable file is reported as an error."""
     try:
         written = path.stat()
         if written.st_size > _MAX_STATUS_BYTES:

@@ -1,4 +1,4 @@
-"""Every failure leaves as `{"error": {"type", "message", "hint"}}`, and no value of the caller is echoed."""
+"""Error responses: `{"error": {"type", "message", "hint"}}`, without echoing the caller's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers."""
+    """Register the exception handlers."""
 
     async def known(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, InsituError)
@@ -45,12 +45,12 @@ def install(app: FastAPI) -> None:
         return _answer(Unavailable(f"the record store cannot be used: {error.orig}", hint=hint))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        # Starlette raises it again after this answer, and the server logs the traceback.
+        # Starlette re-raises it after this response, and the server logs the traceback.
         message = f"{request.method} {request.url.path} failed inside the server: {type(error).__name__}"
         return _answer(InsituError(message, hint="see logs/api.log in the state directory"))
 
     async def left(request: Request, _error: Exception) -> JSONResponse:
-        # Nobody reads this answer; the client repeats the request under the same id.
+        # Nobody reads this response; the client retries under the same id.
         log.info("client left during %s %s", request.method, request.url.path)
         return _answer(InvalidRequest("the request ended before its body did"))
 

@@ -23,14 +23,14 @@ DRAIN_SECONDS = 10
 
 
 class ApiServer(uvicorn.Server):
-    """Ends event streams as soon as it is told to stop; they would hold it up otherwise."""
+    """Ends event streams as soon as it is told to stop; otherwise they would block the shutdown."""
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT. A second SIGINT does not wait. The process then ends with exit code 0."""
+        """Shut down on SIGTERM or SIGINT; a second SIGINT does not wait. The process exits with code 0."""
         del frame
         self._services.stopping = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -38,7 +38,7 @@ class ApiServer(uvicorn.Server):
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m insitu.backend.api", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
     options = parse(argv)
-    log_to(None)  # standard error; the supervisor keeps it in logs/api.log
+    log_to(None)  # standard error; the supervisor writes it to logs/api.log
     try:
         return serve(options)
     except InsituError as error:
@@ -59,8 +59,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Bind first, so that a taken port is said before anything is opened."""
-    # Taken out of the environment: nothing started from here needs it.
+    """Serve the API; bind first, so that a taken port is reported before anything is opened."""
+    # Removed from the environment: nothing started from here needs it.
     key = os.environ.pop("INSITU_API_KEY", "")
     check_key(key, options.host)
     options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def serve(options: argparse.Namespace) -> int:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,
-            # h11 bounds the size of headers.
+            # h11 limits the size of headers.
             http="h11",
             h11_max_incomplete_event_size=32 * 2**10,
             ws="none",
@@ -92,7 +92,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, or the reason why not."""
+    """Return a bound socket, or raise Unavailable with the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""JSON requests within bounds: a size cap before parsing, and a parser that refuses NaN and bad UTF-8."""
+"""Bounded JSON requests: a size limit before parsing, and a parser that rejects NaN and bad UTF-8."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class BoundedRequest(Request):
     """A request whose JSON body is parsed strictly."""
 
     async def json(self) -> Any:
-        """The body as JSON. Unlike the standard library's, this parser knows no NaN."""
+        """Parse the body as JSON. Unlike the standard library's, this parser rejects NaN."""
         return orjson.loads(await self.body())
 
 
 async def read_bounded(request: Request, max_bytes: int) -> None:
-    """Read the body into the request, or TooLarge as soon as it is over the cap."""
+    """Read the body into the request; raise TooLarge as soon as it exceeds the limit."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
-    # Where Starlette itself keeps a body that has been read.
+    # Starlette itself caches the body it has read here.
     request._body = bytes(body)
 
 
 def bounded_route(max_bytes: int) -> type[APIRoute]:
-    """A route class whose JSON bodies are at most `max_bytes` long."""
+    """Return a route class that limits JSON bodies to `max_bytes`."""
 
     class BoundedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,4 +1,4 @@
-"""Routes of trajectory groups."""
+"""Routes for trajectory groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UPLOAD_DOCS: dict[str, Any] = {
 
 
 def group_routes(services: Services) -> APIRouter:
-    """The router."""
+    """Build the router."""
     ledger = services.ledger
     router = APIRouter(tags=["groups"])
 
@@ -57,7 +57,7 @@ def group_routes(services: Services) -> APIRouter:
 
     @router.get("/runs/{name}/groups/{group_id}")
     def get_group(name: RunName, group_id: GroupId) -> views.GroupView:
-        """One group and what became of it."""
+        """One group and its state."""
         record = ledger.group_record(name, group_id)
         return views.GroupView(
             id=group_id,
@@ -73,7 +73,7 @@ def group_routes(services: Services) -> APIRouter:
 
 
 def upload_schemas() -> dict[str, Any]:
-    """The schemas of upload lines, for OpenAPI, which cannot see them in the route's signature."""
+    """Return the schemas of upload lines, which OpenAPI cannot derive from the route's signature."""
     schema = GroupLine.model_json_schema(ref_template="#/components/schemas/{model}")
     parts = schema.pop("$defs", {})
     return {**parts, "GroupLine": schema}

@@ -1,4 +1,4 @@
-"""Routes of jobs: state, events, cancellation."""
+"""Routes for jobs: state, events, cancellation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JobId = Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
 
 
 def job_routes(services: Services) -> APIRouter:
-    """The router."""
+    """Build the router."""
     ledger = services.ledger
     router = APIRouter(tags=["jobs"])
 

@@ -1,4 +1,4 @@
-"""Routes of runs: registration, closing, steps and checkpoints."""
+"""Routes for runs: registration, closing, steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
 
 
 def run_routes(services: Services) -> APIRouter:
-    """The router; handlers are plain functions, so the ledger's waits run in worker threads."""
+    """Build the router; handlers are plain functions, so that blocking ledger calls run in worker threads."""
     ledger = services.ledger
     router = APIRouter(route_class=bounded_route(services.limits.max_body_bytes), tags=["runs"])
 
@@ -80,7 +80,7 @@ def run_routes(services: Services) -> APIRouter:
 
     @router.delete("/runs/{name}/checkpoints/{step}/pin")
     def unpin_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
-        """Leave a checkpoint to its age again. Repeating it is harmless."""
+        """Let a checkpoint be pruned by age again. Repeating it is harmless."""
         return views.CheckpointView.model_validate(ledger.unpin_checkpoint(name, step))
 
     @router.delete("/runs/{name}/checkpoints/{step}")

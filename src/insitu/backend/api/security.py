@@ -1,7 +1,7 @@
 """The door: Host, Origin and key are checked before any route is looked up.
 
-Checking here and not per route means that a route cannot be forgotten, and that without a key nobody learns
-which routes, runs or documents exist.
+Checking here rather than per route means that no route can be forgotten, and that without a key nobody
+learns which routes, runs or documents exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Door:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer with the refusal."""
+        """Pass the request on, or respond with an error."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -43,7 +43,7 @@ class Door:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         self._check_host(headers)
-        # The path as the router will match it: no other spelling of it is let through.
+        # Compared as the router will match it: no other spelling gets through.
         if scope["method"] == "GET" and scope["path"] == "/health":
             return
         self._check_origin(scope["method"], headers)
@@ -78,7 +78,7 @@ class Door:
 
 
 def key_of(headers: Headers) -> str:
-    """The key that a request carries, as a bearer's or as the password of an address (http://any:KEY@host)."""
+    """Return the request's key: a bearer token, or the password of an address (http://any:KEY@host)."""
     sent = headers.getlist("authorization")
     scheme, _, value = (sent[0] if len(sent) == 1 else "").partition(" ")
     if scheme.lower() == "basic":

@@ -1,4 +1,4 @@
-"""What an API process is told at start: addresses, the key and limits; and what its routes share."""
+"""Settings of an API process (addresses, key, limits) and the services its routes share."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bo
 
 
 class Records(Protocol):
-    """What the API needs of the record store."""
+    """The part of the record store that the API uses."""
 
     def append(self, calls: Sequence[ModelCall]) -> object:
-        """Store calls, durable on return; an id that is there keeps its content."""
+        """Store calls durably; an id already stored keeps its content."""
         ...
 
     def get(self, ids: Sequence[str]) -> list[ModelCall]:
-        """The calls in this order, or NotFound."""
+        """Return the calls in this order, or raise NotFound."""
         ...
 
     def exists(self, ids: Sequence[str]) -> set[str]:
-        """Those of `ids` that are stored."""
+        """Return those of `ids` that are stored."""
         ...
 
     def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
-        """Those of `ids` that broke off, with how they ended."""
+        """Return the finish reason of those of `ids` that are incomplete."""
         ...
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
-        """The calls of one rollout."""
+        """Return the calls of one rollout."""
         ...
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
-        """The calls that policies of a run answered, from a step on."""
+        """Yield the calls answered by a run's policies from `oldest_step` on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound of the API in one place."""
+    """All limits of the API in one place."""
 
     max_body_bytes: int = 4 * 2**20
     max_line_bytes: int = 16 * 2**20
@@ -55,10 +55,10 @@ class Limits:
     max_trajectories: int = 4096
     max_calls_per_trajectory: int = 10_000
     max_uploads: int = 16
-    """Uploads read at once; others wait with their body unread."""
+    """Uploads read concurrently; others wait with their body unread."""
     upload_idle_seconds: float = 60.0
     record_lag_seconds: float = 2.0
-    """How long a named call may still be on its way from the gateway's recorder."""
+    """Time allowed for the gateway's recorder to store a call that a request names."""
     max_streams: int = 256
     event_poll_seconds: float = 0.25
     heartbeat_seconds: float = 10.0
@@ -80,26 +80,26 @@ class ApiSettings:
     def with_key(
         cls, state_dir: Path, api_key: str, host: str = "127.0.0.1", port: int = 7623
     ) -> ApiSettings:
-        """Settings for a plain key, refused when the address asks for a better one."""
+        """Build settings from a plain key; reject one that is too weak for the address."""
         check_key(api_key, host)
         return cls(state_dir=state_dir, key_sha256=hash_key(api_key), host=host, port=port)
 
     @property
     def runs_dir(self) -> Path:
-        """Where the checkpoints are, as the supervisor has it."""
+        """The checkpoints' directory, the same as the supervisor's."""
         return self.state_dir / "runs"
 
     def accepts_key(self, key: str) -> bool:
-        """Whether this is the key; takes the same time for every wrong one."""
+        """Return True for the right key; compare in constant time."""
         return hmac.compare_digest(hash_key(key), self.key_sha256)
 
     def accepts_host(self, name: str) -> bool:
-        """Whether clients may call this server by that name (without port)."""
+        """Return True if clients may call this server by that name (without port)."""
         bare = name.strip("[]").lower()
         if is_loopback(bare) or bare in {self.host.strip("[]").lower(), *self.allowed_hosts}:
             return True
-        # Listening everywhere, any address of the machine is its name. A page that rebinds its own name to
-        # this machine still sends that name, never an address.
+        # Listening on all interfaces, accept any IP address. A DNS-rebinding page still sends its own name,
+        # never an address.
         return self.host in _EVERYWHERE and _is_address(bare)
 
 
@@ -112,7 +112,7 @@ def _is_address(name: str) -> bool:
 
 
 class Services:
-    """What the routes of one application share."""
+    """State shared by the routes of one application."""
 
     def __init__(self, settings: ApiSettings, ledger: Ledger, records: Records) -> None:
         self.settings = settings
@@ -122,4 +122,4 @@ class Services:
         self.uploads = asyncio.Semaphore(settings.limits.max_uploads)
         self.num_streams = 0
         self.stopping = False
-        """Set at SIGTERM: event streams end, so that the server can."""
+        """Set on shutdown: event streams end, so that the server can."""

@@ -1,13 +1,13 @@
-"""Reading a group from a streamed NDJSON body, line by line.
+"""Read a group from a streamed NDJSON body, line by line.
 
     {"group": {"num_trajectories": 2}}
     {"trajectory": {"rollout_id": "a", "reward": 1.0, "call_ids": ["call-1", "call-2"]}}
     {"trajectory": {"rollout_id": "b", "reward": 0.0, "num_inline_calls": 1}}
     {"call": {"prompt_ids": [...], "output_ids": [...], "logprobs": [...], ...}}
 
-At any moment at most one line and one small batch of inline calls is in memory. Inline calls go to the
-record store while the body is still being read; their ids carry a hash of their content, so an upload that
-is cut off and repeated, with the same body or a corrected one, can never be served a stale call.
+At most one line and one small batch of inline calls are in memory at a time. Inline calls go to the record
+store while the body is still being read; their ids contain a hash of their content, so an upload that is
+cut off and retried, with the same body or a corrected one, never gets a stale call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Part = TypeVar("Part", bound=BaseModel)
 
 
 async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
-    """The non-empty lines of a body, each and all of them within the caps; stalls have a deadline."""
+    """Yield a body's non-empty lines, enforcing limits per line and in total; time out when it stalls."""
     buffer = bytearray()
     total = 0
     iterator = aiter(chunks)
@@ -60,7 +60,7 @@ async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncItera
             raise TooLarge(
                 f"the group is over {limits.max_group_bytes} bytes", hint="split it into smaller ones"
             )
-        # Only the new bytes are searched: a long line comes in many chunks.
+        # Search only the new bytes: a long line arrives in many chunks.
         *heads, rest = chunk.split(b"\n")
         for head in heads:
             _check_line(len(buffer) + len(head), limits)
@@ -80,7 +80,7 @@ def _check_line(length: int, limits: Limits) -> None:
 
 
 class GroupReader:
-    """Parses one upload, stores its inline calls, and knows the hash of what it has read."""
+    """Parses one upload, stores its inline calls and hashes its content."""
 
     def __init__(self, run: Run, group_id: str, records: Records, limits: Limits) -> None:
         self._run = run
@@ -94,7 +94,7 @@ class GroupReader:
         self._batch_bytes = 0
 
     async def read(self, chunks: AsyncIterator[bytes]) -> tuple[TrajectoryGroup, str]:
-        """The group and its body hash; every call it names is in the record store."""
+        """Return the group and its body hash; every call it names is then in the record store."""
         lines = read_lines(chunks, self._limits)
         head, _ = await self._expect(lines, GroupHead)
         if head.num_trajectories > self._limits.max_trajectories:
@@ -139,7 +139,7 @@ class GroupReader:
         self._check_belongs(head.rollout_id, body.rollout_id, body.run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
         fields = body.model_dump(exclude={"id", "source", "rollout_id", "run"})
-        # What earlier releases did not have is not hashed where it says nothing: old uploads may be repeated.
+        # Newer fields at their defaults are not hashed, so that repeats of older uploads still match.
         hashed = {name: value for name, value in fields.items() if (name, value) not in _UNHASHED}
         digest = hashlib.sha256(_canonical(hashed)).hexdigest()
         self._hash.update(digest.encode())
@@ -161,7 +161,7 @@ class GroupReader:
         self._batch, self._batch_bytes = [], 0
 
     async def _check_references(self, trajectories: Sequence[Trajectory]) -> None:
-        """Every named call is recorded to its end, and the last of each rollout belongs to it and fits."""
+        """Check that named calls are complete and that each rollout's last call belongs to it and fits."""
         if not trajectories:
             return
         named = {call_id: t.rollout_id for t in trajectories for call_id in t.call_ids}
@@ -172,7 +172,7 @@ class GroupReader:
                 f"off is trained on",
                 hint="leave calls out whose finish_reason is cancelled or broken",
             )
-        # The last call holds the whole conversation: the longest, and read without its siblings.
+        # The last call holds the whole conversation, so it is the longest: the others need not be read.
         last = await run_in_threadpool(self._records.get, [t.call_ids[-1] for t in trajectories])
         for trajectory, call in zip(trajectories, last, strict=True):
             self._check_belongs(trajectory.rollout_id, call.rollout_id, call.run)
@@ -213,7 +213,7 @@ class GroupReader:
             )
 
     async def _expect(self, lines: AsyncIterator[bytes], kind: type[Part]) -> tuple[Part, int]:
-        """The next line, which must be of this kind, and its size."""
+        """Read the next line, which must be of this kind; return it with its size in bytes."""
         wanted = _KINDS[kind]
         line = await anext(lines, None)
         if line is None:
@@ -222,7 +222,7 @@ class GroupReader:
                 hint="upload the whole group again under the same id",
             )
         self._line_number += 1
-        # Large lines would hold up every other request.
+        # Parsing a large line here would block every other request.
         in_thread = len(line) > _PARSE_IN_THREAD_BYTES
         parsed = await run_in_threadpool(self._parse, line) if in_thread else self._parse(line)
         part = getattr(parsed, wanted)
@@ -241,12 +241,12 @@ class GroupReader:
 
 
 def max_seq_length(run: Run) -> int | None:
-    """The longest sequence that the run was registered for, None when it set no bound."""
+    """Return the longest sequence the run was registered for; None if unlimited."""
     asked = (run.init_args.get("max_seq_length"), run.engine_args.get("max_seq_length"))
     limits = [value for value in (*asked, run.engine_args.get("max_model_len")) if isinstance(value, int)]
     return min(limits, default=None)
 
 
 def _canonical(value: Any) -> bytes:
-    """The same bytes for the same content, however it was spelled."""
+    """Serialise to the same bytes for the same content, whatever the order of keys."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

@@ -1,4 +1,4 @@
-"""Answers. The shapes that OpenAPI publishes; made from ledger rows."""
+"""Response bodies, as published in OpenAPI; built from ledger rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insitu.types import Ending, GroupState, JobState, LoraSettings, RunState, S
 
 
 class View(BaseModel):
-    """Base of all answers: read from the attributes of a row."""
+    """Base of all responses: read from the attributes of a row."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -38,7 +38,7 @@ class RunList(View):
 
 
 class GroupReceipt(View):
-    """The group is durable. `created` is false when it was there already."""
+    """Confirms that the group is durable. `created` is false if it was already there."""
 
     id: str
     run: str
@@ -59,7 +59,7 @@ class TrajectoryView(View):
 
 
 class GroupView(View):
-    """A group and what became of it."""
+    """A group and its state."""
 
     id: str
     run: str
@@ -123,12 +123,12 @@ class CheckpointList(View):
 
 
 class HealthView(View):
-    """What works. `supervisor` is its own view, null when it has never written one."""
+    """The state of the backend. `supervisor` is its own report, null if it has not written one."""
 
     service: str
-    """Always `insitu`: tells this API from any other server on the port."""
+    """Always `insitu`: distinguishes this API from any other server on the port."""
     gateway_url: str | None
-    """The gateway of this backend as the caller reaches it; null without a supervisor."""
+    """This backend's gateway, as reachable by the caller; null without a supervisor."""
     status: str
     version: str
     ledger: str
@@ -137,7 +137,7 @@ class HealthView(View):
 
 
 class ErrorDetail(View):
-    """What failed, on which value, and the next thing to do."""
+    """The cause, the offending value, and the next thing to do."""
 
     type: str
     message: str
@@ -145,6 +145,6 @@ class ErrorDetail(View):
 
 
 class ErrorView(View):
-    """Every error answer."""
+    """The body of every error response."""
 
     error: ErrorDetail

@@ -1,1 +1,1 @@
-"""The wire protocol of ART's server, translated to the runs, groups and steps of this backend."""
+"""ART's server protocol, translated to this backend's runs, groups and steps."""

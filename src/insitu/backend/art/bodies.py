@@ -1,4 +1,4 @@
-"""What ART's clients send. They dump whole objects of their own; only what has a meaning here is read."""
+"""Request bodies of ART's clients, which dump whole objects; only the fields meaningful here are read."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _WORDS: dict[str, dict[Any, Json]] = {
     "normalize_advantages": _SCALED,
     "save_checkpoint": {True: {}, False: {}},  # every step is a checkpoint here
 }
-"""Settings of a step that are words, and what each asks for here."""
+"""Step settings with named values, and what each value sets here."""
 _HARMLESS = frozenset({"chat_template_kwargs", "allow_unvalidated_arch"})
-"""Parts of a model's configuration that its client sends with every call, or that only ART asks itself."""
+"""Parts of a model's configuration that the client sends with every call or that only concern ART itself."""
 
 
 class Lenient(BaseModel):
-    """Fields of other releases of the client are let through; those that would matter are checked."""
+    """Ignores fields of other client releases; those that would matter are checked."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class InternalConfig(BaseModel):
-    """`_internal_config` of a model: what its owner wants of engine, adapter and trainer."""
+    """`_internal_config` of a model: its settings for engine, adapter and trainer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,11 +59,11 @@ class ArtModel(Lenient):
     name: str
     project: str = "default"
     base_model: str | None = None
-    """None: a model that is only called, never trained."""
+    """None for a model that is only called, never trained."""
     internal: InternalConfig | None = Field(default=None, alias="_internal_config")
 
     def registration(self) -> RunBody:
-        """The run that this model is here."""
+        """Return the registration of this model as a run."""
         wanted = self.internal or InternalConfig()
         others = {name: value for name, value in (wanted.model_extra or {}).items() if name not in _HARMLESS}
         _translated("_internal_config", others, {})
@@ -108,7 +108,7 @@ class ArtTrajectory(Lenient):
     metrics: dict[str, float] = Field(default_factory=dict[str, float])
 
     def histories(self) -> list[list[Json]]:
-        """Every conversation of the rollout."""
+        """Return every conversation of the rollout."""
         return [self.messages_and_choices, *(more.messages_and_choices for more in self.additional_histories)]
 
 
@@ -126,14 +126,14 @@ class TrainBody(Lenient):
     config: Json = Field(default_factory=dict)
     dev_config: Json = Field(default_factory=dict)
     insitu: Json = Field(default_factory=dict)
-    """Settings under the names that they have here; only `insitu.compat.art` sends them."""
+    """Settings under insitu's own names; only `insitu.compat.art` sends them."""
     wait: bool = True
-    """False: the answer names the job instead of waiting for its end."""
+    """False returns the job's id instead of waiting for its end."""
 
     def settings(self) -> StepSettings:
-        """The step that is asked for. What the model's own `trainer_args` say wins over `config`, which the
-        NeMo Agent Toolkit fills with constants; a setting without a counterpart is refused. What was cut off
-        at a length limit is trained on, as ART does."""
+        """Return the step's settings. The model's own `trainer_args` override `config`, which the NeMo Agent
+        Toolkit fills with constants; a setting without a counterpart is rejected. Rollouts truncated at a
+        length limit are trained on, as in ART."""
         asked: Json = {"mask_truncated": False}
         asked |= _translated("config", self.config, _CONFIG_NAMES)
         trainer = self.model.internal.trainer_args if self.model.internal is not None else None
@@ -160,7 +160,7 @@ def _given(arguments: Json | None) -> Json:
 
 
 def _spoken(given: Json) -> Json:
-    """What settings with words for values ask for; two that contradict each other are refused."""
+    """Translate settings with named values; reject two that contradict each other."""
     asked: Json = {}
     for name, value in given.items():
         if value is None:
@@ -180,7 +180,7 @@ def _spoken(given: Json) -> Json:
 
 
 def _translated(section: str, given: Json | None, names: dict[str, str]) -> Json:
-    """The settings under the names they have here; null, false and zero ask for nothing."""
+    """Rename the settings to insitu's; reject unknown ones, unless they are null, false or zero."""
     asked = {name: value for name, value in (given or {}).items() if value or name in names}
     asked = {name: value for name, value in asked.items() if value is not None}
     unknown = sorted(asked.keys() - names.keys())

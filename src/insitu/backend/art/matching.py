@@ -1,8 +1,8 @@
-"""Which recorded call a choice came from.
+"""Match each choice to the recorded call it came from.
 
-ART's clients send messages and choices without token ids. A choice is found again by the sequence of its
-logprobs, which is as good as a fingerprint, or, when the client kept none, by the conversation before it
-and its words. What is trained on is the record; nothing is ever tokenised.
+ART's clients send messages and choices without token ids. A choice is matched by the sequence of its
+logprobs, which is as good as a fingerprint, or, if the client kept none, by the conversation before it and
+its text. Training uses the record; nothing is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
 
 
 class Refused(Exception):
-    """A trajectory that cannot be trained on; says why."""
+    """Raised with the reason why a trajectory cannot be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a recorded call without its tokens."""
+    """A recorded call without its tokens. `bytes` fields are digests."""
 
     id: str
     rollout_id: str | None
@@ -39,13 +39,13 @@ class Found:
     opening: bytes
     """The first message of the conversation."""
     answer: bytes
-    """What it said, in short."""
+    """Its tool call ids or text."""
     heard: frozenset[bytes]
-    """What the model had said before in its conversation."""
+    """The model's earlier answers in its conversation."""
 
 
 class CallIndex:
-    """The recorded calls of one run, in the order of recording, by what a client may still know of them."""
+    """One run's calls, in the order recorded, indexed by what a client may have kept: logprobs or words."""
 
     def __init__(self, run: str, calls: Iterable[ModelCall]) -> None:
         self._run = run
@@ -74,10 +74,10 @@ class CallIndex:
     def find(
         self, choice: Json, before: Sequence[Json], taken: set[str], later: Found | None = None
     ) -> Found:
-        """The call of `choice`, which came after the messages `before`; not one of those `taken`.
+        """Find the call of `choice`, which came after the messages `before`, among those not `taken`.
 
-        Of several, one whose answer the `later` call of the same conversation has heard: clients drop tool
-        calls from messages, the record has them.
+        Of several, prefer one whose answer is in the prompt of the conversation's `later` call: clients drop
+        tool calls from messages, the record has them.
         """
         message = cast("Json", choice.get("message") or {})
         logprobs = _logprobs(choice)
@@ -95,7 +95,7 @@ class CallIndex:
             raise Refused(
                 f"its recorded call is in another trajectory, or was trained on already: {_excerpt(message)}"
             )
-        # The newest: what was said in the same words before may have been trained on already.
+        # Ties go to the newest: an older call with the same words may already have been trained on.
         return min(
             reversed(free),
             key=lambda found: (
@@ -111,12 +111,12 @@ class CallIndex:
 
 
 def is_choice(item: Json) -> bool:
-    """Whether an entry of `messages_and_choices` was sampled."""
+    """Return True if an entry of `messages_and_choices` was sampled."""
     return "message" in item and "role" not in item
 
 
 def as_message(item: Json) -> Json:
-    """An entry as a message of the conversation."""
+    """Convert an entry to a message of the conversation."""
     return {"role": "assistant", **item["message"]} if is_choice(item) else item
 
 
@@ -126,7 +126,7 @@ def _logprobs(choice: Json) -> list[float]:
 
 
 def _digest(messages: Iterable[Json]) -> bytes:
-    """The same bytes for messages that say the same, whatever empty fields they carry."""
+    """Hash the content of messages; empty and unrelated fields make no difference."""
     said = [
         {"role": "assistant"} | {key: value for key, value in message.items() if key in _SAID and value}
         for message in messages
@@ -135,7 +135,7 @@ def _digest(messages: Iterable[Json]) -> bytes:
 
 
 def _short(message: Json) -> bytes:
-    """An answer by the ids of its tool calls, which no other has, or by its text."""
+    """Hash an answer by the ids of its tool calls, which are unique, or else by its text."""
     ids = [str(call.get("id")) for call in message.get("tool_calls") or []]
     return hashlib.blake2b("\n".join([*ids, "" if ids else _text(message)]).encode(), digest_size=12).digest()
 

@@ -3,8 +3,8 @@
     /register, /_prepare_backend_for_training ─► run, wait until it is served
     /_train_model ─► find the recorded calls ─► groups ─► job ─► its metrics, line by line
 
-Everything goes through the ledger as the API's own routes do: a request that is sent again after a lost
-answer finds its groups and its job, and no step is made twice.
+Everything goes through the ledger, like the API's own routes: a request repeated after a lost response finds
+its groups and its job, and no step is trained twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWN = 3
 
 
 def art_routes(services: Services) -> APIRouter:
-    """The router; paths and answers are ART's."""
+    """Build the router; paths and responses are ART's."""
     ledger = services.ledger
     router = APIRouter(route_class=bounded_route(services.limits.max_group_bytes), tags=["art"])
 
@@ -67,7 +67,7 @@ def art_routes(services: Services) -> APIRouter:
 
     @router.post("/_prepare_backend_for_training")
     async def prepare(body: PrepareBody, request: Request) -> tuple[str, str]:
-        """Wait until the run is served; where to call it, and with which key."""
+        """Wait until the run is served; return the URL to call it at and the key."""
         if body.config:
             raise CannotHonour(
                 f"server settings cannot be changed by a client: {', '.join(sorted(body.config))}",
@@ -128,7 +128,7 @@ def art_routes(services: Services) -> APIRouter:
 
 
 async def _served(services: Services, name: str) -> None:
-    """Return when calls to the run are answered."""
+    """Wait until the run is ready to take calls."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _READY_SECONDS
     while True:
@@ -143,19 +143,19 @@ async def _served(services: Services, name: str) -> None:
 
 
 async def _translated(services: Services, body: TrainBody) -> Translated:
-    """The request over recorded calls; one that was answered just now may take a moment to be recorded."""
+    """Translate the request to recorded calls; retry briefly, as a fresh call may not be recorded yet."""
     run = await run_in_threadpool(services.ledger.get_run, body.model.name)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + services.limits.record_lag_seconds
 
     def once(last: bool) -> tuple[Translated, bool]:
-        # One more: of a request that is sent again, the step has been made already.
+        # One step further back: the step of a repeated request may already be committed.
         oldest = max(run.step - body.settings().max_staleness - 1, 0)
         index = CallIndex(run.name, services.records.of_run(run.name, oldest))
         in_use = services.ledger.calls_in_use(run.name, oldest)
         groups, limit = body.trajectory_groups, max_seq_length(run)
         translated = translate(run.name, groups, index, limit)
-        # The same words may have been said, and trained on, before: the call that is meant is yet to come.
+        # An earlier call with the same words may have been trained on; the right one is yet to be recorded.
         clashes = translated.clashes(in_use)
         if clashes and last:
             translated = translate(run.name, groups, index, limit, in_use)
@@ -170,7 +170,7 @@ async def _translated(services: Services, body: TrainBody) -> Translated:
 
 
 def _job(services: Services, run: str, translated: Translated, settings: StepSettings) -> Job:
-    """The job of a request: the one that it already has, or a new one when that has failed."""
+    """Return the request's existing job, or a new one if there is none or it failed or was cancelled."""
     ids = [group.id for group in translated.groups]
     asked = hashlib.sha256(repr(settings).encode()).hexdigest()
     for attempt in itertools.count():
@@ -182,7 +182,7 @@ def _job(services: Services, run: str, translated: Translated, settings: StepSet
 
 
 async def _metrics(services: Services, job: Job, num_refused: int) -> AsyncIterator[bytes]:
-    """An empty line now and then until the job ends, then its figures. A failed job breaks the stream off."""
+    """Yield an empty line per poll until the job ends, then its metrics; break off if the job fails."""
     while job.state not in TERMINAL_JOB_STATES:
         if services.stopping:
             raise DeadlineExceeded(f"the API stops; job {job.id} goes on, send the request again")

@@ -1,4 +1,4 @@
-"""ART's trajectory groups → groups of recorded calls. Every trajectory is taken whole or refused."""
+"""ART's trajectory groups → groups of recorded calls. Every trajectory is accepted whole or rejected."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from insitu.types import Ending, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """What can be trained on, and why the rest cannot."""
+    """The groups to train on, and the reasons why the rest were rejected."""
 
     groups: list[TrajectoryGroup]
     refused: list[str]
-    """One reason per refused trajectory."""
+    """One reason per rejected trajectory."""
 
     @property
     def id(self) -> str:
-        """The same for the same request: a repeated one finds its job again."""
+        """Equal for equal requests, so that a repeated one finds its job again."""
         return _digest([group.id for group in self.groups])
 
     def clashes(self, in_use: Mapping[str, str]) -> bool:
-        """Whether it names a call of another group: `in_use` says which is in which."""
+        """Return True if it names a call of another group; `in_use` maps calls to their groups."""
         return any(
             in_use.get(call_id, group.id) != group.id
             for group in self.groups
@@ -43,10 +43,10 @@ def translate(
     max_tokens: int | None = None,
     in_use: Iterable[str] = (),
 ) -> Translated:
-    """The groups, with every choice replaced by the id of its recorded call.
+    """Replace every choice in the groups by the id of its recorded call.
 
-    A group's id follows from its calls and rewards: a request that is sent again names the same groups.
-    Calls `in_use` are not taken again.
+    A group's id is derived from its calls and rewards, so a repeated request names the same groups. Calls
+    `in_use` are not used again.
     """
     translated: list[TrajectoryGroup] = []
     refused: list[str] = []
@@ -91,7 +91,7 @@ def _trajectory(
 
 
 def _calls(history: list[Json], index: CallIndex, taken: set[str]) -> list[Found]:
-    """The calls of a conversation, found from its end: each has heard what was said before it."""
+    """Find a conversation's calls, last to first: each call's prompt contains the answers before it."""
     found: list[Found] = []
     for position, item in reversed(list(enumerate(history))):
         if is_choice(item):

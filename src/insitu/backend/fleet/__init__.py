@@ -1,1 +1,1 @@
-"""The fleet: what holds accelerators. Plain classes here; the supervisor wraps them as Ray actors."""
+"""The fleet: everything that holds accelerators. Plain classes, wrapped as Ray actors by the supervisor."""

@@ -36,7 +36,7 @@ def start_ray(address: str | None, scratch: Path) -> None:
 
 
 def stop_ray() -> None:
-    """Leave Ray; a cluster that was started here ends."""
+    """Disconnect from Ray; a cluster started here shuts down."""
     ray.shutdown()
 
 
@@ -45,7 +45,7 @@ class ActorDied(ChildFailed):
 
 
 async def gather(references: list[Any], deadline_seconds: float, what: str) -> list[Any]:
-    """Wait for all results; the first failure is the failure, the deadline names the wait."""
+    """Wait for all results; raise the first failure, or DeadlineExceeded naming `what`."""
     pending = [asyncio.ensure_future(_result(reference)) for reference in references]
     try:
         async with asyncio.timeout(deadline_seconds):
@@ -73,5 +73,5 @@ def _first_line(error: Exception) -> str:
 
 
 def kill(actor: Any) -> None:
-    """End an actor at once; one that is dead already is no error."""
+    """Kill an actor at once; an already dead one is no error."""
     ray.kill(actor, no_restart=True)

@@ -1,7 +1,7 @@
-"""Choose how engine and trainer compute on this machine: precision, threads, size of the KV cache's blocks.
+"""Choose how engine and trainer compute on this machine: precision, threads, KV-cache block size.
 
-The choice is a pure function of the machine's facts and of what the user asked for. It fits on one line,
-which `insitu serve` prints.
+The choice is a pure function of the machine's facts and the user's settings. It fits on one line, which
+`insitu serve` prints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from insitu.errors import CannotHonour
 Placement = Literal["shared", "dedicated"]
 
 _CPU_BLOCK_SIZE = 32
-"""vLLM's own default on a CPU is 128: a prompt shorter than a block is never shared between siblings."""
+"""vLLM's default on a CPU is 128, but siblings cannot share a prompt shorter than a block."""
 _NATIVE_BFLOAT16 = {
     "amx_bf16": "AMX",
     "avx512_bf16": "AVX-512 BF16",
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The precision in which an open run was trained so far."""
+    """The precision an open run has been trained in so far."""
 
     run: str
     dtype: Dtype
@@ -51,14 +51,14 @@ class Threads:
 
     count: int
     cpus: tuple[int, ...] | None = None
-    """The logical CPUs to stay on; None: wherever the process may run."""
+    """The logical CPUs to pin to; None allows all CPUs of the process."""
 
     def environment(self) -> dict[str, str]:
-        """Tell a vLLM engine. By itself it would leave one core idle.
+        """Return the environment of a vLLM engine. With its defaults it would leave one core idle.
 
-        The model runs inside the engine's own process: a worker process would take longer to start, and the
-        engine would spin on a core while it waits for it. Its threads wait for each other asleep: spinning
-        gains nothing on an idle machine, and beside other work it takes time from the slowest thread.
+        The model runs in the engine's own process: a worker process would take longer to start, and the
+        engine would spin on a core while waiting for it. Its threads sleep while they wait for each other:
+        spinning gains nothing on an idle machine, and on a busy one it takes time from the slowest thread.
         """
         return {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -70,17 +70,17 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What was chosen, and why."""
+    """The choice, and its reasons."""
 
     dtype: Dtype
     engine_threads: tuple[Threads, ...]
-    """One entry per replica; empty when the engine decides by itself."""
+    """One entry per replica; empty leaves it to the engine."""
     rank_threads: int
     """Threads of each trainer rank."""
     block_size: int | None
-    """Tokens in a block of the KV cache; None leaves it to the engine."""
+    """Tokens per KV-cache block; None leaves it to the engine."""
     line: str
-    """The choice and its reasons, for people."""
+    """The choice and its reasons, human-readable."""
 
 
 def choose(
@@ -92,14 +92,14 @@ def choose(
     num_replicas: int = 1,
     num_ranks: int = 1,
 ) -> Compute:
-    """Choose for this machine; refuse what it cannot do."""
+    """Choose for this machine; reject settings it cannot honour."""
     _check(asked, device, facts)
     dtype, why_dtype = _dtype(facts, device, asked, kept)
     usable, why_threads = _usable(facts, asked)
     if device == "cuda":
         ranks = max(1, len(usable) // num_ranks)
         return Compute(dtype, (), ranks, asked.block_size, f"{dtype} ({why_dtype})")
-    # Calls wait while a step trains on shared devices, so engine and trainer never compute at once.
+    # On shared devices calls wait while a step trains, so engine and trainer never compute at once.
     dedicated = placement == "dedicated" and len(usable) > 1
     half = (len(usable) + 1) // 2 if dedicated else len(usable)
     engine = usable[:half]
@@ -119,7 +119,7 @@ def choose(
 
 
 def native_bfloat16(facts: CpuFacts) -> str | None:
-    """Name the instructions that compute in bfloat16; None when there are none or they are masked."""
+    """Name the instruction set with native bfloat16; None if there is none or it is masked."""
     isa = (facts.max_isa or "ALL").upper()
     if isa not in _ISA_UNLIMITED and not isa.startswith(_ISA_WITH_BFLOAT16):
         return None
@@ -127,7 +127,7 @@ def native_bfloat16(facts: CpuFacts) -> str | None:
 
 
 def cpu_kind(facts: CpuFacts) -> str:
-    """Name the kind of CPU in a few words, for figures that depend on it."""
+    """Describe the CPU in a few words, for figures that depend on it."""
     native = native_bfloat16(facts)
     if native is not None:
         kind = f"{native}, native bfloat16"
@@ -140,7 +140,7 @@ def cpu_kind(facts: CpuFacts) -> str:
 
 
 def this_cpu() -> str:
-    """Name the kind of CPU at hand, as far as this process may use it."""
+    """Describe this machine's CPU, as far as this process may use it."""
     return cpu_kind(read_cpu())
 
 
@@ -160,7 +160,7 @@ def _dtype(facts: CpuFacts, device: Device, asked: Asked, kept: Kept | None) -> 
 
 def _usable(facts: CpuFacts, asked: Asked) -> tuple[list[int], str]:
     """List the logical CPUs to compute on, one per physical core, and say why that many."""
-    # The second thread of a core adds little to matrix products; a single core uses both all the same.
+    # A core's second thread adds little to matrix products, but with a single core both are used.
     spread = len(facts.cores) > 1
     cpus = sorted(core[0] for core in facts.cores) if spread else [c for core in facts.cores for c in core]
     if asked.num_threads is not None:
@@ -174,9 +174,9 @@ def _usable(facts: CpuFacts, asked: Asked) -> tuple[list[int], str]:
 
 
 def _shares(facts: CpuFacts, cpus: list[int], num_replicas: int, *, alone: bool) -> tuple[Threads, ...]:
-    """Divide the engines' CPUs among the replicas; an engine that computes alone goes where it likes."""
+    """Divide the engines' CPUs among the replicas; an engine that computes alone is not pinned."""
     size = max(1, len(cpus) // num_replicas)
-    # Under a quota the kernel picks the CPUs: other containers would stay on the same first ones.
+    # Under a quota the kernel picks the CPUs: other containers would pin to the same first ones.
     if alone or facts.quota is not None or num_replicas > len(cpus):
         return (Threads(size),) * num_replicas
     return tuple(Threads(size, tuple(cpus[i * size : (i + 1) * size])) for i in range(num_replicas))

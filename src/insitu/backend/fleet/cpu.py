@@ -19,20 +19,20 @@ _SYSCTL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CpuFacts:
-    """What the machine offers this process."""
+    """The CPU resources available to this process."""
 
     architecture: str
-    """As `platform.machine()` says: x86_64, aarch64, arm64."""
+    """As in `platform.machine()`: x86_64, aarch64, arm64."""
     features: frozenset[str]
     """Instruction sets, in the kernel's spelling."""
     cores: tuple[tuple[int, ...], ...]
     """The logical CPUs that this process may run on, one tuple per physical core."""
     quota: float | None = None
-    """CPUs' worth of time that the cgroup allows; None when it sets no limit."""
+    """The cgroup's CPU limit, in CPUs; None without a limit."""
     max_isa: str | None = None
     """ONEDNN_MAX_CPU_ISA: the newest instruction set that the kernels may use."""
     omp_bind: str | None = None
-    """VLLM_CPU_OMP_THREADS_BIND, when the user has set it."""
+    """VLLM_CPU_OMP_THREADS_BIND, if the user has set it."""
 
     @property
     def num_logical(self) -> int:
@@ -53,7 +53,7 @@ def read_cpu(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) ->
 
 
 def parse_features(cpuinfo: str) -> frozenset[str]:
-    """Return the instruction sets that /proc/cpuinfo lists for the first CPU, as far as they matter here."""
+    """Return the relevant instruction sets that /proc/cpuinfo lists for the first CPU."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -98,7 +98,7 @@ def _allowed_cpus() -> list[int]:
 
 
 def _group_by_core(root: Path, allowed: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Group logical CPUs by the siblings that the kernel names; an unknown topology has no siblings."""
+    """Group logical CPUs by the kernel's sibling lists; in an unknown topology each is its own core."""
     cores: dict[str, list[int]] = {}
     for cpu in allowed:
         siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -113,7 +113,7 @@ def _features(root: Path) -> frozenset[str]:
 
 
 def _darwin_features() -> frozenset[str]:
-    # An unknown name makes sysctl fail with nothing on its output: the feature is not there.
+    # sysctl fails with empty output on an unknown name: the feature is missing.
     asked = subprocess.run(
         ["sysctl", "-n", "hw.optional.arm.FEAT_BF16"],
         check=False,
@@ -125,7 +125,7 @@ def _darwin_features() -> frozenset[str]:
 
 
 def _text(path: Path) -> str:
-    """Return a small file's text; empty when it does not exist, as on other kernels."""
+    """Return a small file's text; empty if it cannot be read, as on other kernels."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How one vLLM server is started: its settings, which of them a registration may change, its command."""
+"""Settings of a vLLM server, those that a registration may override, and its command line."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LORA_MODULES = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("qkv_proj", "gate_up_proj"),
 )
-"""What adapters may touch; an adapter with other modules is refused by vLLM when it is loaded."""
+"""Modules that adapters may target; vLLM refuses to load an adapter with others."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
 SEED_GUARD_VLLM = "0.32.0"
-"""The vLLM that `_WHOLE_PROMPTS` guards; tests/integration/test_seeded_calls.py says when it can go."""
+"""The vLLM that needs `_WHOLE_PROMPTS`; tests/integration/test_seeded_calls.py tells when it can go."""
 _WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
 """When vLLM prefills the prompt of a seeded call in chunks, it rewinds the call's random generator after each
-chunk. A generator on a CPU has no offset to rewind, and the exception ends the engine for everybody."""
+chunk. A CPU generator has no offset to rewind, and the exception kills the engine for all calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Everything that decides how an engine behaves; two engines with equal settings are the same."""
+    """Everything that determines an engine's behaviour; engines with equal settings are interchangeable."""
 
     model: str
     """Directory or hub id."""
@@ -40,7 +40,7 @@ class EngineSettings:
     dtype: Dtype
     publication: Publication
     sleep: bool = False
-    """The engine gives its memory to the trainer while a step trains (CUDA only)."""
+    """Free the engine's memory for the trainer while a step trains (CUDA only)."""
     max_model_len: int = 2048
     max_num_seqs: int = 64
     tensor_parallel_size: int = 1
@@ -50,13 +50,13 @@ class EngineSettings:
     kv_cache_gib: int = 2
     """Memory for the KV cache on a CPU."""
     block_size: int | None = None
-    """Tokens in a block of the KV cache; None leaves it to vLLM."""
+    """Tokens per KV-cache block; None leaves it to vLLM."""
     tool_call_parser: str | None = None
-    """vLLM's parser of the model's tool calls; without one, calls with tools to choose from are refused."""
+    """vLLM's parser for the model's tool calls; without one, calls with tools to choose from are rejected."""
     reasoning_parser: str | None = None
 
     def command(self, port: int) -> list[str]:
-        """The server's command line; it listens on loopback only, behind the gateway."""
+        """Return the server's command line; it listens on loopback only, behind the gateway."""
         command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self.model, "--served-model-name", self.served_name),
@@ -82,7 +82,7 @@ class EngineSettings:
         if self.sleep:
             command.append("--enable-sleep-mode")
         if self.publication == "adapter":
-            # One slot would make a new version wait until the old one has drained.
+            # With one slot, a new version would wait until the old one has drained.
             command += ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "32"]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
             # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
@@ -90,7 +90,7 @@ class EngineSettings:
         return command
 
     def environment(self) -> dict[str, str]:
-        """Environment of the server; development endpoints are needed for publication."""
+        """Return the server's environment; publication needs the development endpoints."""
         return {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -102,7 +102,7 @@ class EngineSettings:
 
 
 def allowed_lora_rank(rank: int) -> int:
-    """The smallest adapter rank that vLLM offers and that holds `rank`."""
+    """Return the smallest adapter rank that vLLM supports and that is at least `rank`."""
     for allowed in _LORA_RANKS:
         if rank <= allowed:
             return allowed
@@ -114,7 +114,7 @@ def allowed_lora_rank(rank: int) -> int:
 def apply_arguments(
     settings: EngineSettings, engine_args: Mapping[str, Any], init_args: Mapping[str, Any], lora_rank: int
 ) -> EngineSettings:
-    """The settings that a registration asks for; refuses what this device or build cannot honour."""
+    """Apply a registration's overrides; reject what this device or build cannot honour."""
     changes: dict[str, Any] = {}
     for name, value in engine_args.items():
         changes[name] = _checked(settings, name, value)
@@ -128,7 +128,7 @@ def apply_arguments(
 
 
 def difference(current: EngineSettings, wanted: EngineSettings) -> str:
-    """What would have to change, for people: ``max_model_len 2048 → 4096``."""
+    """Describe the settings that differ: ``max_model_len 2048 → 4096``."""
     old, new = asdict(current), asdict(wanted)
     return ", ".join(f"{name} {old[name]} → {new[name]}" for name in old if old[name] != new[name])
 

@@ -1,4 +1,4 @@
-"""A vLLM replica: the Ray actor that holds its devices, and the HTTP calls that steer it."""
+"""A vLLM replica: the Ray actor that holds its devices, and the HTTP client that controls it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WARM_UP_TOKENS = 8
 
 
 class ReplicaActor:
-    """Runs inside a Ray actor: owns the vLLM server process on the devices that Ray gave it.
+    """Runs inside a Ray actor and owns the vLLM server process on the devices that Ray assigned.
 
-    Every method returns at once: the server is started from the actor's main thread, to whose life the
-    kernel ties it, and waiting is the supervisor's business.
+    No method waits for the server to become ready; the supervisor does. The server is started from the
+    actor's main thread: the kernel kills it when that thread ends.
     """
 
     def __init__(
@@ -33,34 +33,34 @@ class ReplicaActor:
         self._log = Path(log_path)
         environment = {**settings.environment(), **env, **(threads.environment() if threads else {})}
         if threads is not None and threads.cpus is not None:
-            # The server inherits where this actor, which computes nothing, may run.
+            # The server inherits this actor's affinity; the actor itself computes nothing.
             os.sched_setaffinity(0, threads.cpus)
         self._server = spawn(settings.command(self._port), self._log, environment)
 
     def describe(self) -> dict[str, Any]:
-        """Where the server listens, its process id, and the devices it may use."""
+        """Return the server's URL, its process id and the devices it may use."""
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return {"url": f"http://127.0.0.1:{self._port}", "pid": self._server.pid, "devices": devices}
 
     def exit_report(self) -> str | None:
-        """None while the server runs; its exit code and last lines afterwards."""
+        """Return None while the server runs, then its exit code and last log lines."""
         code = self._server.poll()
         return None if code is None else f"exit code {code}; last lines of {self._log}:\n{tail(self._log)}"
 
     def stop(self) -> None:
-        """End the server with everything it started."""
+        """Stop the server and everything it started."""
         end_child(self._server, _GRACE_SECONDS)
 
 
 class EngineClient:
-    """Steers one vLLM server over its loopback HTTP API."""
+    """Controls one vLLM server over its loopback HTTP API."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.url = url
         self._http = http
 
     async def healthy(self, deadline_seconds: float = 2.0) -> bool:
-        """True when the server answers its health check in time."""
+        """Return True if the server passes its health check in time."""
         try:
             timeout = aiohttp.ClientTimeout(total=deadline_seconds)
             async with self._http.get(f"{self.url}/health", timeout=timeout) as answer:
@@ -69,15 +69,15 @@ class EngineClient:
             return False
 
     async def warm_up(self, settings: EngineSettings, deadline_seconds: float) -> None:
-        """Compile what sampling and scoring need, then run a batch as large as the largest real one.
+        """Compile the kernels of sampling and scoring, then run a batch as large as the largest real one.
 
-        The batch touches the memory and prepares the kernels of that shape, so that the first real one is
-        as quick as the next.
+        The batch touches the memory and prepares the kernels of that shape, so that the first real batch is
+        as fast as the next.
         """
         kernels = [[1, 2, 3], [1, 2]]
         await self._complete(settings, kernels, deadline_seconds, prompt_logprobs=0)
         length = max(1, min(_WARM_UP_PROMPT, settings.max_model_len - _WARM_UP_TOKENS))
-        # Each prompt begins with another token, so that none is answered from another's cache.
+        # Each prompt starts with a different token, so that none hits another's cache.
         batch = [[1 + index, *[2] * (length - 1)] for index in range(settings.max_num_seqs)]
         await self._complete(settings, batch, deadline_seconds)
 
@@ -96,30 +96,30 @@ class EngineClient:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name}, 60)
 
     async def adapters(self) -> set[str]:
-        """Names that the server answers to, the base model's included."""
+        """Return the names the server answers to, including the base model's."""
         async with self._http.get(f"{self.url}/v1/models", timeout=aiohttp.ClientTimeout(total=10)) as answer:
             return {entry["id"] for entry in (await answer.json())["data"]}
 
     async def reload_weights(self, directory: Path, version: str) -> None:
-        """Replace the full weights in place and name them; no call may be under way."""
+        """Replace the full weights in place and set their version; no call may be in flight."""
         kwargs = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
         await self._post("/collective_rpc", kwargs, 600)
         await self._post("/reset_prefix_cache", None, 60)
         await self.set_version(version)
 
     async def set_version(self, version: str) -> None:
-        """Set what the engine reports as the version of its full weights."""
+        """Set the version that the engine reports for its full weights."""
         await self._post("/update_weight_version", {"new_version": version}, 60)
 
     async def sleep(self) -> None:
-        """Give the devices' memory back (CUDA only)."""
+        """Free the devices' memory (CUDA only)."""
         await self._post("/sleep?level=1", None, 120)
 
     async def wake_up(self) -> None:
         await self._post("/wake_up", None, 120)
 
     async def score(self, model: str, sequences: list[list[int]]) -> list[list[float]]:
-        """The log-probability of every token from the second on, under the served weights.
+        """Return each token's log-probability from the second on, under the served weights.
 
         All sequences go in one request, so that the same ones are always computed in the same batch.
         """
@@ -162,7 +162,7 @@ def _index(choice: dict[str, Any]) -> int:
 
 
 async def wait_healthy(engine: EngineClient, exit_report: Any, deadline_seconds: float) -> None:
-    """Wait until a starting server answers; a server that ends first is the headline of the failure."""
+    """Wait until a starting server is healthy; raise ChildFailed with its report if it exits first."""
     waited = 0.0
     while waited < deadline_seconds:
         if await engine.healthy():

@@ -1,4 +1,4 @@
-"""The vLLM replicas as the supervisor sees them: started, watched, started again."""
+"""The supervisor's view of the vLLM replicas: started, watched, restarted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replica:
-    """One running engine. `joined` says that its weights are right and calls may go to it."""
+    """One running engine. `joined` means that its weights are current and it takes calls."""
 
     id: str
     actor: Any
@@ -63,14 +63,14 @@ class ReplicaSet:
         self.replicas: dict[str, Replica] = {}
 
     async def start(self, settings: EngineSettings, count: int) -> None:
-        """Start `count` engines and wait until all answer."""
+        """Start `count` engines and wait until all are ready."""
         self.settings = settings
         ids = [_name(index) for index in range(count)]
         started = await asyncio.gather(*[self._start_one(name, settings) for name in ids])
         self.replicas = {replica.id: replica for replica in started}
 
     async def stop(self) -> None:
-        """End every engine."""
+        """Stop every engine."""
         await asyncio.gather(
             *[_end(replica.id, replica.actor, replica.group) for replica in self.replicas.values()]
         )
@@ -87,7 +87,7 @@ class ReplicaSet:
         return replica
 
     async def dead(self) -> list[str]:
-        """Replicas whose server or actor is gone, with the reason logged."""
+        """Return the ids of replicas whose server or actor is gone; log the reason."""
         gone: list[str] = []
         for replica in list(self.replicas.values()):
             report = await self._exit_report(replica.actor)
@@ -97,7 +97,7 @@ class ReplicaSet:
         return gone
 
     def joined(self) -> list[Replica]:
-        """The engines that calls may go to."""
+        """Return the engines that take calls."""
         return [replica for replica in self.replicas.values() if replica.joined]
 
     async def _start_one(self, name: str, settings: EngineSettings) -> Replica:
@@ -137,13 +137,13 @@ class ReplicaSet:
         return report
 
     def _environment(self) -> dict[str, str]:
-        """Temporary files go to the scratch directory, logs become JSON lines."""
+        """Return an environment with temporary files in the scratch directory and logs as JSON lines."""
         config = self._scratch / "vllm-logging.json"
         config.write_text(json.dumps(vllm_logging_config()))
         return {
             "TMPDIR": str(self._scratch),
             "VLLM_RPC_BASE_PATH": str(self._scratch),
-            # Compiled kernels outlive the process: without them the first call takes a minute.
+            # Compiled kernels are kept across processes: without them the first call takes a minute.
             "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
             "VLLM_LOGGING_CONFIG_PATH": str(config),
         }
@@ -154,7 +154,7 @@ def _name(index: int) -> str:
 
 
 async def _end(name: str, actor: Any, group: Any) -> None:
-    """End the server with everything it started, then its actor, and free its devices."""
+    """Stop the server and everything it started, then its actor, and free its devices."""
     try:
         await gather([actor.stop.remote()], _STOP_SECONDS, f"stopping {name}")
     except (ChildFailed, DeadlineExceeded) as error:

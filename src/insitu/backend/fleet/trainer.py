@@ -1,4 +1,4 @@
-"""The trainer as the supervisor sees it: all ranks together, as Ray actors."""
+"""The supervisor's view of the trainer: all ranks together, as Ray actors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _RankActor:
 
 
 class TrainerGroup:
-    """Starts the ranks, calls them together, and starts them again when one has died."""
+    """Starts and stops all ranks, and calls them together."""
 
     def __init__(self, settings: ServeSettings, base_model: str) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class TrainerGroup:
         self._actors: list[Any] = []
         self._group: Any = None
         self.opened: dict[str, int] = {}
-        """Step of each run that the ranks hold in memory; what is not here must be opened first."""
+        """Step of each run that the ranks hold in memory; other runs must be opened first."""
         self.ranks: list[dict[str, Any]] = []
 
     async def start(self, shared_devices: str | None = None) -> None:
@@ -83,7 +83,7 @@ class TrainerGroup:
         log.info("trainer ready: %s", self.ranks)
 
     async def stop(self) -> None:
-        """End all ranks; their memory of runs is gone with them."""
+        """Kill all ranks; the runs in their memory are lost."""
         for actor in self._actors:
             kill(actor)
         self._actors, self.opened, self.ranks = [], {}, []
@@ -92,21 +92,21 @@ class TrainerGroup:
             self._group = None
 
     async def open_run(self, run: str, lora: LoraSettings, step: int, checkpoint: Path | None) -> None:
-        """Make the ranks hold this run at this step."""
+        """Open the run at this step on all ranks, unless they already hold it."""
         if self.opened.get(run) == step:
             return
         await self._all("open_run", run, lora, None if checkpoint is None else str(checkpoint))
         self.opened[run] = step
 
     async def forget_run(self, run: str) -> None:
-        """Drop a run whose state in memory is ahead of what was committed."""
+        """Discard a run's state in memory, which may be ahead of the committed step."""
         self.opened.pop(run, None)
         await self._all("close_run", run)
 
     async def train_step(
         self, run: str, sequences: list[TrainingSequence], settings: StepSettings, reference: Path | None
     ) -> dict[str, float]:
-        """One training step; the run is one step further in memory, and nowhere else."""
+        """Train one step; it exists in memory only until it is saved."""
         deadline = self._settings.deadlines.step
         arguments = (run, ray.put(sequences), settings, None if reference is None else str(reference))
         results = await self._all("train_step", *arguments, deadline_seconds=deadline)
@@ -114,7 +114,7 @@ class TrainerGroup:
         return results[0]
 
     async def score(self, run: str, token_ids: list[list[int]]) -> list[list[float]]:
-        """Log-probabilities by the run's policy as it is in memory."""
+        """Return log-probabilities under the run's policy as it is in memory."""
         return (await self._all("score", run, token_ids))[0]
 
     async def save(self, run: str, staging: Path) -> None:
@@ -124,6 +124,6 @@ class TrainerGroup:
         await self._all("export_merged", run, str(directory), self._settings.dtype)
 
     async def _all(self, method: str, *args: Any, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
-        # Ray resolves references only as direct arguments, so they are passed on flat.
+        # Ray resolves references only as direct arguments, so they are passed flat.
         references = [actor.do.remote(method, *args) for actor in self._actors]
         return await gather(references, deadline_seconds, f"the trainer's {method}")

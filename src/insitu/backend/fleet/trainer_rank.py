@@ -1,8 +1,8 @@
 """One rank of the trainer: the base model once, the runs' adapters on it, one training step at a time.
 
 Every method is called on all ranks at once with the same arguments; with several ranks each is a
-collective. Ranks take their share of the work by the same plan, so nothing needs to be sent around but
-gradients, sums and (when the base is sharded) weights::
+collective. All ranks compute the same plan and take their share of it, so they exchange only gradients,
+sums and (if the base is sharded) weights::
 
     sequences ─► plan ─► rank 0: micro-batch, micro-batch, …  ─┐
                     └──► rank 1: micro-batch, filler, …       ─┴► Σ gradients ─► the same step everywhere
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _FLOAT16_LOSS_SCALE = 1024.0
-"""Gradients per token are far below 1 and would vanish in float16 without it."""
+"""Per-token gradients are far below 1 and would underflow in float16 without it."""
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank that waits longer for another one raises: the other has died or hangs."""
+"""A rank that waits longer for another one raises: the other is dead or hangs."""
 
 
 class TrainerRank:
-    """See the module. `dtype` is the precision of the computation: in ``bfloat16`` and ``float16`` matrix
-    products run in it (autocast) over float32 weights, in ``float32`` everything does."""
+    """One trainer rank. `dtype` is the compute precision: ``bfloat16`` and ``float16`` apply to matrix
+    products (autocast) over float32 weights, ``float32`` to everything."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TrainerRank:
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────
 
     def open_run(self, run: str, lora: LoraSettings, checkpoint_dir: str | None = None) -> dict[str, Any]:
-        """Give the run a fresh adapter and optimizer, or those of a checkpoint; replaces what was open."""
+        """Open the run with a fresh adapter and optimizer, or a checkpoint's; replace it if already open."""
         self.close_run(run)
         learner = Learner(run, self._adapters.add(lora))
         if checkpoint_dir is not None:
@@ -113,7 +113,7 @@ class TrainerRank:
         return {"run": run, "step": learner.step}
 
     def close_run(self, run: str) -> None:
-        """Free the run's adapter and optimizer; a run that is not open is no error."""
+        """Free the run's adapter and optimizer; do nothing if the run is not open."""
         learner = self._learners.pop(run, None)
         if learner is not None:
             self._adapters.remove(learner.adapter)
@@ -135,11 +135,11 @@ class TrainerRank:
         settings: StepSettings,
         reference_dir: str | None = None,
     ) -> dict[str, float]:
-        """One step over all sequences: `num_passes` updates. Metrics that are not finite are left out.
+        """Train one step over all sequences: `num_passes` updates. Return the metrics that are finite.
 
-        Sequences without a gradient are left aside. When nothing is left, weights and moments do not change
-        at all; a gradient that is not finite ends the step without its update. `reference_dir` holds the
-        checkpoint of the KL penalty; without it the base model is the reference.
+        Sequences without a gradient are skipped. If none is left, weights and moments do not change at all;
+        a gradient that is not finite ends the step without its update. `reference_dir` is the KL penalty's
+        reference checkpoint; without it the base model is the reference.
         """
         started = time.perf_counter()
         learner, objective = self._learner(run), objective_of(settings)
@@ -182,7 +182,7 @@ class TrainerRank:
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _micro_batches(self, packing: Packing) -> list[MicroBatch]:
-        """This rank's part of the step, the same for every pass."""
+        """Collate this rank's part of the step, the same for every pass."""
         return [collate(part).to(self._device) for part in packing.ranks[self._rank]]
 
     def _add_up(self, tensor: Tensor) -> None:
@@ -191,7 +191,7 @@ class TrainerRank:
 
     @contextmanager
     def _reference(self, learner: Learner, reference_dir: str | None) -> Iterator[Score]:
-        """Scores with the reference of the KL penalty; a checkpoint is loaded for this step only."""
+        """Yield the scorer of the KL penalty's reference; a checkpoint is loaded for this step only."""
         if reference_dir is None:
             yield self._score_base
             return
@@ -228,7 +228,7 @@ class TrainerRank:
 
     @torch.no_grad()
     def score(self, run: str, token_ids: list[list[int]], adapter: bool = True) -> list[list[float]]:
-        """The log-probability of each token from the second on, by the run's policy or by the base alone."""
+        """Return each token's log-probability from the second on, under the run's policy or just the base."""
         self._adapters.activate(self._learner(run).adapter)
         wanted = [i for i, ids in enumerate(token_ids) if len(ids) > 1]
         batches = plan([len(token_ids[i]) for i in wanted], self._max_micro_batch_tokens, self._world_size)
@@ -248,16 +248,16 @@ class TrainerRank:
     # ── files ───────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, run: str, staging_dir: str) -> None:
-        """Rank 0 writes the run's checkpoint files (see `Learner`); the caller makes them durable."""
+        """Write the run's checkpoint files (see `Learner`) on rank 0; the caller makes them durable."""
         learner = self._learner(run)
         if self._rank == 0:
             learner.save(Path(staging_dir), self._base_model)
 
     def export_merged(self, run: str, directory: str, dtype: str) -> dict[str, float]:
-        """Rank 0 writes base + adapter as a complete model directory in the engine's `dtype`.
+        """Write base + adapter on rank 0 as a complete model directory in the engine's `dtype`.
 
-        The weights that no adapter touches are written by the first export only and linked by later ones
-        into directories on the same filesystem, so keep the last export until the next one is written.
+        Weights that no adapter touches are written by the first export only; later ones on the same
+        filesystem hard-link them, so keep the last export until the next one is written.
         """
         started = time.perf_counter()
         tensors = merged_tensors(self._policy.model, self._learner(run).adapter)
@@ -272,7 +272,7 @@ class TrainerRank:
         return {"time/export_seconds": time.perf_counter() - started}
 
     def info(self) -> dict[str, Any]:
-        """What this rank is and holds, for health and logs."""
+        """Describe this rank and its runs, for health and logs."""
         return {
             "rank": self._rank,
             "world_size": self._world_size,
@@ -294,7 +294,7 @@ class TrainerRank:
 
 
 def _sum_gradients(gradients: list[Tensor]) -> None:
-    """Add gradients over the ranks in one message."""
+    """Sum gradients over the ranks in one all-reduce."""
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):

@@ -1,6 +1,6 @@
-"""Operations on checkpoint rows: which are kept, which are pinned, which may go.
+"""Operations on checkpoint rows: list, pin, delete and prune.
 
-A row is forgotten before its directory is removed, so the ledger never names what is gone.
+A row is deleted before its directory, so the ledger never names a missing checkpoint.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from insitu.backend.ledger.runs import read_run
 from insitu.errors import Conflict, InvalidRequest, NotFound
 
 MIN_KEPT = 2
-"""Two are always kept, in case the newest is damaged."""
+"""Always keep two, in case the newest is damaged."""
 
 
 def list_all(connection: Connection, run: str) -> list[Checkpoint]:
-    """The checkpoints of the run, oldest first."""
+    """Return the run's checkpoints, oldest first."""
     read_run(connection, run)
     table, pins = schema.checkpoints, schema.pins
     both = table.outerjoin(pins, (pins.c.run == table.c.run) & (pins.c.step == table.c.step))
@@ -27,7 +27,7 @@ def list_all(connection: Connection, run: str) -> list[Checkpoint]:
 
 
 def pin(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Keep the checkpoint whatever comes; pinning it again is harmless."""
+    """Keep the checkpoint until it is unpinned; pinning it again is harmless."""
     read_run(connection, run, lock=True)
     if not _read(connection, run, step).pinned:
         connection.execute(insert(schema.pins).values(run=run, step=step))
@@ -35,7 +35,7 @@ def pin(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Leave the checkpoint to its age again; harmless when it is not pinned."""
+    """Let the checkpoint be pruned by age again; harmless if it is not pinned."""
     read_run(connection, run, lock=True)
     _read(connection, run, step)
     pins = schema.pins
@@ -44,7 +44,7 @@ def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def forget(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Drop one row that is neither pinned nor among the newest; returns what it said."""
+    """Delete and return one row; refuse a pinned one and the newest `MIN_KEPT`."""
     read_run(connection, run, lock=True)
     wanted = _read(connection, run, step)
     newest = [kept.step for kept in list_all(connection, run)][-MIN_KEPT:]
@@ -63,7 +63,7 @@ def forget(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def prune(connection: Connection, run: str, keep: int) -> list[int]:
-    """Drop the rows of all but the newest `keep` and the pinned ones; returns their steps."""
+    """Delete all rows but the newest `keep` and the pinned ones; return the steps deleted."""
     if keep < MIN_KEPT:
         raise InvalidRequest(f"keep={keep}: at least {MIN_KEPT} checkpoints are kept")
     read_run(connection, run, lock=True)

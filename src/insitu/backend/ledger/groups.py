@@ -1,4 +1,4 @@
-"""Operations on trajectory groups. A group is durable when `put` has been committed."""
+"""Operations on trajectory groups. A group is durable once `put` is committed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from insitu.backend.ledger.transitions import GROUP_TRANSITIONS, check_transitio
 from insitu.errors import Conflict, NotFound
 from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGroup
 
-# Below SQLite's limit on the variables of one statement, whatever its build.
+# Below SQLite's limit on variables per statement in every build.
 _CHUNK = 500
 
-# Built once: making a statement costs several times what SQLite needs to run it, and `put` is the hot path.
+# Built once: building a statement takes several times as long as SQLite's run of it, and `put` is hot.
 _FIND_HASH = select(schema.groups.c.body_hash).where(
     schema.groups.c.run == bindparam("run"), schema.groups.c.id == bindparam("id")
 )
@@ -34,7 +34,7 @@ _INSERT_ROLLOUTS = insert(schema.rollouts)
 
 
 def to_record(row: RowMapping) -> GroupRecord:
-    """The row as a value."""
+    """Convert a row to a GroupRecord."""
     trajectories = [
         Trajectory(**{**fields, "ending": Ending(fields["ending"])})
         for fields in orjson.loads(zlib.decompress(row["trajectories"]))
@@ -50,7 +50,7 @@ def to_record(row: RowMapping) -> GroupRecord:
 
 
 def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: bytes) -> bool:
-    """Store the group; False when the very same one is there already."""
+    """Store the group; return False if the same one is already stored."""
     found = connection.execute(_FIND_HASH, {"run": group.run, "id": group.id}).scalar()
     if found is not None:
         if found == body_hash:
@@ -84,7 +84,7 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
 
 
 def pack(group: TrajectoryGroup) -> bytes:
-    """The trajectories as stored; done outside the writer thread, which everybody waits for."""
+    """Serialise and compress the trajectories; done outside the writer thread, which all writers share."""
     return zlib.compress(orjson.dumps(group.trajectories), 1)
 
 
@@ -106,7 +106,7 @@ def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> No
 
 
 def read(connection: Connection, run: str, group_id: str) -> GroupRecord:
-    """The group, or NotFound."""
+    """Return the group, or raise NotFound."""
     query = select(schema.groups).where(schema.groups.c.run == run, schema.groups.c.id == group_id)
     row = connection.execute(query).mappings().first()
     if row is None:
@@ -117,7 +117,7 @@ def read(connection: Connection, run: str, group_id: str) -> GroupRecord:
 
 
 def read_many(connection: Connection, run: str, group_ids: Sequence[str]) -> list[GroupRecord]:
-    """The groups in the order asked for; all of them must exist."""
+    """Return the groups in the given order, or raise NotFound if one is missing."""
     found: dict[str, GroupRecord] = {}
     for part in _chunks(group_ids):
         query = select(schema.groups).where(schema.groups.c.run == run, schema.groups.c.id.in_(part))
@@ -130,7 +130,7 @@ def read_many(connection: Connection, run: str, group_ids: Sequence[str]) -> lis
 
 
 def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str, str]:
-    """The group of every call that is in one; of those trained on, only in steps after `after_step`."""
+    """Map every call in a group to that group; skip groups trained on in steps up to `after_step`."""
     groups = schema.groups
     recent = groups.c.step.is_(None) | (groups.c.step > after_step)
     query = select(groups.c.id, groups.c.trajectories).where(groups.c.run == run, recent)
@@ -143,7 +143,7 @@ def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str,
 
 
 def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: str) -> None:
-    """Give the groups to the job, all or none; the refusal names the first that cannot be had."""
+    """Claim all the groups for the job, or none; the error names the first that is not available."""
     groups = schema.groups
     states: dict[str, tuple[GroupState, str | None]] = {}
     for part in _chunks(group_ids):
@@ -170,12 +170,12 @@ def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: st
 
 
 def release(connection: Connection, job_id: str) -> None:
-    """Groups of a job that will not train go back to `received`, free for another job."""
+    """Return the groups of a job that will not train to `received`, free for another job."""
     _move_all(connection, job_id, {"state": GroupState.RECEIVED, "job_id": None})
 
 
 def consume(connection: Connection, job_id: str, step: int, num_groups: int) -> None:
-    """The job's groups are trained: for good, and exactly the ones it claimed."""
+    """Mark the job's groups as trained on, for good; they must be exactly the ones it claimed."""
     moved = _move_all(connection, job_id, {"state": GroupState.CONSUMED, "step": step})
     if moved != num_groups:
         raise Conflict(

@@ -19,7 +19,7 @@ from insitu.types import JobState, RunState, StepSettings
 
 
 def to_job(row: RowMapping) -> Job:
-    """The row as a value."""
+    """Convert a row to a Job."""
     fields = dict(row)
     for private in ("seq", "request_hash"):
         del fields[private]
@@ -28,12 +28,12 @@ def to_job(row: RowMapping) -> Job:
 
 
 def to_event(row: RowMapping) -> Event:
-    """The row as a value."""
+    """Convert a row to an Event."""
     return Event(**dict(row))
 
 
 def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    """The job, or NotFound."""
+    """Return the job, or raise NotFound."""
     query = select(schema.jobs).where(schema.jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
@@ -49,7 +49,7 @@ def create(
     settings: StepSettings,
     request_hash: str,
 ) -> Job:
-    """Queue a step over the groups and claim them; the same key and request give the same job again."""
+    """Queue a step over the groups and claim them; the same key and request return the same job."""
     jobs = schema.jobs
     query = select(jobs).where(jobs.c.run == run, jobs.c.idempotency_key == idempotency_key)
     row = connection.execute(query).mappings().first()
@@ -95,14 +95,14 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
 
 
 def oldest_queued(runs: Collection[str] | None) -> Select[Any]:
-    """The job whose turn it is, of the given runs or of all."""
+    """Select the oldest queued job of the given runs, or of all runs."""
     jobs = schema.jobs
     query = select(jobs).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.seq).limit(1)
     return query if runs is None else query.where(jobs.c.run.in_(sorted(runs)))
 
 
 def transition(connection: Connection, job_id: str, state: JobState, error: str | None) -> Job:
-    """Move the job; when it ends without a step its groups are free again."""
+    """Move the job to `state`; if it ends without a step, release its groups."""
     job = read(connection, job_id, lock=True)
     if state is JobState.SUCCEEDED:
         raise Conflict(f"job {job_id} succeeds by the commit of its step only", hint="call commit_step")
@@ -123,7 +123,7 @@ def transition(connection: Connection, job_id: str, state: JobState, error: str 
 
 
 def requeue_running(connection: Connection) -> list[str]:
-    """Queue again what a dead supervisor left running."""
+    """Requeue the jobs that a dead supervisor left running; return their ids."""
     jobs = schema.jobs
     query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.seq)
     left = list(connection.execute(query).scalars())
@@ -133,7 +133,7 @@ def requeue_running(connection: Connection) -> list[str]:
 
 
 def progress(connection: Connection, job_id: str, phase: str, share: float, data: dict[str, Any]) -> None:
-    """Note how far a running job is."""
+    """Record a running job's phase and progress."""
     job = read(connection, job_id, lock=True)
     if job.state is not JobState.RUNNING:
         raise Conflict(f"job {job_id} is {job.state}: only a running job makes progress")
@@ -143,6 +143,6 @@ def progress(connection: Connection, job_id: str, phase: str, share: float, data
 
 
 def add_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Append to the job's story."""
+    """Append an event to the job's history."""
     values = {"job_id": job_id, "kind": kind, "at": time.time(), "data": data}
     connection.execute(insert(schema.events).values(**values))

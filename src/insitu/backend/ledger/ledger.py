@@ -1,7 +1,7 @@
-"""The ledger as its callers see it: plain calls, durable when a write returns.
+"""The ledger's public interface: plain calls; a write is durable when it returns.
 
-Several processes may hold the same ledger (the API and the supervisor do). Writes go through one thread
-per process that commits them in groups; reads come straight from the caller's thread.
+Several processes may open the same ledger (the API and the supervisor do). Writes go through one thread
+per process that commits them in groups; reads run in the caller's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def ledger_url(state_dir: Path) -> str:
-    """Where the ledger of a state directory lives."""
+    """Return the database URL of a state directory's ledger."""
     return f"sqlite:///{(state_dir / 'ledger.db').absolute()}"
 
 
@@ -37,7 +37,7 @@ class Ledger:
         self._writer = GroupCommitWriter(self._engine, max_batch=max_batch)
 
     def close(self) -> None:
-        """Finish queued writes and let go of the file."""
+        """Finish queued writes and close the database."""
         try:
             self._writer.close()
         finally:
@@ -66,7 +66,7 @@ class Ledger:
         engine_args: dict[str, Any],
         init_args: dict[str, Any],
     ) -> Run:
-        """Make the run; the same settings again return it, others are a Conflict that says the difference."""
+        """Create the run, or return it if its settings match; else raise Conflict with the difference."""
         return self._writer.run(
             lambda connection: runs.register(
                 connection, project, name, base_model, lora, engine_args, init_args
@@ -74,49 +74,49 @@ class Ledger:
         )
 
     def get_run(self, name: str) -> Run:
-        """The run, or NotFound."""
+        """Return the run, or raise NotFound."""
         return self._read(lambda connection: runs.read_run(connection, name))
 
     def list_runs(self) -> list[Run]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         query = select(schema.runs).order_by(schema.runs.c.created_at, schema.runs.c.name)
         return self._read(
             lambda connection: [runs.to_run(row) for row in connection.execute(query).mappings()]
         )
 
     def transition_run(self, name: str, state: RunState, error: str | None = None) -> Run:
-        """Move the run to `state`; `error` replaces what it said before."""
+        """Move the run to `state`; `error` replaces the previous one."""
         return self._writer.run(lambda connection: runs.transition(connection, name, state, error))
 
     def set_precision(self, name: str, dtype: str) -> None:
-        """Record the precision in which the run is trained from now on."""
+        """Record the precision the run is trained in from now on."""
         self._writer.run(lambda connection: runs.set_precision(connection, name, dtype))
 
     def precisions(self) -> dict[str, str]:
-        """The precision of every run that was trained or served since precisions are recorded."""
+        """Return the recorded precision of each run; runs older than this record have none."""
         return self._read(runs.read_precisions)
 
     # Groups
 
     def put_group(self, group: TrajectoryGroup, body_hash: str) -> bool:
-        """Store the group. True: new. False: the same id and hash were there. Another hash: Conflict."""
+        """Store the group; return False if the same id and hash exist, raise Conflict if the hash differs."""
         packed = groups.pack(group)
         return self._writer.run(lambda connection: groups.put(connection, group, body_hash, packed))
 
     def get_group(self, run: str, group_id: str) -> TrajectoryGroup:
-        """The group as uploaded, or NotFound."""
+        """Return the group as uploaded, or raise NotFound."""
         return self.group_record(run, group_id).group
 
     def group_record(self, run: str, group_id: str) -> GroupRecord:
-        """The group with its state, or NotFound."""
+        """Return the group with its state, or raise NotFound."""
         return self._read(lambda connection: groups.read(connection, run, group_id))
 
     def calls_in_use(self, run: str, after_step: int) -> dict[str, str]:
-        """The group of every call that is in one; of those trained on, only in steps after `after_step`."""
+        """Map every call in a group to that group; skip groups trained on in steps up to `after_step`."""
         return self._read(lambda connection: groups.calls_in_use(connection, run, after_step))
 
     def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
-        """The groups that the job names, in its order."""
+        """Return the job's groups, in its order."""
 
         def read(connection: Connection) -> list[TrajectoryGroup]:
             job = jobs.read(connection, job_id)
@@ -142,17 +142,17 @@ class Ledger:
         )
 
     def get_job(self, job_id: str) -> Job:
-        """The job, or NotFound."""
+        """Return the job, or raise NotFound."""
         return self._read(lambda connection: jobs.read(connection, job_id))
 
     def next_job(self, runs: Collection[str] | None = None) -> Job | None:
-        """The oldest queued job, of the given runs or of all; it stays queued until it is moved."""
+        """Return the oldest queued job of the given runs, or of all; it stays queued until it is moved."""
         query = jobs.oldest_queued(runs)
         row = self._read(lambda connection: connection.execute(query).mappings().first())
         return None if row is None else jobs.to_job(row)
 
     def transition_job(self, job_id: str, state: JobState, error: str | None = None) -> Job:
-        """Move the job; failed and cancelled ones release their groups, success is commit_step's."""
+        """Move the job to `state`; failure and cancellation free its groups. Success needs `commit_step`."""
         return self._writer.run(lambda connection: jobs.transition(connection, job_id, state, error))
 
     def fail_job(self, job_id: str, error: str) -> Job:
@@ -160,17 +160,17 @@ class Ledger:
         return self.transition_job(job_id, JobState.FAILED, error)
 
     def requeue_running(self) -> list[str]:
-        """Queue again what a dead supervisor left running; call it before the first job is taken."""
+        """Requeue the jobs that a dead supervisor left running; call it before taking the first job."""
         return self._writer.run(jobs.requeue_running)
 
     def set_progress(self, job_id: str, phase: str, progress: float, data: dict[str, Any]) -> None:
-        """Note a running job's phase and share done, and tell those who watch."""
+        """Record a running job's phase and progress, and emit an event."""
         if not 0.0 <= progress <= 1.0:
             raise InvalidRequest(f"progress of job {job_id} must lie in 0..1, got {progress}")
         self._writer.run(lambda connection: jobs.progress(connection, job_id, phase, progress, data))
 
     def events_since(self, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
-        """The job's events after `seq` (0: from the start), oldest first, at most `limit`."""
+        """Return up to `limit` events of the job after `seq` (0 is the start), oldest first."""
         table = schema.events
         query = select(table).where(table.c.job_id == job_id, table.c.seq > seq)
         query = query.order_by(table.c.seq).limit(limit)
@@ -191,11 +191,11 @@ class Ledger:
         )
 
     def steps(self, run: str, after: int = 0, limit: int = 1000) -> list[Step]:
-        """The committed steps of the run after `after`, in order."""
+        """Return the run's committed steps after `after`, in order."""
         return self._read(lambda connection: steps.list_steps(connection, run, after, limit))
 
     def checkpoints(self, run: str) -> list[Checkpoint]:
-        """The checkpoints of the run, oldest first."""
+        """Return the run's checkpoints, oldest first."""
         return self._read(lambda connection: checkpoints.list_all(connection, run))
 
     def pin_checkpoint(self, run: str, step: int) -> Checkpoint:
@@ -203,18 +203,18 @@ class Ledger:
         return self._writer.run(lambda connection: checkpoints.pin(connection, run, step))
 
     def unpin_checkpoint(self, run: str, step: int) -> Checkpoint:
-        """Leave this checkpoint to its age again."""
+        """Let this checkpoint be pruned by age again."""
         return self._writer.run(lambda connection: checkpoints.unpin(connection, run, step))
 
     def forget_checkpoint(self, run: str, step: int) -> Checkpoint:
-        """Drop one checkpoint's row, unless it is pinned or among the newest two.
+        """Delete one checkpoint's row, unless it is pinned or among the newest two.
 
         Remove its directory only afterwards.
         """
         return self._writer.run(lambda connection: checkpoints.forget(connection, run, step))
 
     def prune_checkpoints(self, run: str, keep: int) -> list[int]:
-        """Drop the rows of all but the newest `keep` and the pinned ones; returns their steps.
+        """Delete all rows but the newest `keep` and the pinned ones; return the steps deleted.
 
         Remove their directories only afterwards.
         """

@@ -1,4 +1,4 @@
-"""What the ledger hands out: frozen copies of its rows."""
+"""Frozen copies of the ledger's rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insitu.types import GroupState, JobState, LoraSettings, RunState, StepSetti
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy under training: an adapter on a base model, and how far it has come."""
+    """One policy in training: an adapter on a base model, and its progress."""
 
     name: str
     project: str
@@ -28,7 +28,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A received group together with what has become of it."""
+    """A received group and its state."""
 
     group: TrajectoryGroup
     body_hash: str
@@ -51,7 +51,7 @@ class Job:
     group_ids: list[str]
     settings: StepSettings
     attempt: int
-    """How often it has been started; more than 1 after a restart in mid-step."""
+    """Number of starts; more than 1 after a restart mid-step."""
     phase: str
     progress: float
     step: int | None
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job. `seq` grows and is never used twice."""
+    """Something that happened to a job. `seq` increases and is never reused."""
 
     seq: int
     job_id: str

@@ -1,4 +1,4 @@
-"""Operations on runs. Each takes a connection inside a transaction."""
+"""Operations on runs. Each takes a connection that is inside a transaction."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from insitu.types import LoraSettings, RunState
 
 
 def to_run(row: RowMapping) -> Run:
-    """The row as a value."""
+    """Convert a row to a Run."""
     fields = dict(row)
     return Run(**{**fields, "lora": LoraSettings(**fields["lora"]), "state": RunState(fields["state"])})
 
 
 def read_run(connection: Connection, name: str, *, lock: bool = False) -> Run:
-    """The run, or NotFound. With `lock` the row is ours until the commit (SQLite locks everything anyway)."""
+    """Return the run, or raise NotFound. `lock` locks the row until the commit (SQLite locks everything)."""
     query = select(schema.runs).where(schema.runs.c.name == name)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
@@ -39,7 +39,7 @@ def register(
     engine_args: dict[str, Any],
     init_args: dict[str, Any],
 ) -> Run:
-    """Make the run, or return the identical one; asking for a failed or closed run opens it again."""
+    """Create the run, or return the identical one; reopen it if it had failed or was closed."""
     asked = {
         "project": project,
         "base_model": base_model,
@@ -75,7 +75,7 @@ def _refuse_difference(name: str, there: dict[str, Any], asked: dict[str, Any]) 
 
 
 def transition(connection: Connection, name: str, state: RunState, error: str | None) -> Run:
-    """Move the run to `state`; a run with open jobs is not closed."""
+    """Move the run to `state`; refuse to close a run with open jobs."""
     run = read_run(connection, name, lock=True)
     check_transition(RUN_TRANSITIONS, f"run {name!r}", run.state, state)
     if state is RunState.CLOSED:
@@ -89,7 +89,7 @@ def transition(connection: Connection, name: str, state: RunState, error: str | 
 
 
 def set_precision(connection: Connection, name: str, dtype: str) -> None:
-    """Record the precision in which the run is trained from now on."""
+    """Record the precision the run is trained in from now on."""
     table = schema.precisions
     connection.execute(delete(table).where(table.c.run == name))
     connection.execute(insert(table).values(run=name, dtype=dtype))

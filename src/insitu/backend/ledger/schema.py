@@ -1,4 +1,4 @@
-"""The tables, and how a ledger file is opened. One schema for SQLite and PostgreSQL."""
+"""The tables, and opening a ledger. One schema for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ runs = Table(
 jobs = Table(
     "jobs",
     metadata,
-    # The order of submission; ids are random and say nothing about it.
+    # The order of submission; ids are random.
     Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("id", String, nullable=False, unique=True),
     Column("run", String, ForeignKey("runs.name"), nullable=False),
@@ -101,7 +101,7 @@ groups = Table(
 rollouts = Table(
     "rollouts",
     metadata,
-    # A rollout belongs to one group for good: the same tokens are never trained under two group ids.
+    # A rollout belongs to one group for good: the same tokens are never trained on under two group ids.
     Column("run", String, primary_key=True),
     Column("rollout_id", String, primary_key=True),
     Column("group_id", String, nullable=False),
@@ -132,7 +132,7 @@ checkpoints = Table(
 pins = Table(
     "pins",
     metadata,
-    # A table of its own: `create_all` adds it to ledgers that are older than pins.
+    # A separate table, so that `create_all` adds it to ledgers older than pins.
     Column("run", String, primary_key=True),
     Column("step", Integer, primary_key=True, autoincrement=False),
     ForeignKeyConstraint(["run", "step"], ["checkpoints.run", "checkpoints.step"]),
@@ -141,7 +141,7 @@ pins = Table(
 precisions = Table(
     "precisions",
     metadata,
-    # A table of its own, as pins is: ledgers that are older than it say nothing about their runs.
+    # A separate table, like pins: older ledgers have no precision for their runs.
     Column("run", String, ForeignKey("runs.name"), primary_key=True),
     Column("dtype", String, nullable=False),
 )
@@ -160,7 +160,7 @@ events = Table(
 
 
 def open_engine(url: str, busy_seconds: float = BUSY_SECONDS) -> Engine:
-    """An engine on the ledger at `url`: made if it is new, refused if another schema version wrote it."""
+    """Open the ledger at `url`; create it if it is new, reject one of another schema version."""
     sqlite = url.startswith("sqlite:")
     connect_args: dict[str, Any] = {"timeout": busy_seconds, "check_same_thread": False} if sqlite else {}
     engine = create_engine(
@@ -190,7 +190,7 @@ def _dump_json(value: Any) -> str:
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The driver must not open transactions by itself: `begin` below decides which kind.
+        # The driver must not open transactions itself: `begin` below decides on the kind.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA synchronous=FULL")
@@ -199,7 +199,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
-        # A writer takes the write lock at once: upgrading a read lock later can fail without waiting.
+        # Writers take the write lock at once: upgrading a read lock later can fail without waiting.
         writes = connection.get_execution_options().get(WRITE_OPTION, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -23,7 +23,7 @@ def commit(
     checkpoint_path: str,
     manifest_sha256: str,
 ) -> Job:
-    """Step row, consumed groups, checkpoint row, the run's step and the job's success, all or nothing."""
+    """Commit in one transaction: step, consumed groups, checkpoint, the run's step, the job's success."""
     job = jobs.read(connection, job_id, lock=True)
     if job.state is JobState.SUCCEEDED and _is_repeat(connection, job, step, manifest_sha256):
         return job
@@ -60,14 +60,14 @@ def commit(
 
 
 def _is_repeat(connection: Connection, job: Job, step: int, manifest_sha256: str) -> bool:
-    """The same commit once more, by a caller that did not hear the first answer."""
+    """Return True if this repeats a commit whose first response was lost."""
     table = schema.checkpoints
     query = select(table.c.manifest_sha256).where(table.c.run == job.run, table.c.step == step)
     return job.step == step and connection.execute(query).scalar() == manifest_sha256
 
 
 def list_steps(connection: Connection, run: str, after: int, limit: int) -> list[Step]:
-    """The committed steps of the run after `after`, in order."""
+    """Return the run's committed steps after `after`, in order."""
     read_run(connection, run)
     table = schema.steps
     query = select(table).where(table.c.run == run, table.c.step > after).order_by(table.c.step).limit(limit)

@@ -1,4 +1,4 @@
-"""Which state may follow which. Everything that is not in these tables is refused."""
+"""Tables of the allowed state transitions. Every other transition is rejected."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ State = TypeVar("State", bound=StrEnum)
 
 RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.REGISTERED: frozenset({RunState.LOADING, RunState.FAILED, RunState.CLOSED}),
-    # Loading may start again: the supervisor died while the run was loading.
+    # Loading starts again if the supervisor died while the run was loading.
     RunState.LOADING: frozenset({RunState.LOADING, RunState.READY, RunState.FAILED, RunState.CLOSED}),
     RunState.READY: frozenset({RunState.LOADING, RunState.FAILED, RunState.CLOSED}),
-    # Registering a failed or closed run once more asks for it again.
+    # Registering a failed or closed run again reopens it.
     RunState.FAILED: frozenset({RunState.REGISTERED, RunState.LOADING, RunState.CLOSED}),
     RunState.CLOSED: frozenset({RunState.REGISTERED}),
 }
 
 JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}),
-    # Back to queued: its supervisor died before the step was committed.
+    # Back to queued if the supervisor died before the step was committed.
     JobState.RUNNING: frozenset({JobState.QUEUED, JobState.SUCCEEDED, JobState.FAILED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),

@@ -1,11 +1,11 @@
-"""Group commit: one thread, one transaction for all the operations that wait at that moment.
+"""Group commit: one thread, one transaction for all operations waiting at that moment.
 
     callers ──submit──► bounded queue ──► writer thread: BEGIN IMMEDIATE
                 (full: Overloaded)            SAVEPOINT op RELEASE, SAVEPOINT op ROLLBACK TO, …
     futures ◄──────── after COMMIT ──────  COMMIT (one fsync for the batch)
 
-A caller hears of its outcome only after the commit, refusals included: what an operation saw of its
-neighbours in the batch may not exist if the commit fails.
+A caller gets its outcome only after the commit, errors included: what an operation saw of its neighbours in
+the batch does not exist if the commit fails.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class GroupCommitWriter:
         self._queue: queue.Queue[_Pending | None] = queue.Queue(maxsize=max_waiting)
         self._max_batch = max_batch
         self._closed = threading.Event()
-        # Orders every put against close(): nothing can be queued behind the end mark.
+        # Orders every put against close(): nothing can be queued behind the end marker.
         self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="ledger-writer", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Callable[[Connection], Result]) -> Future[Result]:
-        """Queue `operation`; the future resolves after the commit that holds it."""
+        """Queue `operation`; the future resolves after the commit that contains it."""
         pending = _Pending(operation)
         with self._gate:
             if self._closed.is_set():
@@ -69,7 +69,7 @@ class GroupCommitWriter:
         try:
             return future.result(timeout=deadline_seconds)
         except TimeoutError:
-            # Not begun: it never will be. Begun: it may still commit, so only a repeat can tell.
+            # If it has not begun, it never will. If it has, it may still commit: only a repeat can tell.
             future.cancel()
             raise DeadlineExceeded(
                 f"a ledger write was not durable after {deadline_seconds:.0f} s",
@@ -77,7 +77,7 @@ class GroupCommitWriter:
             ) from None
 
     def close(self, deadline_seconds: float = 30.0) -> None:
-        """Finish what is queued, then stop."""
+        """Finish the queued operations, then stop."""
         with self._gate:
             first = not self._closed.is_set()
             self._closed.set()
