@@ -14,7 +14,7 @@ A step reads: ``group_advantages → build_sequences → shares_of → pack → 
 ``loss.py``               the parts of the objective, a pure function each
 ``policy.py``             the base model, loaded once, sharded with FSDP2 over several ranks
 ``lora.py``               adapters on that base: add, switch, remove, read, merge
-``learner.py``            what one run owns: adapter, optimizer, RNG; to and from files
+``learner.py``            one run's adapter, optimizer and RNG; to and from files
 ``step.py``               forward and backward of a micro-batch, the optimizer step
 ``passes.py``             passes over the micro-batches of a step
 ``figures.py``            sums over tokens → the metrics of a step

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from insitu.types import AdvantageKind
 
 _EPSILON = 1e-6
-"""Keeps nearly equal rewards from blowing up; a spread below it counts as none."""
+"""Keeps nearly equal rewards from blowing up; a std up to this counts as zero."""
 
 
 def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "std") -> list[list[float]]:
-    """One advantage per call of each rollout of a group of n, exactly zero for all when nothing differs.
+    """Return one advantage per call for a group of n rollouts; exactly zero for all if nothing differs.
 
     R is the return of a call (`insitu.returns`), ``R̄_i`` the mean over the calls of rollout i, so that long
-    rollouts weigh no more than short ones; mean and std are those of the group::
+    rollouts weigh no more than short ones; mean and std are over the group::
 
         mean = Σ_i R̄_i / n
         std² = Σ_i mean over the calls of i of (R - mean)² / (n - 1)
 
     ``std``   ``(R - mean) / (std + 1e-6)``: GRPO as published
     ``mean``  ``R - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
-    ``rloo``  ``R - mean of the others' R̄``: a baseline that the rollout itself has no part in
+    ``rloo``  ``R - mean of the others' R̄``: a baseline independent of the rollout itself
 
-    Without step rewards all returns of a rollout are its reward, and this is the advantage of the rollout.
+    Without step rewards all returns of a rollout equal its reward, and this is the rollout's advantage.
     """
     count = len(returns)
     if count < 2:
@@ -45,11 +45,11 @@ def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Exactly the value when all are equal."""
+    """Return the mean, exact if all values are equal."""
     first = values[0]
     return first + math.fsum(value - first for value in values) / len(values)
 
 
 def _mean_square(values: Sequence[float], own_mean: float, mean: float) -> float:
-    """The mean of ``(value - mean)²``, as the square between plus the squares within the rollout."""
+    """Return the mean of ``(value - mean)²``: the square between rollouts plus the mean square within."""
     return (own_mean - mean) ** 2 + math.fsum((value - own_mean) ** 2 for value in values) / len(values)

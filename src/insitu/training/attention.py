@@ -1,14 +1,14 @@
-"""Attention over a row that is a forest of shared prefixes (see `trie.py`), for Transformers' models.
+"""Attention over a row that is a forest of shared prefixes (see `trie.py`), for Transformers models.
 
 The mask is a vector: token j is visible to token i when ``j <= i < end[j]``. On CUDA it becomes a block mask
-of flex attention. Elsewhere queries go through SDPA's kernel in blocks, each against the keys that some of
-its queries can see: masked work across branches and trees is skipped, and no more than one block of the
-mask exists at any time.
+for flex attention. Elsewhere queries go through SDPA's kernel in blocks, each against the keys visible to
+some of its queries: masked work across branches and trees is skipped, and at most one block of the mask
+exists at a time.
 
-The model is told `NAME` as its attention implementation, and gets the `TreeMask` of a row with its inputs;
+The model uses `NAME` as its attention implementation and receives the row's `TreeMask` with its inputs;
 without one it runs plain causal attention.
 
-Shape suffixes: l tokens of the row, q queries of a block, k keys that they see.
+Shape suffixes: l tokens of the row, q queries of a block, k keys visible to them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLEX_BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class QueryBlock:
-    """Queries `start` to `stop` and the places of the keys that at least one of them sees."""
+    """Queries `start` to `stop` and the places of the keys visible to at least one of them."""
 
     start: int
     stop: int
@@ -46,9 +46,9 @@ class QueryBlock:
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """What attention needs to know about a row, computed once for all layers.
+    """A row's attention mask, computed once for all layers.
 
-    No pytree: wrappers such as FSDP2 hand it through untouched.
+    Not a pytree, so wrappers such as FSDP2 pass it through untouched.
     """
 
     blocks: tuple[QueryBlock, ...] = ()
@@ -56,7 +56,7 @@ class TreeMask:
 
 
 def tree_mask(end_bl: Tensor, depth_bl: Tensor) -> TreeMask | None:
-    """The mask of one row; None when the row is a single path, for which causal attention is enough."""
+    """Return the mask of one row; None if the row is a single path, where causal attention suffices."""
     assert end_bl.shape[0] == 1, "a forest is one row"
     end_l, depth_l = end_bl[0], depth_bl[0]
     if bool((end_l == len(end_l)).all()):
@@ -67,7 +67,7 @@ def tree_mask(end_bl: Tensor, depth_bl: Tensor) -> TreeMask | None:
 
 
 def query_blocks(end_l: Tensor, depth_l: Tensor, size: int) -> tuple[QueryBlock, ...]:
-    """Cut the row into blocks of at most `size` queries, where it branches closest to a root if it can."""
+    """Cut the row into blocks of at most `size` queries, preferably at the branch closest to a root."""
     place_l = torch.arange(len(end_l), device=end_l.device)
     starts = _block_starts(depth_l, size)
     blocks: list[QueryBlock] = []
@@ -102,14 +102,14 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 
 class _BlockAttention(torch.autograd.Function):
-    """SDPA's CPU kernel block by block. Keys and values are gathered again in the backward pass instead of
-    being kept for every block, so memory grows with the row and not with its square."""
+    """SDPA's CPU kernel, block by block. The backward pass gathers keys and values again instead of keeping
+    them for every block, so memory grows with the row, not with its square."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: TreeMask, scaling: float
     ) -> Tensor:
-        # laid out as the model wants it next: heads side by side for each token
+        # laid out as the model needs it next: the heads of a token side by side
         output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(
             1, 2
         )
@@ -127,8 +127,8 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
-        # in float32 whatever the inputs are: several blocks add to the same keys, and half precision has no
-        # fast kernel here (twice the time)
+        # float32 whatever the inputs: several blocks add to the same keys, and half precision has no fast
+        # kernel here (twice the time)
         query, key, value, output, grad = (tensor.float() for tensor in (*saved[:4], *grads))
         grad_query, grad_key, grad_value = map(torch.zeros_like, (query, key, value))
         for block, logsumexp in zip(ctx.mask.blocks, saved[4:], strict=True):
@@ -162,7 +162,7 @@ def _operands(block: QueryBlock, key: Tensor, value: Tensor) -> tuple[slice, Ten
 
 
 def visible_in(end_bl: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask as flex attention asks for it, one pair of query and key at a time."""
+    """Return the mask function for flex attention, which takes one (query, key) pair at a time."""
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query < end_bl[row, key])
@@ -171,10 +171,10 @@ def visible_in(end_bl: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Ten
 
 
 def flex_mask(end_bl: Tensor) -> BlockMask:
-    """The block mask from the ends alone, without ever looking at all pairs of tokens.
+    """Build the block mask from the ends alone, without visiting all pairs of tokens.
 
-    A block of keys before a block of queries has something to show when one of its subtrees reaches the
-    first query, and shows everything when all of them reach beyond the last.
+    A block of keys before a block of queries is partly visible if one of its subtrees reaches the first
+    query, and fully visible if all of them reach beyond the last.
     """
     length = end_bl.shape[1]
     count = -(-length // _FLEX_BLOCK)
@@ -195,7 +195,7 @@ def flex_mask(end_bl: Tensor) -> BlockMask:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block of queries how many blocks of keys are chosen, and their numbers first in a list."""
+    """Return, per block of queries, the number of chosen key blocks and a list with their indices first."""
     numbers = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1).to(torch.int32)[None, None], numbers.to(torch.int32)[None, None]
 
@@ -205,7 +205,7 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-# ── the implementation that models are given ────────────────────────────────────────────────────────────
+# ── the attention implementation for models ─────────────────────────────────────────────────────────────
 
 
 def tree_attention(
@@ -218,7 +218,7 @@ def tree_attention(
     tree: TreeMask | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention under the signature of Transformers; returns (rows, tokens, heads, head size)."""
+    """Compute attention with the signature of Transformers; return (rows, tokens, heads, head size)."""
     if tree is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -1,13 +1,13 @@
 """Sequences → micro-batches under a token budget, the same plan on every rank.
 
-Where the model's attention can be given branches, a micro-batch is one row: a forest in which every prefix
-that sequences share is computed once (`trie.py`). Else it is a padded batch with one sequence per row.
-Either way every log-probability and gradient is that of a sequence alone.
+If the model's attention supports branches, a micro-batch is one row: a forest in which every prefix that
+sequences share is computed once (`trie.py`). Otherwise it is a padded batch with one sequence per row.
+Either way, log-probabilities and gradients are the same as for each sequence alone.
 
-A sequence is computed up to its last sampled token, exclusive: nothing later is predicted from it.
+A sequence is computed up to its last sampled token, exclusive: nothing later is in the loss.
 
-Shape suffixes: b rows, l (padded) length, t sampled tokens of the micro-batch, u their distinct pairs of a
-place that predicts and a token that is predicted, n sequences.
+Shape suffixes: b rows, l (padded) length, t sampled tokens of the micro-batch, u their distinct pairs of
+(predicting place, predicted token), n sequences.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FILLER_IDS = [0, 0]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass: a forest in one row, or rows padded on the right, where causal attention never looks.
+    """One forward pass: a forest in one row, or rows padded on the right, invisible to causal attention.
 
-    Rollouts that sampled the same token after the same tokens share a pair u; each keeps its own t.
+    Rollouts that sampled the same token after the same prefix share a pair u; each keeps its own t.
     """
 
     ids_bl: Tensor
@@ -48,17 +48,17 @@ class MicroBatch:
     sampler_t: Tensor
     """The log-probability that the sampler recorded."""
     constrained_t: Tensor
-    """True where a grammar narrowed the distribution that `sampler_t` is from."""
+    """True where a grammar constrained the distribution behind `sampler_t`."""
     advantage_t: Tensor
     weight_t: Tensor
     rollout_t: Tensor
-    """The number of the token's rollout within the step."""
+    """The index of the token's rollout within the step."""
     depth_bl: Tensor | None = None
     """The position of each token in its own sequence; None for padded rows."""
     end_bl: Tensor | None = None
-    """Where the subtree of each token ends; None for padded rows."""
+    """The end of each token's subtree; None for padded rows."""
     is_filler: bool = False
-    """True for work that only keeps ranks in step: it contributes exactly zero."""
+    """True for a batch that only keeps ranks in lockstep: it contributes exactly zero."""
 
     def to(self, device: torch.device) -> MicroBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "is_filler"}
@@ -68,13 +68,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The sequences of one micro-batch; without any it is a filler."""
+    """The sequences of one micro-batch; a filler has none."""
 
     shares: Sequence[Share]
     inputs: Sequence[Ints]
-    """Of each the tokens to compute."""
+    """The tokens to compute, per sequence."""
     shared_n: Ints | None
-    """In a forest, how many leading tokens each shares with the one before; None for padded rows."""
+    """In a forest, the number of leading tokens each shares with the one before; None for padded rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class Packing:
     """A step's sequences dealt over ranks and micro-batches."""
 
     ranks: list[list[Part]]
-    """For each rank its micro-batches, equally many."""
+    """The micro-batches of each rank, equally many."""
     num_computed_tokens: int
-    """Over all ranks, padding included and fillers not."""
+    """Over all ranks, including padding but not fillers."""
 
 
 def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
     """Deal the sequences so that ranks finish together, with at most `max_tokens` in a micro-batch.
 
-    Rows with branches may be a quarter longer than the longest sequence: that needs little more memory than
-    the sequence alone, and long histories are what is worth sharing. Of padded rows, one that is longer than
-    `max_tokens` gets a micro-batch to itself.
+    Rows with branches may be a quarter longer than the longest sequence: that takes little more memory than
+    the sequence alone, and long histories are the ones worth sharing. A padded row longer than `max_tokens`
+    gets a micro-batch to itself.
     """
     inputs = [_inputs(share) for share in shares]
     deal = _pack_forests if can_branch else _pack_padded
@@ -126,7 +126,7 @@ def _pack_forests(
 
     def part(row: range) -> Part:
         own_n = shared_n[row.start : row.stop].copy()
-        own_n[:1] = 0  # what the first has in common with the sequence before it is in another row
+        own_n[:1] = 0  # the sequence it shares a prefix with is in another row
         return Part(shares[row.start : row.stop], inputs[row.start : row.stop], own_n)
 
     ranks = [[part(rows[batch[0]] if batch else range(0)) for batch in r] for r in dealt]
@@ -134,24 +134,24 @@ def _pack_forests(
 
 
 def _inputs(share: Share) -> Ints:
-    """The tokens to compute: all that the last sampled one is predicted from."""
+    """Return the tokens to compute: all before the last sampled one."""
     mask = share.sequence.mask
     last = len(mask) - 1 - mask[::-1].index(1)
     return np.array(share.sequence.token_ids[:last], dtype=np.int64)
 
 
 def plan(lengths: Sequence[int], max_tokens: int, world_size: int) -> list[list[list[int]]]:
-    """For each rank its micro-batches of padded rows, as lists of indices into `lengths`.
+    """Plan each rank's micro-batches of padded rows, as lists of indices into `lengths`.
 
-    Ranks carry nearly the same tokens and rows of one micro-batch have nearly the same length. Rows ×
-    longest row stays within `max_tokens`; a row that is longer on its own gets a micro-batch to itself.
+    Ranks get nearly the same number of tokens, and the rows of a micro-batch have nearly the same length.
+    Rows × longest row stays within `max_tokens`; a longer row gets a micro-batch to itself.
     """
     shares = [[i for row in rows for i in row] for rows in _deal(lengths, world_size)]
     return _even([_split(share, lengths, max_tokens) for share in shares])
 
 
 def _deal(lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
-    """Rows to ranks, longest first and back and forth, each a micro-batch."""
+    """Deal rows to ranks in a zigzag, longest first, each row a micro-batch."""
     longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
     for place, index in enumerate(longest_first):
@@ -161,7 +161,7 @@ def _deal(lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
 
 
 def _even(ranks: list[list[list[int]]]) -> list[list[list[int]]]:
-    """Ranks with fewer micro-batches get empty ones."""
+    """Pad ranks that have fewer micro-batches with empty ones."""
     most = max(len(batches) for batches in ranks)
     return [batches + [[] for _ in range(most - len(batches))] for batches in ranks]
 
@@ -177,7 +177,7 @@ def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int
 
 
 def collate(part: Part) -> MicroBatch:
-    """The micro-batch of a part."""
+    """Build the micro-batch of a part."""
     if not part.shares:
         return filler()
     if part.shared_n is None:
@@ -192,12 +192,12 @@ def collate(part: Part) -> MicroBatch:
 
 
 def filler() -> MicroBatch:
-    """What a rank without work runs so that its collectives still meet the other ranks'."""
+    """Build the batch that a rank without work runs, so that its collectives match the other ranks'."""
     return score_batch([_FILLER_IDS], is_filler=True)
 
 
 def _gather(shares: Sequence[Share], paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
-    """Everything per sampled token; `paths` holds the flat places of each sequence's tokens."""
+    """Gather the columns per sampled token; `paths` has the flat places of each sequence's tokens."""
     sampled = [np.flatnonzero(share.sequence.mask) for share in shares]
     places_t = np.concatenate([path[at - 1] for path, at in zip(paths, sampled, strict=True)])
     targets_t = _sampled([share.sequence.token_ids for share in shares], sampled, np.int64)
@@ -222,7 +222,7 @@ def _gather(shares: Sequence[Share], paths: Sequence[Ints], ids_bl: Tensor) -> M
 
 
 def _sampled(lists: Sequence[Sequence[float]], sampled: Sequence[Ints], dtype: type) -> np.ndarray:
-    """What the lists hold at the sampled tokens of their sequences, one after the other."""
+    """Concatenate the lists' values at the sampled tokens of their sequences."""
     taken = [np.asarray(values)[at] for values, at in zip(lists, sampled, strict=True)]
     return np.concatenate(taken).astype(dtype)
 
@@ -232,7 +232,7 @@ def _repeated(values: Sequence[float], counts: Sequence[int], dtype: type) -> Te
 
 
 def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> MicroBatch:
-    """A micro-batch that asks for every token from the second on; nothing else about them is known."""
+    """Build a micro-batch that scores every token from the second on; its other columns are zero."""
     ids_bl = _pad(rows)
     width = ids_bl.shape[1]
     positions = [row * width + i - 1 for row, ids in enumerate(rows) for i in range(1, len(ids))]

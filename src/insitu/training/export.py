@@ -1,9 +1,9 @@
 """Merged weights as a directory that an engine loads or reloads in place.
 
 Two weight files and an index: ``model-adapted.safetensors`` (linear layers, new at every export) and
-``model-frozen.safetensors`` (embeddings, norms: the same at every step, so written once and linked after).
-An engine that reloads must find every part of a layer that it fuses (q, k, v; gate, up); the adapted file
-holds them all. Configuration and tokenizer files are copied from the base model.
+``model-frozen.safetensors`` (embeddings, norms: the same at every step, so written once, then linked).
+On reload, an engine needs every part of a layer that it fuses (q, k, v; gate, up); the adapted file has
+them all. Configuration and tokenizer files are copied from the base model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 
 
 class MergedExport:
-    """Writes one run's merged weights into `directory`. A reader of an earlier export keeps its files:
-    new ones are renamed over them, never written into."""
+    """Writes one run's merged weights into `directory`. Readers of an earlier export keep their files: new
+    ones replace them by rename, never in place."""
 
     def __init__(self, directory: Path, base: Path, dtype: torch.dtype, frozen_source: Path | None) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class MergedExport:
         self._frozen_source = frozen_source
 
     def write(self, tensors: Iterable[tuple[str, Tensor, bool]]) -> Path:
-        """Write all files; returns the frozen part, to be given as `frozen_source` to the next export."""
+        """Write all files; return the frozen part's path, the `frozen_source` of the next export."""
         self._directory.mkdir(parents=True, exist_ok=True)
         frozen_path = self._directory / FROZEN_FILE
         have_frozen = self._link_frozen(frozen_path)
@@ -61,7 +61,7 @@ class MergedExport:
         return frozen_path
 
     def _link_frozen(self, target: Path) -> bool:
-        """True when the frozen part of an earlier export of this trainer is, or now is, in place."""
+        """Link the frozen part of an earlier export if needed; return True if it is in place."""
         source = self._frozen_source
         if source is None or not source.exists():
             return False

@@ -1,4 +1,4 @@
-"""The sums of a step → the figures that are reported."""
+"""The sums of a step → its reported metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from insitu.training.step import SUM_NAMES
 
 
 def step_figures(passes: Sequence[Sequence[float]], num_tokens: int) -> dict[str, float]:
-    """Per sampled token. Mismatch and entropy are those before the first update, clips those of the last
-    pass: on the first one the ratio is 1 and nothing can be clipped. Mismatch is that of the tokens which no
-    grammar constrained, and is left out when there are none."""
+    """Average the sums per sampled token. Mismatch and entropy are from before the first update, clips from
+    the last pass: on the first, the ratio is 1 and nothing can be clipped. Mismatch covers only tokens that
+    no grammar constrained, and is omitted if there are none."""
     if not passes:
         return {}
     count = max(1, num_tokens)

@@ -1,4 +1,4 @@
-"""What one run owns in the trainer: adapter, optimizer, RNG, step count; to and from files.
+"""One run's state in the trainer: adapter, optimizer, RNG, step count; saved to and loaded from files.
 
 Files under a checkpoint directory (safetensors and JSON only)::
 
@@ -40,14 +40,14 @@ class Learner:
 
     @contextmanager
     def rng(self) -> Iterator[None]:
-        """Run under this run's random state and keep what it becomes: runs do not disturb one another."""
+        """Use this run's random state inside the block and keep its result, so that runs stay independent."""
         with torch.random.fork_rng():
             _set_rng(self._rng)
             yield
             self._rng = _get_rng()
 
     def save(self, directory: Path, base_model: str) -> None:
-        """Write every file; making them durable is the caller's business."""
+        """Write every file; the caller makes them durable."""
         adapter_dir = directory / "adapter"
         adapter_dir.mkdir(parents=True, exist_ok=True)
         weights = {name: _plain(parameter) for name, parameter in self.parameters.items()}
@@ -61,7 +61,7 @@ class Learner:
         _write_json(directory / "state.json", state)
 
     def load(self, directory: Path) -> None:
-        """Become exactly the learner that was saved; wrong or damaged files are refused by name."""
+        """Restore exactly the saved learner; the error names a wrong or damaged file."""
         state = _read_json(directory / "state.json")
         if state.get("format") != _FORMAT:
             raise CorruptCheckpoint(
@@ -101,7 +101,7 @@ class Learner:
 
 
 def load_adapter(adapter: Adapter, directory: Path) -> None:
-    """Set an adapter's weights to those of a checkpoint."""
+    """Load an adapter's weights from a checkpoint."""
     path = directory / "adapter" / "adapter_model.safetensors"
     adapter.load(_read_tensors(path), str(path))
 

@@ -13,20 +13,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 _CHUNK_TOKENS = 4096
-"""Positions whose T × V logits are held at once; more are recomputed chunk by chunk in the backward pass."""
+"""Positions whose T × V logits are in memory at once; more are recomputed by chunk in the backward pass."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log-softmax at one index per row, in float32, with the entropy on the way.
+    """Log-softmax at one index per row, in float32, together with the entropy.
 
-    The backward pass needs the probabilities and so does the entropy: computing them once here makes the
-    entropy almost free, where autograd would compute the exponentials a second time.
+    Both the backward pass and the entropy need the probabilities: computing them once here makes the entropy
+    almost free, whereas autograd would compute the exponentials twice.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_tv: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_tv = torch.log_softmax(logits_tv.float(), dim=-1)
-        # cloned: FSDP2 hangs its hook on the output and asks that it is not a view
+        # cloned: FSDP2 hooks the output and requires that it is not a view
         chosen_t = logprobs_tv.gather(-1, target_t[:, None]).squeeze(-1).clone()
         probs_tv = torch.exp(logprobs_tv)
         entropy_t = -torch.linalg.vecdot(probs_tv, logprobs_tv)
@@ -53,7 +53,7 @@ class _TokenLogprobs(torch.autograd.Function):
 def token_logprobs(
     hidden_th: Tensor, head: Callable[[Tensor], Tensor], target_t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(logprob, entropy) of each position, memory bounded by a chunk of positions."""
+    """Return (logprob, entropy) of each position, in memory bounded by one chunk of positions."""
 
     def of_chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return _TokenLogprobs.apply(head(hidden), target)  # type: ignore[return-value]

@@ -1,6 +1,6 @@
 """Adapters of several runs on one base model (PEFT LoRA on all linear layers).
 
-PEFT does the forward pass; names and files are PEFT's, so that engines load an adapter as it is.
+PEFT does the forward pass; names and files are PEFT's, so that engines can load an adapter directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Adapter:
         return self.settings.alpha / self.settings.rank
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trained tensors under the names PEFT gives them in files, always in the same order."""
+        """Return the trained tensors by their names in PEFT's files, always in the same order."""
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
             named[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A[self.slot].weight
@@ -45,7 +45,7 @@ class Adapter:
         return named
 
     def config(self, base_model: str) -> dict[str, Any]:
-        """The content of ``adapter_config.json``; sorted, so that equal adapters give equal files."""
+        """Return the content of ``adapter_config.json``; sorted, so that equal adapters give equal files."""
         return {
             "base_model_name_or_path": base_model,
             "bias": "none",
@@ -65,7 +65,7 @@ class Adapter:
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], source: str) -> None:
-        """Set the weights from a file's tensors; names, shapes and finiteness are checked before any copy."""
+        """Load the weights from a file's tensors; check names, shapes and finiteness before any copy."""
         mine = self.parameters()
         check_tensors(tensors, {name: parameter.shape for name, parameter in mine.items()}, source)
         for name, parameter in mine.items():
@@ -73,7 +73,7 @@ class Adapter:
 
 
 class AdapterPool:
-    """The adapters on one base model; exactly one is active, and only its parameters take gradients."""
+    """The adapters on one base model; exactly one is active, and only its parameters get gradients."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class AdapterPool:
         self._numbers = itertools.count()
 
     def add(self, settings: LoraSettings) -> Adapter:
-        """A fresh adapter: A random from the seed (the same on every rank), B zero, so it changes nothing."""
+        """Add a fresh adapter: A random by seed (the same on every rank), B zero, so it is the identity."""
         slot = f"slot{next(self._numbers)}"
         config = LoraConfig(
             r=settings.rank,
@@ -112,13 +112,13 @@ class AdapterPool:
             self._active = adapter.slot
 
     def off(self) -> AbstractContextManager[None]:
-        """Within this context the base model answers alone."""
+        """Disable the adapters within this context, leaving the base model alone."""
         return self._require().disable_adapter()
 
     def remove(self, adapter: Adapter) -> None:
         """Free the adapter's memory."""
         tuner: Any = self._require().base_model
-        with warnings.catch_warnings():  # PEFT warns that it picks another active adapter: so do we, on use
+        with warnings.catch_warnings():  # PEFT warns that it picks another active adapter: we do too, on use
             warnings.simplefilter("ignore", UserWarning)
             tuner.delete_adapter(adapter.slot)
         self._active = None
@@ -129,7 +129,7 @@ class AdapterPool:
 
 
 def check_tensors(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], source: str) -> None:
-    """Refuse a file whose tensors are not exactly the expected ones, or are not finite."""
+    """Reject a file whose tensors are not exactly the expected ones, or are not finite."""
     if unexpected := sorted(tensors.keys() ^ shapes.keys()):
         raise CorruptCheckpoint(
             f"{source} has other tensors than this model and these LoRA settings need: {unexpected[:3]} …",
@@ -146,11 +146,11 @@ def check_tensors(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], sou
 
 @torch.no_grad()
 def merged_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """(name in the base checkpoint, whole tensor, changed by the adapter) for every tensor of the model.
+    """Yield (name in the base checkpoint, whole tensor, changed by the adapter) for every model tensor.
 
-    A changed one is ``base + scaling · B · A`` in float32. Tied tensors come once, under their first name
-    (the embedding): engines tie the head themselves. With a sharded base every rank must run this to the
-    end, because gathering a tensor is a collective.
+    A changed tensor is ``base + scaling · B · A`` in float32. Tied tensors come once, under their first name
+    (the embedding): engines tie the head themselves. With a sharded base every rank must exhaust the
+    iterator, because gathering a tensor is a collective.
     """
     seen: set[int] = set()
     for key, tensor in model.state_dict(keep_vars=True).items():
@@ -168,7 +168,7 @@ def merged_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, T
 
 
 def _linear_names(model: Any) -> set[str]:
-    """Last name parts of all linear layers but the output head, as PEFT and engines match them."""
+    """Return the last name parts of all linear layers but the output head, as PEFT and engines match them."""
     head = model.get_output_embeddings()
     named = model.named_modules()
     return {name.rpartition(".")[2] for name, m in named if isinstance(m, nn.Linear) and m is not head}

@@ -2,11 +2,11 @@
 
 Three log-probabilities of a sampled token play a part: ``sampler``, recorded by the engine that drew it;
 ``old``, the trainer's own before the first update of the step; ``new``, the trainer's now. On the first pass
-over a batch new and old are equal. ``sg[x]`` is x without gradient. What a loss is made of::
+over a batch new and old are equal. ``sg[x]`` is x without gradient (stop-gradient). Every loss is::
 
     loss = Σ_t weight_t · (sampler weight_t · surrogate_t + beta · k3(new ‖ reference)_t - bonus · entropy_t)
 
-`objective.py` says which surrogate and which weights a named loss has.
+`objective.py` defines the surrogate and the weights of each named loss.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def token_ratio(new_t: Tensor, old_t: Tensor) -> Tensor:
 def rollout_ratio(new_t: Tensor, mean_log_ratio_t: Tensor) -> Tensor:
     """``sg[s] · exp(new - sg[new])`` with ``s = exp(mean over the rollout of new - old)``: GSPO.
 
-    Every token of a rollout has the ratio s of the whole; its gradient is that of s, split over the tokens,
-    so it does not matter whether the rollout's tokens are in one micro-batch.
+    Every token of a rollout has the ratio s of the whole; the gradient of s is split over the tokens, so the
+    rollout's tokens need not be in one micro-batch.
     """
     return torch.exp(mean_log_ratio_t.detach()) * torch.exp(new_t - new_t.detach())
 
@@ -36,14 +36,14 @@ def clipped_loss(ratio_t: Tensor, advantage_t: Tensor, clip_low: float, clip_hig
 
 
 def cispo_loss(new_t: Tensor, ratio_t: Tensor, advantage_t: Tensor, clip_high: float) -> Tensor:
-    """``-sg[min(ratio, 1 + clip_high)] · A · new``: the weight is clipped, no token loses its gradient."""
+    """``-sg[min(ratio, 1 + clip_high)] · A · new``: clips the weight, so no token loses its gradient."""
     return -ratio_t.detach().clamp(max=1.0 + clip_high) * advantage_t * new_t
 
 
 def sampler_weight(old_t: Tensor, sampler_t: Tensor, cap: float) -> Tensor:
-    """``sg[min(exp(old - sampler), cap)]``: corrects, in expectation, that another program drew the token.
+    """``sg[min(exp(old - sampler), cap)]``: corrects in expectation for another program drawing the token.
 
-    The cap bounds the variance that a single unlikely token can bring.
+    The cap bounds the variance that a single unlikely token can add.
     """
     return torch.exp(old_t - sampler_t).clamp(max=cap).detach()
 
@@ -55,10 +55,10 @@ def k3_kl(log_p_t: Tensor, log_q_t: Tensor) -> Tensor:
 
 
 def clipped_high(ratio_t: Tensor, advantage_t: Tensor, clip_high: float) -> Tensor:
-    """True where a good token has become likelier than the clip lets it count."""
+    """True where a token of positive advantage has become likelier than the clip allows."""
     return (ratio_t > 1.0 + clip_high) & (advantage_t > 0)
 
 
 def clipped_low(ratio_t: Tensor, advantage_t: Tensor, clip_low: float) -> Tensor:
-    """True where a bad token has become rarer than the clip lets it count."""
+    """True where a token of negative advantage has become less likely than the clip allows."""
     return (ratio_t < 1.0 - clip_low) & (advantage_t < 0)

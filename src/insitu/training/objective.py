@@ -1,4 +1,4 @@
-"""Named losses: which surrogate, which weights, which advantage, which clip.
+"""Named losses: surrogate, weights, advantage and clip of each.
 
 ==========  ===========================  ================================  =========  ============
 loss        surrogate                    weight of a token of rollout i    advantage  clip
@@ -31,7 +31,7 @@ Aggregation = Literal["rollout_mean", "token_mean", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What one loss does."""
+    """The parts of one loss."""
 
     surrogate: Surrogate
     aggregation: Aggregation
@@ -51,7 +51,7 @@ OBJECTIVES: dict[Loss, Objective] = {
 
 
 def objective_of(settings: StepSettings) -> Objective:
-    """The objective of a step: that of its loss, with what the settings say otherwise."""
+    """Return the step's objective: the loss's defaults, with the settings' overrides."""
     stated = {
         "advantage": settings.advantage,
         "clip_low": settings.clip_low,
@@ -65,9 +65,9 @@ def objective_of(settings: StepSettings) -> Objective:
 def token_weights(
     num_tokens: Sequence[int], aggregation: Aggregation, max_rollout_tokens: int | None = None
 ) -> list[float]:
-    """The weight of each token of rollout i, given how many tokens every rollout has in the loss.
+    """Return the weight per token of each rollout, given its number of tokens in the loss.
 
-    `max_rollout_tokens` is the constant length L; without it the longest rollout of the step.
+    `max_rollout_tokens` is the constant length L; it defaults to the longest rollout of the step.
     """
     counted = [count for count in num_tokens if count]
     if not counted:

@@ -16,11 +16,11 @@ from insitu.training.step import SUM_NAMES, Earlier, Score, forward_backward
 from insitu.types import StepSettings
 
 AddUp = Callable[[Tensor], None]
-"""Adds a tensor up over all ranks, in place."""
+"""Sums a tensor over all ranks, in place."""
 
 
 class Passes:
-    """The batch of a step on one rank. Every pass leaves the gradient of the whole batch behind."""
+    """The batch of a step on one rank. Every pass accumulates the gradient of the whole batch."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Passes:
         self._add_up = add_up
         self._loss_scale = loss_scale
         self._olds: list[Tensor] = []
-        """Of each micro-batch the logprobs before the first update; empty until the first pass."""
+        """Each micro-batch's logprobs before the first update; empty until the first pass."""
 
     def run(self, score: Score, score_reference: Score) -> Tensor:
-        """One forward and backward pass; returns the sums over all ranks, in the order of `SUM_NAMES`."""
+        """Run one forward and backward pass; return the sums over all ranks, in the order of `SUM_NAMES`."""
         known = self._earlier(score)
         sums = torch.zeros(len(SUM_NAMES))
         news: list[Tensor] = []
@@ -69,7 +69,7 @@ class Passes:
 
     @torch.no_grad()
     def _rollout_ratios(self, score: Score) -> Tensor:
-        """The mean of new - old over all tokens of each rollout, on whichever rank they are."""
+        """Return the mean of new - old over all tokens of each rollout, across ranks."""
         totals_2r = torch.zeros(2, self._num_rollouts, device=self._olds[0].device)
         for batch, old_t in zip(self._batches, self._olds, strict=True):
             new_t, _ = score(batch)

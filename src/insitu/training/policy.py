@@ -1,4 +1,4 @@
-"""The base model, loaded once: frozen, and sharded with FSDP2 when there are several ranks.
+"""The base model, loaded once: frozen, and sharded with FSDP2 if there are several ranks.
 
 Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct pairs (see `batching.py`), h hidden.
 """
@@ -22,7 +22,7 @@ from insitu.training.batching import MicroBatch
 from insitu.training.logprobs import token_logprobs
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of families that change the logits after the head; the head alone would score them wrongly."""
+"""Settings of model families that transform the logits after the head; the head alone would misscore."""
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -30,10 +30,10 @@ _BRANCHING_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 
 class Policy(nn.Module):
-    """A causal language model that scores chosen positions only.
+    """A causal language model that scores selected positions only.
 
-    One module around body and head, so that under FSDP2 a single forward call gathers what both need
-    (tied embeddings included) and the head runs at the sampled positions instead of everywhere.
+    Body and head are one module, so that under FSDP2 a single forward call gathers what both need (including
+    tied embeddings) and the head runs only at the sampled positions.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Policy(nn.Module):
         self.model: Any = model
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """(log-probability, entropy) of each sampled token given the hidden state before it."""
+        """Return (log-probability, entropy) of each sampled token, given the hidden state before it."""
         options: dict[str, Any] = {}
         if batch.end_bl is not None and batch.depth_bl is not None:
             options["tree"] = attention.tree_mask(batch.end_bl, batch.depth_bl)
@@ -54,13 +54,13 @@ class Policy(nn.Module):
 
     @property
     def can_branch(self) -> bool:
-        """True when attention is plain and full in every layer, so that it can be ours."""
+        """True if attention is plain and full in every layer, so that ours can replace it."""
         config = self.model.config
         return config.model_type in _BRANCHING_FAMILIES and not getattr(config, "sliding_window", None)
 
 
 def load_policy(base_model: str, device: torch.device) -> Policy:
-    """Load the base in float32 and freeze it. Only safetensors are read and no code of the model is run."""
+    """Load the base in float32 and freeze it. Read only safetensors and run no code of the model."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         base_model, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
@@ -70,7 +70,7 @@ def load_policy(base_model: str, device: torch.device) -> Policy:
                 f"the base model {base_model} transforms its logits ({setting}), which is not supported here",
                 hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
             )
-    # eval: no dropout of the base, so that the trainer scores a token as the engine sampled it
+    # eval: no dropout in the base, so that the trainer scores a token as the engine sampled it
     model.eval().requires_grad_(False)
     policy = Policy(model.to(device))
     if policy.can_branch:
@@ -81,8 +81,8 @@ def load_policy(base_model: str, device: torch.device) -> Policy:
 def shard(policy: Policy, mesh: DeviceMesh) -> None:
     """Shard the frozen base over the mesh, one FSDP2 unit per decoder layer and one for the rest.
 
-    Adapters are injected afterwards and stay outside: small, replicated, their gradients summed by the
-    caller, which keeps the denominator of the loss exact.
+    Adapters are injected afterwards and not sharded: they are small and replicated, and the caller sums their
+    gradients, which keeps the denominator of the loss exact.
     """
     for layer in policy.model.base_model.layers:
         fully_shard(layer, mesh=mesh)
@@ -90,7 +90,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
 
 
 def model_directory(base_model: str) -> Path:
-    """The local directory of a model: given as one, or a hub id, downloaded when it is not cached."""
+    """Return a model's local directory; a hub id is downloaded if it is not cached."""
     if Path(base_model).is_dir():
         return Path(base_model)
     try:

@@ -33,10 +33,10 @@ class _Growing:
 
 
 class _Index:
-    """Growing sequences by the digest of their tokens.
+    """Growing sequences, indexed by the digest of their tokens.
 
-    The prefixes of a prompt are digested in one pass over it, so joining costs the sum of the prompts'
-    lengths, however many sequences a rollout has.
+    All prefixes of a prompt are hashed in one pass, so joining costs the sum of the prompts' lengths, however
+    many sequences a rollout has.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Index:
         return growing
 
     def put(self, growing: _Growing) -> None:
-        """Offer a sequence to later calls."""
+        """Make a sequence available to later calls."""
         key = hashlib.blake2b(_packed(growing.token_ids)).digest()
         self._by_length.setdefault(len(growing.token_ids), {}).setdefault(key, []).append(growing)
 
@@ -81,12 +81,12 @@ def build_sequences(
 
     A call extends a sequence only when its prompt starts with every token of that sequence (earlier prompt
     and output); with several candidates the longest wins, so interleaved conversations each stay whole.
-    Nothing is spliced and nothing is unmasked. Every sampled token carries the advantage of its call, of
-    which `advantages` has one each. Returns the sequences and the number of prefix breaks: calls after the
-    first that had to start a sequence of their own.
+    Nothing is spliced and nothing is unmasked. Every sampled token has the advantage of its call;
+    `advantages` holds one per call. Return the sequences and the number of prefix breaks: calls after the
+    first that had to start a new sequence.
 
-    `mask_constrained` takes tokens sampled under a grammar out of the loss: they stay as context, and a
-    sequence of nothing else is left out.
+    `mask_constrained` excludes tokens sampled under a grammar from the loss: they stay as context, and a
+    sequence with no other sampled tokens is dropped.
     """
     every: list[_Growing] = []
     index = _Index()
@@ -129,7 +129,7 @@ def _check(call: ModelCall) -> None:
 
 
 def check_sequence(sequence: TrainingSequence, vocabulary_size: int, max_length: int | None) -> None:
-    """Refuse what a model of this vocabulary and context cannot have sampled."""
+    """Reject a sequence that a model of this vocabulary and context length cannot have sampled."""
     num_tokens, where = len(sequence.token_ids), f"a sequence of rollout {sequence.rollout_id}"
     counts = {name: len(getattr(sequence, name)) for name in _PER_TOKEN}
     if set(counts.values()) != {num_tokens}:

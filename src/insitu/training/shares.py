@@ -1,4 +1,4 @@
-"""Sequences → their parts in the loss of a step: one number per rollout, one weight per sampled token."""
+"""Sequences → their shares in the loss of a step: a rollout index and a weight per sampled token."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from insitu.types import StepSettings, TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A sequence and its part in the loss of a step."""
+    """A sequence and its share in the loss of a step."""
 
     sequence: TrainingSequence
     rollout: int
-    """The number of its rollout within the step."""
+    """The index of its rollout within the step."""
     weight: float
-    """Of each of its sampled tokens."""
+    """Per sampled token."""
 
 
 def shares_of(
     sequences: Sequence[TrainingSequence], objective: Objective, settings: StepSettings
 ) -> list[Share]:
-    """Every sequence that gives a gradient; a rollout split over several is normalised once.
+    """Return every sequence that has a gradient; a rollout split over several is normalised once.
 
-    Sequences of zero advantage are counted in the weights and left aside, unless a KL penalty or an entropy
+    Sequences of zero advantage count towards the weights but are skipped, unless a KL penalty or an entropy
     bonus gives them a gradient.
     """
     numbers = {rollout: i for i, rollout in enumerate(dict.fromkeys(s.rollout_id for s in sequences))}

@@ -40,16 +40,16 @@ SUM_NAMES = (
     "entropy",
     "reference_kl",
 )
-"""Order of the sums that `forward_backward` returns. The loss is weighted; `free` to `weight_capped` count
-the tokens that no grammar constrained, the others every token."""
+"""Order of the sums that `forward_backward` returns. The loss is weighted; `free` to `weight_capped` cover
+only tokens that no grammar constrained, the others all tokens."""
 
 Score = Callable[[MicroBatch], tuple[Tensor, Tensor]]
-"""(log-probability, entropy) of the sampled tokens of a micro-batch."""
+"""Returns (log-probability, entropy) of a micro-batch's sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the optimizer step did. `skipped` means a gradient was NaN or infinite and nothing changed."""
+    """Result of an optimizer step. `skipped` means a gradient was NaN or infinite and nothing changed."""
 
     grad_norm: float
     skipped: bool
@@ -57,12 +57,12 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a second pass over a micro-batch knows from before."""
+    """Results of earlier passes over a micro-batch, for a later one."""
 
     old_t: Tensor
     """The trainer's log-probabilities before the first update of the step."""
     mean_log_ratio_r: Tensor | None = None
-    """Of whole rollouts, where the surrogate asks for it."""
+    """Per rollout, if the surrogate needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ def forward_backward(
 ) -> tuple[Tensor, Tensor]:
     """Add this micro-batch's gradient to the adapter; return its sums (`SUM_NAMES`) and its new logprobs.
 
-    Weights count the whole step over all micro-batches and ranks, so gradients only have to be added up.
-    The KL penalty costs one more forward pass and is left out when beta is 0. Gradients are those of the
-    loss times `loss_scale`, which keeps them within the range of float16.
+    Weights are normalised over the whole step, across micro-batches and ranks, so gradients only need to be
+    summed. The KL penalty costs one more forward pass and is skipped when beta is 0. Gradients are those of
+    the loss times `loss_scale`, which keeps them within the range of float16.
     """
     reference_t: Tensor | None = None
     if settings.beta > 0:
@@ -128,8 +128,8 @@ def _ratio(
 def _sums(
     loss: Tensor, scored: _Scored, batch: MicroBatch, objective: Objective, settings: StepSettings
 ) -> Tensor:
-    """Mismatch figures compare raw ratios, before any cap. Under a grammar the sampler recorded another
-    distribution than the model's: no difference to it says anything about the engine."""
+    """Compute the sums of `SUM_NAMES`. Mismatch uses raw ratios, before any cap, and excludes constrained
+    tokens: a grammar changes the sampler's distribution, so a difference says nothing about the engine."""
     free_t = ~batch.constrained_t
     sampler_t = torch.where(free_t, batch.sampler_t, scored.old_t)
     difference_t = scored.old_t - sampler_t
@@ -161,7 +161,7 @@ def optimizer_step(
     settings: StepSettings,
     loss_scale: float = 1.0,
 ) -> Update:
-    """Clip the summed gradient and step, unless it is not finite: then weights and moments stay untouched."""
+    """Clip the summed gradient and step; if it is not finite, leave weights and moments unchanged."""
     trained = list(parameters)
     if loss_scale != 1.0:
         for gradient in [p.grad for p in trained if p.grad is not None]:

@@ -1,14 +1,14 @@
 """Token sequences → a forest of shared prefixes, cut into rows and written out in depth-first order.
 
-In sorted order a sequence shares most with its neighbours, so a row is a run of the sorted sequences and
-each adds only what follows the longest prefix it has in common with the one before::
+A sequence shares most with its neighbours in sorted order, so a row is a run of sorted sequences, and each
+adds only what follows its longest common prefix with the one before::
 
     p p a a            row      p p a a b c c d d e       the tokens of both trees, none twice
     p p b c c          depth    0 1 2 3 2 3 4 0 1 2       = position ids
     d d e              end      7 7 4 4 7 7 7 10 10 10    where the subtree of the token ends
 
-Token j is visible to token i when ``j <= i < end[j]``: its ancestors and itself, nothing of other branches
-or trees. So packing and sharing are one thing, and a vector describes the mask.
+Token j is visible to token i when ``j <= i < end[j]``: a token sees its ancestors and itself, nothing of
+other branches or trees. Packing and sharing are thus the same thing, and a vector describes the mask.
 
 Shape suffixes: l tokens of a row, n sequences.
 """
@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 _ROW_TOKENS = 64
-"""What one more row costs beyond its tokens, in tokens: passes over the layers, kernels on short inputs."""
+"""Overhead of one more row, in tokens: passes over the layers, kernels on short inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Sequences laid out as one row; `paths` says where the tokens of each are, in the order given."""
+    """Sequences laid out as one row; `paths` has the places of each one's tokens, in the given order."""
 
     ids_l: Ints
     depth_l: Ints
@@ -40,14 +40,14 @@ class Forest:
 
 
 def sorted_order(sequences: Sequence[Ints]) -> list[int]:
-    """The places of the sequences in lexicographic order of their tokens; equal ones stay as they are."""
-    # big-endian bytes compare like the numbers, at the speed of memory
+    """Return the indices that sort the sequences lexicographically by token; the sort is stable."""
+    # big-endian bytes compare like the numbers, at memory speed
     keys = [ids.astype(">u4").tobytes() for ids in sequences]
     return sorted(range(len(sequences)), key=keys.__getitem__)
 
 
 def shared_prefixes(sequences: Sequence[Ints]) -> Ints:
-    """How many leading tokens each sequence shares with the one before it; 0 for the first."""
+    """Count the leading tokens each sequence shares with the one before it; 0 for the first."""
     shared_n = np.zeros(len(sequences), dtype=np.int64)
     for n in range(1, len(sequences)):
         width = min(len(sequences[n - 1]), len(sequences[n]))
@@ -57,21 +57,21 @@ def shared_prefixes(sequences: Sequence[Ints]) -> Ints:
 
 
 def row_lengths(length_n: Ints, shared_n: Ints, rows: Sequence[range]) -> list[int]:
-    """The tokens of each row: the first sequence whole, of the others what they do not share."""
+    """Return each row's length: the whole first sequence, plus what each further one does not share."""
     added = np.concatenate([[0], np.cumsum(length_n - shared_n)])
     return [int(added[row.stop] - added[row.start] + shared_n[row.start]) for row in rows]
 
 
 def cut(length_n: Ints, shared_n: Ints, max_tokens: int) -> list[range]:
-    """Cut sorted sequences into rows of at most `max_tokens` so that as few tokens as possible are repeated.
+    """Cut sorted sequences into rows of at most `max_tokens`, repeating as few tokens as possible.
 
-    A row that starts at sequence i repeats the ``shared[i]`` tokens it had in common with the one before, so
+    A row that starts at sequence i repeats the ``shared[i]`` tokens in common with the sequence before, so
     with ``waste(0) = 0``::
 
         waste(j) = min over i of waste(i) + shared[i] + cost of a row,   where the row i..j fits
 
-    Rows only shrink when they start later: a sliding minimum makes this linear. A sequence that is too long
-    alone gets a row to itself.
+    Rows only shrink when they start later, so a sliding minimum makes this linear. A sequence longer than
+    `max_tokens` gets a row to itself.
     """
     count = len(length_n)
     added: list[int] = [0, *np.cumsum(length_n - shared_n).tolist()]
@@ -96,10 +96,10 @@ def cut(length_n: Ints, shared_n: Ints, max_tokens: int) -> list[range]:
 
 
 def cut_for_ranks(length_n: Ints, shared_n: Ints, max_tokens: int, world_size: int) -> list[range]:
-    """Like `cut`, with rows that ranks working in lockstep finish soonest.
+    """Like `cut`, but minimise the time of ranks that work in lockstep.
 
-    Ranks take the rows in rounds, longest first, and wait for the longest of each. Several limits below
-    `max_tokens` are tried: shorter rows repeat more of what is shared but leave fewer ranks idle.
+    Ranks take the rows in rounds, longest first, and wait for the longest of each round. Several limits up
+    to `max_tokens` are tried: shorter rows repeat more shared tokens but leave fewer ranks idle.
     """
     if world_size == 1 or len(length_n) == 0:
         return cut(length_n, shared_n, max_tokens)
@@ -117,9 +117,9 @@ def _lockstep(lengths: Sequence[int], world_size: int) -> int:
 
 
 def lay_out(sequences: Sequence[Ints], shared_n: Ints) -> Forest:
-    """Sorted sequences as one row, with what each shares with the one before it (the first nothing).
+    """Lay sorted sequences out as one row; `shared_n` counts what each shares with the one before (first: 0).
 
-    The path of the last one is the stack of the depth-first walk.
+    The path of the last sequence so far is the stack of the depth-first walk.
     """
     ids: list[Ints] = []
     depths: list[Ints] = []
@@ -129,7 +129,7 @@ def lay_out(sequences: Sequence[Ints], shared_n: Ints) -> Forest:
     path: Any = np.empty(0, dtype=np.int64)
     filled = 0
     for sequence, shared in zip(sequences, shared_n.tolist(), strict=True):
-        end_l[path[shared:]] = filled  # what the next sequence does not share is finished
+        end_l[path[shared:]] = filled  # subtrees the next sequence does not share end here
         num_added = len(sequence) - shared
         path = np.concatenate([path[:shared], np.arange(filled, filled + num_added)])
         ids.append(sequence[shared:])
