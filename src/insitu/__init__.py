@@ -1,4 +1,4 @@
-"""Reinforcement learning for LLM agents, in place. The public names; each is imported when first used."""
+"""Reinforcement learning for LLM agents, in place. Public names are imported on first use."""
 
 from __future__ import annotations
 

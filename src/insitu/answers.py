@@ -1,4 +1,4 @@
-"""What the backend API answers, as typed values."""
+"""Typed responses of the backend API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupReceipt:
-    """The group is durable on the backend; `created` is False when it was there before."""
+    """Confirms that a group is durable on the backend; `created` is False if it already existed."""
 
     id: str
     run: str
@@ -47,7 +47,7 @@ class GroupReceipt:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A training step asked for: its state, progress and, once it succeeded, its metrics."""
+    """A submitted training step: its state, its progress and, once it has succeeded, its metrics."""
 
     id: str
     run: str
@@ -66,7 +66,7 @@ class JobInfo:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """True once the job is in a final state."""
         return self.state in _ENDED
 
 
@@ -105,24 +105,24 @@ class CheckpointInfo:
 
 
 def build(kind: type[Value], fields: Json, **converted: Any) -> Value:
-    """A result from an answer; fields that a newer server adds are left out."""
+    """Build a result from a response, ignoring fields that a newer server adds."""
     known = {field.name for field in dataclass_fields(cast(Any, kind))}
     return kind(**{name: value for name, value in (fields | converted).items() if name in known})
 
 
 def to_run(fields: Json) -> RunInfo:
-    """A run from its JSON."""
+    """Build a run from its JSON."""
     return build(RunInfo, fields, lora=LoraSettings(**fields["lora"]), state=RunState(fields["state"]))
 
 
 def to_job(fields: Json) -> JobInfo:
-    """A job from its JSON."""
+    """Build a job from its JSON."""
     settings = build(StepSettings, fields["settings"])
     return build(JobInfo, fields, settings=settings, state=JobState(fields["state"]))
 
 
 def to_error(status: int, content: bytes) -> errors.InsituError:
-    """The error that the server named, or a plain one when the answer is not from an insitu backend."""
+    """Return the error that the server named, or a plain one if no insitu backend sent the response."""
     try:
         named = cast(dict[str, str], orjson.loads(content)["error"])
         kind, message, hint = named["type"], named["message"], named["hint"]

@@ -1,7 +1,7 @@
 """The typed client of the backend API.
 
-Every write carries an id of the caller (run name, group id, idempotency key), so a request whose answer was
-lost is simply sent again, with the same ids.
+Every write carries an id chosen by the caller (run name, group id, idempotency key), so a request whose
+response was lost can simply be retried with the same ids.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class InsituClient(Connected):
         self._upload_seconds = upload_seconds
 
     async def health(self) -> Json:
-        """What works on the backend."""
+        """Return the backend's health."""
         return await self._transport.call("GET", "/health")
 
     async def register_run(
@@ -75,7 +75,7 @@ class InsituClient(Connected):
         engine_args: Mapping[str, Any] | None = None,
         init_args: Mapping[str, Any] | None = None,
     ) -> RunInfo:
-        """Register the run; the same settings again are harmless, others raise Conflict."""
+        """Register a run. Repeating it with the same settings is harmless; other settings raise Conflict."""
         body = {
             "project": project,
             "name": name,
@@ -87,11 +87,11 @@ class InsituClient(Connected):
         return to_run(await self._transport.call("POST", "/v1/runs", body=body))
 
     async def get_run(self, name: str) -> RunInfo:
-        """One run."""
+        """Return one run."""
         return to_run(await self._transport.call("GET", f"/v1/runs/{quote(name, safe='')}"))
 
     async def list_runs(self) -> list[RunInfo]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         return [to_run(fields) for fields in (await self._transport.call("GET", "/v1/runs"))["runs"]]
 
     async def close_run(self, name: str) -> RunInfo:
@@ -101,7 +101,7 @@ class InsituClient(Connected):
     async def wait_run_ready(
         self, name: str, deadline_seconds: float, *, poll_seconds: float = 0.5
     ) -> RunInfo:
-        """The run once it is ready; ChildFailed with its error if it fails or is closed."""
+        """Wait until the run is ready; raise ChildFailed with its error if it fails or is closed."""
 
         def done(run: RunInfo) -> bool:
             if run.state in (RunState.FAILED, RunState.CLOSED):
@@ -116,7 +116,7 @@ class InsituClient(Connected):
     async def put_group(
         self, group: TrajectoryGroup, inline: Mapping[str, Sequence[ModelCall]] | None = None
     ) -> GroupReceipt:
-        """Upload a group, streamed. Rollouts in `inline` send these calls instead of naming recorded ones."""
+        """Stream a group's upload. Rollouts in `inline` send their calls instead of naming recorded ones."""
         path = f"/v1/runs/{quote(group.run, safe='')}/groups/{quote(group.id, safe='')}"
         fields = await self._transport.call(
             "PUT", path, upload=lambda: _group_lines(group, inline or {}), seconds=self._upload_seconds
@@ -124,7 +124,7 @@ class InsituClient(Connected):
         return build(GroupReceipt, fields, state=GroupState(fields["state"]))
 
     async def get_group(self, run: str, group_id: str) -> Json:
-        """A group and what became of it, as the API answers it."""
+        """Return a group and its outcome, as the API sends it."""
         return await self._transport.call(
             "GET", f"/v1/runs/{quote(run, safe='')}/groups/{quote(group_id, safe='')}"
         )
@@ -145,7 +145,7 @@ class InsituClient(Connected):
         )
 
     async def get_job(self, job_id: str) -> JobInfo:
-        """One job."""
+        """Return one job."""
         return to_job(await self._transport.call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
 
     async def cancel_job(self, job_id: str) -> JobInfo:
@@ -153,7 +153,7 @@ class InsituClient(Connected):
         return to_job(await self._transport.call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
 
     async def wait_job(self, job_id: str, deadline_seconds: float, *, poll_seconds: float = 0.25) -> JobInfo:
-        """The job once it has succeeded; ChildFailed with its error if it failed or was cancelled."""
+        """Wait until the job succeeds; raise ChildFailed with its error if it fails or is cancelled."""
 
         def done(job: JobInfo) -> bool:
             if job.state in (JobState.FAILED, JobState.CANCELLED):
@@ -167,12 +167,12 @@ class InsituClient(Connected):
         return await self._wait(lambda: self.get_job(job_id), done, say, deadline_seconds, poll_seconds)
 
     async def steps(self, run: str, after: int = 0) -> list[StepInfo]:
-        """Committed steps after `after`, at most a thousand."""
+        """Return the committed steps after `after`, at most a thousand."""
         answer = await self._transport.call("GET", f"/v1/runs/{quote(run, safe='')}/steps?after={after}")
         return [build(StepInfo, fields) for fields in answer["steps"]]
 
     async def checkpoints(self, run: str) -> list[CheckpointInfo]:
-        """Kept checkpoints, oldest first."""
+        """Return the kept checkpoints, oldest first."""
         answer = await self._transport.call("GET", f"/v1/runs/{quote(run, safe='')}/checkpoints")
         return [build(CheckpointInfo, fields) for fields in answer["checkpoints"]]
 
@@ -181,22 +181,22 @@ class InsituClient(Connected):
         return build(CheckpointInfo, await self._transport.call("PUT", f"{_checkpoint_path(run, step)}/pin"))
 
     async def unpin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
-        """Leave a checkpoint to its age again."""
+        """Unpin a checkpoint, so that it expires with age again."""
         return build(
             CheckpointInfo, await self._transport.call("DELETE", f"{_checkpoint_path(run, step)}/pin")
         )
 
     async def delete_checkpoint(self, run: str, step: int) -> None:
-        """Delete a checkpoint with its files. Conflict: it is pinned or among the newest two.
+        """Delete a checkpoint and its files. Raise Conflict if it is pinned or one of the newest two.
 
-        NotFound: it is gone, perhaps by this very request when its first answer was lost.
+        NotFound means that it is gone, perhaps by this very request if its first response was lost.
         """
         await self._transport.call("DELETE", _checkpoint_path(run, step))
 
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0
     ) -> AsyncIterator[EventInfo]:
-        """The job's events until it ends, each once; a broken stream is resumed after the last one seen."""
+        """Yield the job's events until it ends, each once; a broken stream resumes after the last one."""
         attempt = 0
         while True:
             cause: Exception = errors.Unavailable("the server ended the stream before the job did")
@@ -217,7 +217,7 @@ class InsituClient(Connected):
             await asyncio.sleep(self._transport.retry.pause(attempt))
 
     async def _stream(self, job_id: str, after: int, idle_seconds: float) -> AsyncIterator[EventInfo | None]:
-        """One connection's worth of events; None is the server's word that there are no more."""
+        """Yield the events of one connection; None means that the server has no more."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=idle_seconds)
         url = f"{self._transport.base_url}/v1/jobs/{quote(job_id, safe='')}/events"
         headers = {**self._transport.headers, "Last-Event-ID": str(after)}
@@ -268,7 +268,7 @@ def _checkpoint_path(run: str, step: int) -> str:
 async def _group_lines(
     group: TrajectoryGroup, inline: Mapping[str, Sequence[ModelCall]]
 ) -> AsyncIterator[bytes]:
-    """The upload in pieces of whole lines; large groups are never one body in memory."""
+    """Yield the upload in chunks of whole lines, so that a large group is never one body in memory."""
     buffer = bytearray(_line({"group": {"num_trajectories": len(group.trajectories)}}))
     for trajectory in group.trajectories:
         checked = [trajectory.reward, trajectory.metadata, trajectory.step_rewards]
@@ -294,12 +294,12 @@ async def _group_lines(
 
 
 def _line(value: Json) -> bytes:
-    # Dataclasses as they are: `asdict` would copy every token id.
+    # Pass dataclasses as they are: `asdict` would copy every token id.
     return orjson.dumps(value) + b"\n"
 
 
 def _check_finite(value: object, rollout_id: str) -> None:
-    """Refuse NaN and infinities here: on the wire they would become null without a word."""
+    """Reject NaN and infinities here: on the wire they would silently become null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise errors.InvalidRequest(
             f"rollout {rollout_id!r} holds the number {value}",

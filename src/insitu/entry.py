@@ -13,9 +13,10 @@ from insitu.plugins import nearest
 
 
 def load_entry(entry: str, *directories: Path) -> Callable[..., Any]:
-    """The named function, also as ``package.module.function``.
+    """Import the named function; ``package.module.function`` is accepted too.
 
-    Modules are looked for in the current directory first, as `python` itself does, and last in `directories`.
+    Modules are searched for first in the current directory, as `python` itself does, and last in
+    `directories`.
     """
     module_name, _, attribute = entry.partition(":") if ":" in entry else entry.rpartition(".")
     if not module_name or not attribute:
@@ -44,7 +45,7 @@ def _add_paths(directories: tuple[Path, ...]) -> None:
         sys.path.insert(0, here)
     for place in dict.fromkeys(str(directory.resolve()) for directory in directories):
         if place not in sys.path:
-            # Last, so that a file beside the YAML never takes the place of an installed package.
+            # Last, so that a file beside the YAML never shadows an installed package.
             sys.path.append(place)
 
 

@@ -21,7 +21,7 @@ class InsituError(Exception):
         return f"{self.message}\n  next: {self.hint}" if self.hint else self.message
 
     def to_wire(self) -> dict[str, dict[str, str]]:
-        """The body of an HTTP error answer."""
+        """Return the body of the HTTP error response."""
         return {"error": {"type": type(self).__name__, "message": self.message, "hint": self.hint}}
 
 
@@ -38,7 +38,7 @@ class Unauthorized(InsituError):
 
 
 class Forbidden(InsituError):
-    """The key is right, but the request comes from where none may: a foreign web page, for example."""
+    """The key is right, but its origin is not allowed: a foreign web page, for example."""
 
     status = 403
 
@@ -50,13 +50,13 @@ class NotFound(InsituError):
 
 
 class Conflict(InsituError):
-    """The request contradicts what is there: another body under the same id, a forbidden transition."""
+    """The request conflicts with the current state: another body under an id, a forbidden transition."""
 
     status = 409
 
 
 class TooLarge(InsituError):
-    """The body or a part of it is over a stated limit."""
+    """The body or a part of it exceeds a stated limit."""
 
     status = 413
 

@@ -1,4 +1,4 @@
-"""The rules about keys: which are good enough for an address, and how they are kept."""
+"""The rules for API keys: how strong one must be for an address, and how they are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIN_PUBLIC_KEY_CHARS = 32
 
 
 def check_key(api_key: str, host: str) -> None:
-    """Refuse a missing key, and a weak one on an address that others reach."""
+    """Reject a missing key, and a weak one on an address that others can reach."""
     if not api_key:
         raise InvalidRequest("there is no key", hint="set INSITU_API_KEY")
     if is_loopback(host):
@@ -26,12 +26,12 @@ def check_key(api_key: str, host: str) -> None:
 
 
 def hash_key(key: str) -> bytes:
-    """Keys have 256 random bits, so a plain hash cannot be guessed back."""
+    """Hash a key. Keys have 256 random bits, so a plain hash cannot be reversed by guessing."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or host name reaches this machine only."""
+    """Return True if an address or host name reaches only this machine."""
     if host == "localhost":
         return True
     try:

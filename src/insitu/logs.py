@@ -1,4 +1,4 @@
-"""Logs as JSON lines: one object a line, control characters escaped, no secrets passed in."""
+"""Logs as JSON lines: one object per line, control characters escaped, no secrets passed in."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, so that a logged value cannot forge a line."""
+    """One JSON object per line, so that a logged value cannot forge a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         line = {
             "at": record.created,
             "level": record.levelname,
@@ -34,7 +34,7 @@ def log_to(path: Path | None, level: int = logging.INFO) -> None:
 
 
 def vllm_logging_config() -> dict[str, object]:
-    """A logging configuration that makes vLLM write JSON lines too."""
+    """Return a logging configuration that makes vLLM write JSON lines too."""
     handler = {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}
     quiet = {"handlers": ["json"], "level": "WARNING", "propagate": False}
     return {

@@ -1,4 +1,4 @@
-"""How many files and connections this process may hold open."""
+"""The limit on this process's open files and connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WANTED = 65_536
 
 
 def allow_open_files(wanted: int = WANTED) -> int:
-    """Raise the soft limit towards `wanted` as far as the hard one allows; returns what holds now.
+    """Raise the soft limit towards `wanted` as far as the hard limit allows; return the limit in force.
 
     The usual soft limit is 1,024, and every call of an agent takes a connection or two.
     """

@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Converted models and compiled kernels: ``INSITU_CACHE``, else ``~/.cache/insitu``."""
+    """Return the cache of converted models and compiled kernels: ``INSITU_CACHE`` or ``~/.cache/insitu``."""
     return Path(os.environ.get("INSITU_CACHE") or Path.home() / ".cache" / "insitu")

@@ -1,9 +1,9 @@
-"""Components: what a `_type` in the YAML stands for, registered by decorator and found by entry point.
+"""The components behind each `_type` in the YAML, registered by decorator and found by entry point.
 
-A component is a configuration class and something that builds the instance from it: a class that takes
+A component is a configuration class and a factory that builds the instance from it: a class that takes
 ``(config, parts)``, or an async generator function ``(config, parts)`` that sets up, yields the instance
-once and cleans up afterwards. A package makes its components known by an entry point of the group
-``insitu.components`` that names the module whose import registers them; insitu's own use the same way.
+once and cleans up afterwards. A package announces its components by an entry point of the group
+``insitu.components`` that names the module whose import registers them; so does insitu itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
 class Kind(StrEnum):
-    """What a component can be. `functions` of the YAML are workflows too."""
+    """The kinds of component. `functions` of the YAML are workflows too."""
 
     WORKFLOW = "workflow"
     EVALUATOR = "evaluator"
@@ -46,7 +46,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 class Section(BaseModel):
-    """Base of every part of the YAML: unknown keys are refused, and so is no number where one belongs."""
+    """Base of every section of the YAML: rejects unknown keys, NaN, infinities, and booleans for numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -59,7 +59,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`num_epochs: true` would pass as 1."""
+        """Reject booleans for numbers: `num_epochs: true` would pass as 1."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None:
             kinds = get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
@@ -75,19 +75,19 @@ class ComponentConfig(Section):
 
 
 class Parts(Protocol):
-    """What a component may ask for while it is built."""
+    """The services available to a component while it is built."""
 
     @property
     def directory(self) -> Path:
-        """Where the configuration file lies. Relative paths in it start at the working directory."""
+        """The configuration file's directory. Relative paths in the file start at the working directory."""
         ...
 
     def llm(self, name: str) -> Any:
-        """The `insitu.workflow.llm.LLMSettings` of `llms.<name>`, not bound to a rollout."""
+        """Return the `insitu.workflow.llm.LLMSettings` of `llms.<name>`, not bound to a rollout."""
         ...
 
     async def evaluator(self, name: str) -> Any:
-        """The evaluator `eval.evaluators.<name>`, built once."""
+        """Return the evaluator `eval.evaluators.<name>`, built once."""
         ...
 
 
@@ -110,7 +110,7 @@ _loaded: set[str] = set()
 def register(
     kind: Kind, type_name: str, config: type[ComponentConfig] = ComponentConfig
 ) -> Callable[[Maker], Maker]:
-    """Decorate a class or an async generator function that makes the component from ``(config, parts)``."""
+    """Decorate a class or an async generator function that builds the component from ``(config, parts)``."""
 
     def decorate(make: Maker) -> Maker:
         add(Component(kind, type_name, config, make, getattr(make, "__module__", "?")))
@@ -120,7 +120,7 @@ def register(
 
 
 def add(component: Component) -> None:
-    """Register; the same name from another module is a conflict, never a silent replacement."""
+    """Register a component; the same name from another module is a Conflict, never a silent override."""
     key = (component.kind, component.type_name)
     known = _components.get(key)
     if known is not None and known.origin != component.origin:
@@ -133,7 +133,7 @@ def add(component: Component) -> None:
 
 
 def find(kind: Kind, type_name: str) -> Component:
-    """The component of a `_type`; an unknown one is refused with the nearest that exists."""
+    """Return the component of a `_type`; the error for an unknown one suggests the closest match."""
     load_entry_points()
     component = _components.get((kind, type_name))
     if component is None:
@@ -146,13 +146,13 @@ def find(kind: Kind, type_name: str) -> Component:
 
 
 def names(kind: Kind) -> list[str]:
-    """Every `_type` of a kind."""
+    """Return every `_type` of a kind, sorted."""
     load_entry_points()
     return sorted(name for known, name in _components if known is kind)
 
 
 def load_entry_points() -> None:
-    """Import every module that a package names; each once."""
+    """Import every module that an entry point names, each once."""
     for point in _points():
         if point.value not in _loaded:
             _loaded.add(point.value)  # before the import: the module itself may ask for a component
@@ -165,7 +165,7 @@ def load_entry_points() -> None:
 
 @functools.cache
 def _points() -> tuple[EntryPoint, ...]:
-    """Looked up once: it reads the metadata of every installed package."""
+    """Return the entry points, cached: the lookup reads the metadata of every installed package."""
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
@@ -185,7 +185,7 @@ def _load(point: EntryPoint) -> None:
 
 @asynccontextmanager
 async def build(component: Component, config: ComponentConfig, parts: Parts) -> AsyncIterator[Any]:
-    """The instance, for as long as the context is open. Its own `aclose`, when it has one, is awaited."""
+    """Yield the instance for as long as the context is open, then await its own `aclose` if it has one."""
     if inspect.isasyncgenfunction(component.make):
         async with asynccontextmanager(component.make)(config, parts) as instance:
             yield instance
@@ -200,6 +200,6 @@ async def build(component: Component, config: ComponentConfig, parts: Parts) -> 
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean `x`?`` for an error message, or nothing."""
+    """Return ``; did you mean `x`?`` for an error message, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean `{close[0]}`?" if close else ""

@@ -1,4 +1,4 @@
-"""Recorded calls as the gateway lists them: each without what an earlier call of the rollout already holds.
+"""Recorded calls as the gateway lists them: each omits what an earlier call of the rollout holds.
 
 A turn of an agent repeats everything before it. A listed call therefore names its `parent_id` and says how
 much it shares: `shared_tokens` of the parent's prompt and output, `shared_messages` of its conversation, and
@@ -16,7 +16,7 @@ SHARING = ("parent_id", "shared_tokens", "shared_messages", "shared_tools")
 
 
 def expand(calls: Iterable[Mapping[str, Any]], *, tokens: bool = True) -> list[Json]:
-    """The calls, each whole; without `tokens` they have no `prompt_ids`, `output_ids` and `logprobs`."""
+    """Return the calls in full; without `tokens` they have no `prompt_ids`, `output_ids` and `logprobs`."""
     whole: dict[str, Json] = {}
     for call in calls:
         parent = whole.get(str(call.get("parent_id")))

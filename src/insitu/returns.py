@@ -7,10 +7,10 @@ from fractions import Fraction
 
 
 def call_returns(reward: float, step_rewards: Sequence[float] | None, num_calls: int) -> list[float]:
-    """Add to the reward of a rollout the step rewards from each call on: ``R_k = r + Σ_{j ≥ k} s_j``.
+    """Add the step rewards from each call on to the rollout's reward: ``R_k = r + Σ_{j ≥ k} s_j``.
 
-    Without step rewards every return is the reward. Rounded once, so that equal sums are equal whatever
-    their order.
+    Without step rewards every return is the reward. Each sum is rounded once, so that equal sums are
+    equal whatever their order.
     """
     if step_rewards is None:
         return [reward] * num_calls

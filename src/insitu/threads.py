@@ -1,8 +1,8 @@
-"""Threads for the user's functions that are not async: one per call, and none keeps the process alive.
+"""Daemon threads for the user's synchronous functions: one per call, and none keeps the process alive.
 
-The threads of ``asyncio.to_thread`` are few and joined at exit, so a function that hangs would hold up the
-others and then the end of the program. A thread cannot be stopped from outside: when nobody waits for one any
-longer (time limit, cancellation) it is counted as abandoned until its function ends.
+``asyncio.to_thread`` uses a small pool that is joined at exit, so a function that hangs would block the
+others and then the program's exit. A thread cannot be stopped from outside: once nobody waits for it
+(time limit, cancellation), it counts as abandoned until its function ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class DaemonThreads:
-    """Runs functions in threads called `name`. Use it from any number of tasks."""
+    """Runs functions in daemon threads named `name`. Any number of tasks may share one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,7 +27,7 @@ class DaemonThreads:
         self._abandoned: set[object] = set()
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """The function's result or exception; the context variables of the caller hold inside it."""
+        """Run the function and return its result. It sees the caller's context variables."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
         context = contextvars.copy_context()
@@ -38,7 +38,7 @@ class DaemonThreads:
             with self._lock:
                 self._running.discard(token)
                 self._abandoned.discard(token)
-            # The loop may be closed by now: then nobody waits.
+            # The loop may be closed by now; then nobody is waiting.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, answer, result, error)
 
@@ -59,7 +59,7 @@ class DaemonThreads:
 
     @property
     def alive_abandoned(self) -> int:
-        """How many threads still run although nobody waits for them any longer."""
+        """The number of threads that still run although nobody waits for them."""
         with self._lock:
             return len(self._abandoned)
 
@@ -68,7 +68,7 @@ _shared = DaemonThreads("insitu-function")
 
 
 async def run_in_daemon_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """`DaemonThreads.run` for callers that do not count what they leave behind."""
+    """`DaemonThreads.run` for callers that do not count abandoned threads."""
     return await _shared.run(function, *args)
 
 

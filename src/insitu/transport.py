@@ -1,7 +1,7 @@
-"""Requests to a backend that are sent until they are answered for good.
+"""HTTP requests to a backend, with retries.
 
-Connection errors, 429 and 5xx answers are retried with jitter and within a bound; everything else is raised
-as the error that the server named. Only for requests that may be sent twice.
+Connection errors and 429 and 5xx responses are retried with jitter, a bounded number of times; any other
+error is raised as the server named it. Only for requests that may be sent twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from insitu import errors
 from insitu.answers import Json, to_error
 
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
-"""How a connection fails."""
+"""The exceptions of a failed connection."""
 
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _MAX_RETRY_AFTER_SECONDS = 30.0
@@ -28,14 +28,14 @@ _MAX_RETRY_AFTER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a request is sent again and how long is waited between, at most."""
+    """Limits on the attempts of a request and on the pauses between them."""
 
     max_attempts: int = 8
     first_seconds: float = 0.1
     most_seconds: float = 5.0
 
     def pause(self, attempt: int) -> float:
-        """A random share of an exponentially growing time: clients that failed together spread out."""
+        """Return an exponential backoff with jitter, so that clients that failed together spread out."""
         return random.uniform(0.5, 1.0) * min(self.most_seconds, self.first_seconds * 2**attempt)  # noqa: S311
 
 
@@ -51,7 +51,7 @@ class Transport:
         request_seconds: float = 60.0,
         max_connections: int = 100,
     ) -> None:
-        """`max_connections` 0 is without a limit: requests then never wait for one another."""
+        """`max_connections` 0 means no limit: requests never wait for one another."""
         self.base_url = base_url.rstrip("/")
         self.headers = {"Authorization": f"Bearer {api_key}"}
         self.retry = retry or RetryPolicy()
@@ -60,8 +60,8 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> aiohttp.ClientSession:
-        """The session, made on first use: it belongs to the running loop. Proxies of the environment are not
-        used."""
+        """Return the session, created on first use because it belongs to the running loop. It ignores the
+        environment's proxies."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._max_connections)
             self._session = aiohttp.ClientSession(connector=connector, read_bufsize=2**20)
@@ -83,11 +83,11 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Json:
-        """Send until it is answered for good; `seconds` bounds each attempt."""
+        """Send a request, with retries, and return its JSON; `seconds` bounds each attempt."""
         kind = "application/x-ndjson" if upload is not None else "application/json"
         sent = {**self.headers, "Content-Type": kind, **(headers or {})}
         packed = None if body is None else orjson.dumps(body)
-        # Waiting for a free connection is part of `total`, not of connecting.
+        # Waiting for a free connection counts towards `total`, not towards connecting.
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds, sock_connect=10)
         url = self.base_url + path
         for attempt in range(self.retry.max_attempts):
@@ -106,7 +106,7 @@ class Transport:
                 pause = max(pause, _retry_after(answer))
             except BROKEN as error:
                 if isinstance(error.__cause__, errors.InsituError | TypeError):
-                    # The body itself could not be made: sending it again cannot help.
+                    # The body itself could not be built: retrying cannot help.
                     raise error.__cause__ from None
                 if last:
                     raise errors.Unavailable(
@@ -137,7 +137,7 @@ class Connected:
 
 
 def text_of(error: Exception) -> str:
-    """An exception in one line, also when it has no message."""
+    """Return an exception as one line, even if it has no message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

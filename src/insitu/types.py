@@ -1,4 +1,4 @@
-"""The nouns that cross rooms. Frozen values without behaviour."""
+"""The types that packages share: frozen values without behaviour."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from insitu.wire.step_settings import Loss as Loss
 from insitu.wire.step_settings import StepSettings as StepSettings
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
-"""What a run or project may be called: safe as a path part and in a model name."""
+"""Allowed names of runs and projects: safe as a path part and in a model name."""
 
 WORKFLOW_FUNCTION = "<workflow>"
 """The name of the workflow itself among the functions of an agent."""
 FUNCTION_PATTERN = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9_.<>-]{0,63}")
-"""What a function of an agent may be called (the whole name)."""
+"""Allowed names of an agent's functions (matches the whole name)."""
 
 
 INCOMPLETE = frozenset({"cancelled", "broken"})
-"""Finish reasons of calls that were not answered to their end: recorded, but never trained on."""
+"""Finish reasons of calls whose answer was cut off: recorded, but never trained on."""
 
 REWARD_COMPONENTS = "components"
-"""Where a trajectory's metadata holds the parts of its reward by name."""
+"""The key in a trajectory's metadata for the parts of its reward, by name."""
 
 
 class Ending(StrEnum):
-    """How a rollout ended. Only `completed` and `length` ones carry a reward."""
+    """The outcome of a rollout. Only `completed` and `length` carry a reward."""
 
     COMPLETED = "completed"
     LENGTH = "length"
@@ -77,13 +77,13 @@ class ModelCall:
     policy_step: int
     """The step of that policy; 0 is the untrained base model."""
     policy_version: str
-    """The version that the engine itself reported for these tokens; empty when it broke off before it did."""
+    """The version that the engine itself reported for these tokens; empty if it broke off before that."""
     prompt_ids: list[int]
     output_ids: list[int]
     logprobs: list[float]
     """One per output id: the sampler's log-probability of that token."""
     finish_reason: str
-    """The engine's own; `cancelled` when the client left before the end, `broken` when the engine failed."""
+    """The engine's own; `cancelled` if the client left before the end, `broken` if the engine failed."""
     constrained: bool = False
     """True when a grammar masked the distribution (forced tool choice, structured output)."""
     messages: list[dict[str, Any]] | None = None
@@ -98,15 +98,15 @@ class ModelCall:
     started_at: float = 0.0
     """Unix time."""
     function: str | None = None
-    """The part of the agent that made the call, None when it did not say."""
+    """The part of the agent that made the call; None if it did not say."""
     source: str = "gateway"
     """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs."""
     protocol: str = "chat"
-    """How the client spoke: chat, completions, responses or messages."""
+    """The client's protocol: chat, completions, responses or messages."""
 
     @property
     def complete(self) -> bool:
-        """Whether the answer came to its end; a call that did not is never trained on."""
+        """True if the answer is complete; an incomplete call is never trained on."""
         return self.finish_reason not in INCOMPLETE
 
 
@@ -120,7 +120,7 @@ class Trajectory:
     ending: Ending = Ending.COMPLETED
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     step_rewards: list[float] | None = None
-    """What each call was worth besides, one number per entry of `call_ids`; None: nothing."""
+    """Optional extra reward per call, one number per entry of `call_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,15 @@ class TrainingSequence:
     mask: list[int]
     """1 where the token was sampled and enters the loss."""
     logprobs: list[float]
-    """The sampler's; 0 where the mask is 0."""
+    """The sampler's logprobs; 0 where the mask is 0."""
     advantages: list[float]
-    """Those of the calls that sampled the tokens; 0 where the mask is 0."""
+    """The advantage of the call that sampled each token; 0 where the mask is 0."""
     constrained: list[int]
-    """1 where a grammar narrowed the distribution that the token was drawn from, and its logprob with it."""
+    """1 where a grammar restricted the distribution that the token was drawn from, and so its logprob."""
 
 
 def policy_name(run: str, step: int) -> str:
-    """The name under which one version of a run is served, for example ``my-run@7``."""
+    """Return the name under which one version of a run is served, for example ``my-run@7``."""
     return f"{run}@{step}"
 
 

@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log: readers and the writer of a file do not stop each other."""
+"""SQLite's write-ahead log: readers and the writer of a file do not block each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PAUSE_SECONDS = 0.02
 
 
 def use_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Switch the file of a connection to WAL, which it then keeps.
+    """Switch a connection's file to WAL mode, permanently.
 
-    Processes that open a new file at once all switch it, and the switch does not honour the busy timeout:
-    it is tried again while the file is locked. Any other error is not going to pass by itself.
+    Processes that open a new file at the same time all switch it, and the switch ignores the busy timeout,
+    so it is retried while the file is locked. Any other error would not pass by itself and is raised.
     """
     deadline = time.monotonic() + busy_seconds
     while True:

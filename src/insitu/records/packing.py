@@ -1,9 +1,9 @@
-"""How one ModelCall lies in a row: packed numbers, compressed JSON, and what it shares with a parent.
+"""The row format of a ModelCall: packed numbers, compressed JSON, and the part shared with a parent.
 
 A turn of an agent repeats everything before it. Within a rollout a call is therefore stored as *parent +
 suffix*: the prompt's tokens minus those of the parent's prompt and output when it extends them exactly, and
-the conversation minus the parent's messages. A long rollout then costs linear space. To recognise an
-extension only a digest of the parent is needed, so `Tail` stays small whatever the length.
+the conversation minus the parent's messages. A long rollout then costs linear space. Recognising
+an extension takes only a digest of the parent, so `Tail` stays small whatever the length.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _COMPRESSION_LEVEL = (
 )
 
 BYTES_PER_VALUE = 4
-"""Token ids and logprobs alike."""
+"""For token ids and logprobs alike."""
 
 
 def pack_ids(values: Sequence[int]) -> bytes:
-    """int32, little-endian."""
+    """Pack as int32, little-endian."""
     return _little_endian(array("i", values)).tobytes()
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """float32, little-endian: the precision in which the engine computes logprobs."""
+    """Pack as float32, little-endian: the precision in which the engine computes logprobs."""
     return _little_endian(array("f", values)).tobytes()
 
 
@@ -48,7 +48,7 @@ def unpack_floats(data: bytes) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What must be known of a stored call to recognise one that extends it."""
+    """The digest of a stored call, enough to recognise a call that extends it."""
 
     id: str
     num_tokens: int
@@ -69,7 +69,7 @@ class Shared:
 
 
 def tail_of(call: ModelCall) -> Tail:
-    """The digests of a call after it has been stored."""
+    """Digest a stored call, for the calls that may extend it."""
     messages = call.messages or []
     return Tail(
         id=call.id,
@@ -82,7 +82,7 @@ def tail_of(call: ModelCall) -> Tail:
 
 
 def shared_with(call: ModelCall, tail: Tail) -> Shared:
-    """How much of `call` the call behind `tail` already holds."""
+    """Return how much of `call` is already held by the call behind `tail`."""
     tokens = 0
     if 0 < tail.num_tokens <= len(call.prompt_ids):
         tokens = _same(pack_ids(call.prompt_ids[: tail.num_tokens]), tail.tokens_digest, tail.num_tokens)
@@ -97,7 +97,7 @@ def shared_with(call: ModelCall, tail: Tail) -> Shared:
 
 
 def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
-    """The row of a call, without what `shared` says its parent holds."""
+    """Pack a call into a row, without what `shared` says its parent holds."""
     body = {
         "messages": None if call.messages is None else call.messages[shared.num_messages :],
         "tools": None if shared.tools else call.tools,
@@ -130,12 +130,12 @@ def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
 
 
 def shared_of(row: dict[str, Any]) -> Shared:
-    """What a row leaves to its parent."""
+    """Return the part of a row that its parent holds."""
     return Shared(row["parent_id"], row["shared_tokens"], row["shared_messages"], bool(row["shared_tools"]))
 
 
 def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
-    """The call of a row; what it shares with its parent is missing without `parent`."""
+    """Unpack the call of a row; without `parent`, the part it shares with its parent is missing."""
     body = orjson.loads(zlib.decompress(row["body"]))
     prompt_ids, messages, tools = unpack_ids(row["prompt_ids"]), body["messages"], body["tools"]
     if parent is not None:

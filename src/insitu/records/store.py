@@ -63,7 +63,7 @@ _calls = sa.Table(
 _rollouts = sa.Table(
     "rollouts",
     _metadata,
-    # Every rollout that a gateway ever counted the requests of, see `insitu.gateway.tally`.
+    # Every rollout whose requests a gateway has ever counted; see `insitu.gateway.tally`.
     sa.Column("id", sa.Text, primary_key=True),
 )
 
@@ -73,7 +73,7 @@ _NO_TOKENS: dict[str, Any] = {column.name: b"" for column in _TOKEN_COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class ListedCall:
-    """A call of a rollout without what its parent holds, and its sizes, known also without its tokens."""
+    """A call of a rollout without what its parent holds; its sizes are known even without its tokens."""
 
     call: ModelCall
     shared: Shared
@@ -85,7 +85,7 @@ class RecordStore:
     """All recorded calls of one backend. Safe to use from several threads and processes."""
 
     def __init__(self, url: str) -> None:
-        """Open (and create when missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
+        """Open (and create if missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _configure_sqlite)
@@ -97,9 +97,9 @@ class RecordStore:
             _metadata.create_all(connection)
 
     def append(self, calls: Sequence[ModelCall], counted: Sequence[str] = ()) -> set[str]:
-        """Store calls; they are durable on return. An id that is stored already keeps its first content.
+        """Store calls; they are durable on return. An id that is already stored keeps its first content.
 
-        `counted` are rollouts whose requests are counted from now on. Returns those that were known before.
+        `counted` are rollouts whose requests are counted from now on. Return those that were already known.
         """
         try:
             with self._append_lock, self._writes.begin() as connection:
@@ -118,7 +118,7 @@ class RecordStore:
             raise
 
     def get(self, ids: Sequence[str]) -> list[ModelCall]:
-        """The calls with these ids, in this order; NotFound lists the missing ones."""
+        """Return the calls with these ids, in this order; NotFound lists the missing ones."""
         found: dict[str, ModelCall] = {}
         with self._engine.begin() as connection:
             for part in _batches(list(dict.fromkeys(ids))):
@@ -133,13 +133,13 @@ class RecordStore:
         return [found[call_id] for call_id in ids]
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
-        """The calls of a rollout in the order in which they were recorded."""
+        """Return the calls of a rollout in the order in which they were recorded."""
         query = sa.select(_calls).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
         with self._engine.begin() as connection:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
-        """The calls that policies of a run answered to the end, from a step on; read in batches."""
+        """Yield the complete calls that policies of a run answered, from a step on; read in batches."""
         answered = _calls.c.finish_reason.not_in(sorted(INCOMPLETE))
         query = sa.select(_calls.c.id).where(
             _calls.c.run == run, _calls.c.policy_step >= oldest_step, answered
@@ -150,7 +150,7 @@ class RecordStore:
             yield from self.get(part)
 
     def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
-        """The calls of a rollout in recorded order, as stored; without `tokens` none is even read."""
+        """Return the calls of a rollout in recorded order, as stored; without `tokens`, no token is read."""
         columns = list(_calls.c) if tokens else [c for c in _calls.c if c not in _TOKEN_COLUMNS]
         sizes = [_num_values(_calls.c.prompt_ids, "own_prompt"), _num_values(_calls.c.output_ids, "output")]
         query = sa.select(*columns, *sizes).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
@@ -167,17 +167,17 @@ class RecordStore:
         ]
 
     def exists(self, ids: Sequence[str]) -> set[str]:
-        """Those of `ids` that are stored."""
+        """Return those of `ids` that are stored."""
         with self._engine.begin() as connection:
             return _existing(connection, ids)
 
     def was_counted(self, rollout_id: str) -> bool:
-        """Whether any process ever counted requests of a rollout."""
+        """Return True if any process has ever counted requests of a rollout."""
         with self._engine.begin() as connection:
             return bool(_among(connection, _rollouts.c.id, [rollout_id]))
 
     def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
-        """Those of `ids` whose answer did not come to its end, with how they ended."""
+        """Return those of `ids` whose answer is incomplete, with their finish reasons."""
         ended = _calls.c.finish_reason
         found: dict[str, str] = {}
         with self._engine.begin() as connection:
@@ -188,7 +188,7 @@ class RecordStore:
         return found
 
     def count(self) -> int:
-        """How many calls are stored."""
+        """Return the number of stored calls."""
         with self._engine.begin() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(_calls)).scalar_one()
 
@@ -219,7 +219,7 @@ def _configure_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    # A writer takes the lock at once: upgrading a read transaction fails at once instead of waiting.
+    # A writer takes the lock up front: upgrading a read transaction fails at once instead of waiting.
     write = connection.get_execution_options().get("insitu_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -234,7 +234,7 @@ def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
 
 
 def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
-    """Keep the rollouts that are new; those known already, if only by their calls."""
+    """Insert the new rollouts; return those already known, if only by their calls."""
     counted = _among(connection, _rollouts.c.id, rollout_ids)
     if new := [{"id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in counted]:
         connection.execute(sa.insert(_rollouts), new)
@@ -242,7 +242,7 @@ def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[
 
 
 def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
-    """Those of `values` that the column holds."""
+    """Return those of `values` that the column holds."""
     found: set[str] = set()
     for part in _batches(values):
         found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
@@ -250,7 +250,7 @@ def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[s
 
 
 def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
-    """The rows of `ids` and of every parent they are stored against, parents first."""
+    """Select the rows of `ids` and of every parent they are stored against, parents first."""
     first = sa.select(_calls.c.id, _calls.c.parent_id).where(_calls.c.id.in_(ids))
     chain = first.cte("chain", recursive=True)
     parent = _calls.alias()
@@ -263,7 +263,7 @@ def _num_values(column: sa.Column[bytes], name: str) -> sa.Label[int]:
 
 
 def _unpack_all(rows: Iterable[Mapping[Any, Any]], wanted: set[str] | None) -> dict[str, ModelCall]:
-    """Calls by id from rows in `seq` order; parents come before their children by construction."""
+    """Unpack rows in `seq` order into calls by id; parents come before their children by construction."""
     calls: dict[str, ModelCall] = {}
     for row in rows:
         calls[row["id"]] = unpack_call(dict(row), calls.get(row["parent_id"]))

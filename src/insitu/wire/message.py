@@ -1,4 +1,4 @@
-"""How pydantic reads a message: no unknown field, no text for a number, no NaN and no infinity."""
+"""Strict validation of messages: no unknown field, no text for a number, no NaN and no infinity."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 _MOST_DESCRIBED = 5
 _UNKNOWN = {"unexpected_keyword_argument": "Extra inputs are not permitted"}
-"""Pydantic speaks of arguments where a dataclass has no such field; the caller sent an object."""
+"""Pydantic reports an unknown field of a dataclass as an argument, but the caller sent an object."""
 
 
 class Message:
     """Base of every message, a frozen dataclass.
 
-    Pydantic validates what arrives as JSON or YAML. An instance made in Python is taken as it is: stored
-    settings stay readable when a range becomes narrower.
+    Pydantic validates what arrives as JSON or YAML. An instance made in Python is not validated, so
+    stored settings stay readable when a range becomes narrower.
     """
 
     __slots__ = ()
@@ -33,7 +33,7 @@ class Message:
 
 
 def describe(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Say what a validation found, by field; no value of the caller is echoed."""
+    """Describe validation errors by field, without echoing the caller's values."""
     parts = [
         f"{'.'.join(str(place) for place in problem['loc']) or 'body'}: "
         f"{_UNKNOWN.get(problem['type'], problem['msg'])}"

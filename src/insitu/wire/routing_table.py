@@ -18,7 +18,7 @@ Step = Annotated[int, Interval(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Hold(Message):
-    """Calls wait, at most this long."""
+    """Holds calls, for at most `deadline_seconds`."""
 
     reason: str
     deadline_seconds: Annotated[float, Interval(ge=0)]
@@ -48,7 +48,7 @@ class ServedBase(Message):
     engine_model: Name
     version: Name
     refusal: str | None = None
-    """Why it cannot be called now; None: it can."""
+    """The reason why it cannot be called now; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class ServedRun(Message):
     """The versions of a run, by step."""
 
     latest: Step
-    """The step that the run's own name stands for."""
+    """The step that the run's own name resolves to."""
     served: dict[Step, Served]
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingTable(Message):
-    """One state of the world, complete."""
+    """The complete routing state at one revision."""
 
     epoch: Annotated[int, Interval(ge=0)]  # the table's revision, under the name that a running gateway knows
     hold: Hold | None

@@ -1,4 +1,4 @@
-"""What a client asks of a training step."""
+"""The settings that a client sends for a training step."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ AdvantageKind = Literal["std", "mean", "rloo"]
 
 @dataclass(frozen=True, slots=True)
 class StepSettings(Message):
-    """How one step trains; every field is honoured."""
+    """The settings of one training step; every field is honoured."""
 
     learning_rate: Annotated[float, Interval(ge=0, le=1)] = 5e-5
     loss: Loss = "dapo"
     """See `insitu.training.objective`."""
     advantage: AdvantageKind | None = None
-    """None: the default of the loss."""
+    """None uses the loss's default."""
     clip_low: Annotated[float, Interval(gt=0, le=1)] | None = None
-    """None: the default of the loss."""
+    """None uses the loss's default."""
     clip_high: Annotated[float, Interval(gt=0, le=100)] | None = None
-    """None: the default of the loss."""
+    """None uses the loss's default."""
     max_sampler_weight: Annotated[float, Interval(ge=1, le=100)] | None = 2.0
-    """Cap of the importance weights that correct for the sampler's own logprobs; None: no weights."""
+    """Cap on the importance weights that correct for the sampler's own logprobs; None means no weights."""
     beta: Annotated[float, Interval(ge=0, le=100)] = 0.0
     """Weight of the KL penalty to the reference."""
     reference_step: Annotated[int, Interval(ge=0)] | None = None
-    """The checkpoint that is the reference; None: the base model (the adapter switched off)."""
+    """The checkpoint used as the reference; None uses the base model (the adapter switched off)."""
     entropy_bonus: Annotated[float, Interval(ge=0, le=100)] = 0.0
     num_passes: Annotated[int, Interval(ge=1, le=32)] = 1
     """Optimizer steps over the same batch."""
     mask_truncated: bool = True
     """Rollouts that ended at a length limit count in their group's baseline, but are not trained on."""
     mask_constrained: bool = False
-    """Leave tokens that a grammar constrained out of the loss."""
+    """Exclude tokens that a grammar constrained from the loss."""
     max_staleness: Annotated[int, Interval(ge=0)] = 4
-    """Drop groups with a call of a policy older than this many steps."""
+    """Drop groups with a call to a policy more than this many steps old."""
     max_rollout_tokens: Annotated[int, Interval(ge=1)] | None = None
-    """The constant length of dr_grpo and rloo; None: the longest rollout of the step."""
+    """The constant length of dr_grpo and rloo; None uses the step's longest rollout."""
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0
