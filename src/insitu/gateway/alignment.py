@@ -1,10 +1,10 @@
-"""Two lists of token ids over the same text: where their tokens begin and end together.
+"""Align two lists of token ids over the same text: find where their tokens begin and end together.
 
     recorded   |As|k| 1|0|<end>|\n|          what went through the engine
     rendered   |As|k| 10  |<end>|\n|Next|    what the template and the tokenizer make of the same conversation
 
-Ids are compared first, in blocks; only where they differ are bytes compared, token by token, until both
-sides are at the same place again. Tokens without bytes (special ones) match as ids or not at all.
+Ids are compared first, in blocks; bytes are compared only where ids differ, token by token, until both
+sides meet again. Tokens without bytes (special ones) match as ids or not at all.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _BLOCKS = (4096, 256, 16, 1)
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How far the rendered text follows the recorded one."""
+    """The common course of the recorded and the rendered text."""
 
     stretches: list[tuple[int, int, int]]
     """(recorded index, rendered index, number of equal ids), each starting where both sides meet."""
     num_covered: int
-    """Recorded tokens, from the first, whose whole text the rendered ids have too."""
+    """Leading recorded tokens whose whole text the rendered ids have too."""
     ran_out: bool
     """The rendered text ended before the recorded one."""
 
     def rendered_index(self, num_recorded: int) -> int | None:
-        """How many rendered ids have exactly the text of that many recorded ids; None inside a token."""
+        """Count the rendered ids with exactly the text of that many recorded ids; None inside a token."""
         start, other, length = self._stretch(num_recorded)
         return other + num_recorded - start if num_recorded <= start + length else None
 
     def rendered_before(self, num_recorded: int) -> int:
-        """How many rendered ids certainly lie within the text of that many recorded ids."""
+        """Count the rendered ids that certainly lie within the text of that many recorded ids."""
         start, other, length = self._stretch(num_recorded)
         return other + min(num_recorded - start, length)
 
@@ -56,7 +56,7 @@ def align(recorded: array[int], rendered: array[int], pieces: Pieces) -> Alignme
 
 
 def _num_equal(left: array[int], i: int, right: array[int], j: int) -> int:
-    """How many ids are equal from `left[i]` and `right[j]` on."""
+    """Count the equal ids from `left[i]` and `right[j]` on."""
     most, done = min(len(left) - i, len(right) - j), 0
     for size in _BLOCKS:
         while done + size <= most and left[i + done : i + done + size] == right[j + done : j + done + size]:
@@ -67,7 +67,7 @@ def _num_equal(left: array[int], i: int, right: array[int], j: int) -> int:
 def _meet_again(
     recorded: array[int], i: int, rendered: array[int], j: int, pieces: Pieces
 ) -> tuple[int, int, bool]:
-    """Go on by bytes until a token ends on both sides at once; False when that does not happen."""
+    """Advance by bytes until a token ends on both sides at once; False if that does not happen."""
     left: bytes | None = b""
     right: bytes | None = b""
     while True:

@@ -39,7 +39,7 @@ _JSON = "application/json"
 
 
 def build_app(settings: Settings) -> web.Application:
-    """The application; its parts start and stop with it."""
+    """Build the application; its parts start and stop with it."""
     settings.check()
     return Gateway(settings).app
 
@@ -133,7 +133,7 @@ class Gateway:
             return self._refusal(request, internal_error(error))
 
     def _refusal(self, request: web.Request, error: InsituError) -> web.Response:
-        """An error in the shape of the protocol whose path was asked for."""
+        """Return an error in the shape of the protocol whose path was requested."""
         protocol = self._protocols.get(request.path.rpartition("/v1/")[2].removesuffix("/count_tokens"))
         return error_response(error, protocol.error(error)[1] if protocol else None)
 
@@ -158,7 +158,7 @@ class Gateway:
         return counted
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        """How long a prompt of the messages protocol would be."""
+        """Return the number of prompt tokens of a messages request."""
         protocol = self._protocols["messages"]
         body = load_body(await request.read(), self._settings.limits)
         parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)

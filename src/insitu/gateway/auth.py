@@ -1,4 +1,4 @@
-"""Who may call: keys, the loopback rule of the control routes, and browsers kept out."""
+"""Access control: keys, the loopback rule of the control routes, and browsers kept out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health"})
 CONTROL_PREFIX = "/control/"
 KEY_HEADER = "x-api-key"
-"""How clients of Anthropic's protocol send their key."""
+"""The header in which clients of Anthropic's protocol send their key."""
 
 
 class Guard:
@@ -28,7 +28,7 @@ class Guard:
         self._loopback_only = is_loopback(settings.host)
 
     def check(self, request: web.Request) -> None:
-        """Return when the request may pass, else raise."""
+        """Raise unless the request may pass."""
         if request.path in OPEN_PATHS:
             return
         self._check_browser(request)
@@ -44,7 +44,7 @@ class Guard:
             raise Unauthorized("The key is missing or wrong.", hint=hint)
 
     def _check_browser(self, request: web.Request) -> None:
-        """A page of another site must not reach a local gateway, whatever name it resolves to it."""
+        """Reject web pages of other sites, whatever name they resolve to a local gateway."""
         try:
             host = urlsplit(f"//{request.host}").hostname or ""
         except ValueError:
@@ -57,6 +57,6 @@ class Guard:
 
 
 def error_response(error: InsituError, body: object = None) -> web.Response:
-    """An error as JSON, with `Retry-After` where waiting helps."""
+    """Return an error as JSON, with `Retry-After` where waiting helps."""
     headers = {"retry-after": "5"} if error.status in (429, 503) else None
     return web.json_response(body or error.to_wire(), status=error.status, headers=headers)

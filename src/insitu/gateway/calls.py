@@ -3,9 +3,9 @@
     admit (hold) → resolve → choose replica → render → put back → generate → verify
         → derender → record → answer
 
-An attempt that fails before anything was sent is made again, on another replica when there is one, and
-leaves no record. Every other call that began to be generated is submitted to the recorder once, at its end:
-complete, or as far as it came when the client left (`cancelled`) or the engine failed (`broken`).
+An attempt that fails before anything was sent is retried, on another replica if there is one, and leaves no
+record. Every other call whose generation began is submitted to the recorder once, at its end: complete, or
+as far as it got when the client left (`cancelled`) or the engine failed (`broken`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _RETRY_RESERVE = 20.0
 
 
 def new_call_id() -> str:
-    """Unique, and growing with time so that neighbours in time are neighbours in the store."""
+    """Return a unique id that grows with time, so that neighbours in time are neighbours in the store."""
     return f"mc-{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)
 class CallContext:
-    """What stays the same over the attempts of one call."""
+    """The state that the attempts of one call share."""
 
     protocol: CallProtocol
     request: CallRequest
@@ -67,7 +67,7 @@ class CallContext:
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     sent: bool = False
-    """True once a part of the answer has gone out: no further attempt then."""
+    """True once a part of the answer has gone out: the call is then no longer retried."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Attempt:
     target: Target
     timings: dict[str, float]
     choices: list[Choice] = field(default_factory=list[Choice])
-    """The answers, from the moment at which they are asked for."""
+    """The answers, once they are requested."""
 
 
 async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:
@@ -92,7 +92,7 @@ async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:
 
 
 class RetryBudget:
-    """Bounds what retries add to an upstream that answers with errors; lost replicas are ejected instead."""
+    """Bounds the retries of an upstream that answers with errors; lost replicas are ejected instead."""
 
     def __init__(self) -> None:
         self._left = _RETRY_RESERVE
@@ -118,7 +118,7 @@ class Caller:
         self._budget = RetryBudget()
 
     def refuse_when_full(self, num_calls: int = 1) -> None:
-        """Ask before a call starts, so that one that was served can always be recorded."""
+        """Reject excess calls before they start, so that every call that is served can be recorded."""
         if (reason := self.recorder.refusal()) is not None:
             raise Unavailable(f"No new calls now: {reason}.", hint="retry later; see the gateway's log")
         if self.routes.in_flight.total() + num_calls > self._limits.max_in_flight:
@@ -127,11 +127,11 @@ class Caller:
             )
 
     async def complete(self, context: CallContext) -> Answer:
-        """A whole answer, recorded."""
+        """Return a whole answer and record it."""
         return await self.attempts(context, self._complete_once)
 
     async def attempts(self, context: CallContext, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Run `work` until an attempt succeeds or no further one makes sense."""
+        """Run `work` until an attempt succeeds or a retry makes no sense."""
         self._budget.earn()
         tried: set[str] = set()
         mismatched = False
@@ -162,9 +162,9 @@ class Caller:
         raise AssertionError("the last attempt returns or raises")
 
     async def render(self, attempt: Attempt) -> list[Choice]:
-        """The choices to generate, their prompt as the engine will see it.
+        """Render the prompt as the engine will see it and return the choices to generate.
 
-        What earlier calls of the rollout sampled has its own ids in it.
+        The prompt keeps the ids that earlier calls of the rollout sampled.
         """
         context, timings = attempt.context, attempt.timings
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
@@ -207,7 +207,7 @@ class Caller:
         context.ticket.recorded()
 
     async def _tried(self, attempt: Attempt, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """One attempt; what it leaves half done is recorded as such, unless it may be made again."""
+        """Make one attempt; what it leaves half done is recorded as such, unless it may be retried."""
         try:
             return await work(attempt)
         except (asyncio.CancelledError, ClientGone):
@@ -232,7 +232,7 @@ class Caller:
         return merged([answer for _, answer in answered])
 
     async def _choose(self, attempt: Attempt, choice: Choice) -> tuple[Sample, Answer]:
-        """One whole answer, verified."""
+        """Generate one whole answer and verify it."""
         lane, request, rendered = attempt.lane, attempt.context.request, choice.rendered
         generating = lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
         answered = await timed(choice.timings, "generate", generating)
@@ -242,7 +242,7 @@ class Caller:
         return sample, await timed(choice.timings, "derender", answering)
 
     async def _place(self, context: CallContext, tried: set[str]) -> tuple[Target, Replica, float]:
-        """The target and the replica of the next attempt. Nothing is awaited after the table was read."""
+        """Return the next attempt's target, replica and wait. Nothing is awaited after the table was read."""
         started = time.monotonic()
         while True:
             table = await self.routes.admit()
@@ -260,7 +260,7 @@ class Caller:
     def _may_retry(self, replica: Replica, fault: Fault) -> bool:
         if isinstance(fault, ReplicaLost | ReplicaFailed):
             self.pool.eject(replica, str(fault))
-        # All calls of a lost replica may move: it takes no more of them. The budget is for one that answers.
+        # All calls of a lost replica may move: it takes no more. The budget is for replicas that answer.
         return isinstance(fault, ReplicaLost) or self._budget.spend()
 
     async def _pause(self, fault: Fault, number: int) -> None:

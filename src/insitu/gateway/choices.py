@@ -33,14 +33,14 @@ class Choice:
     timings: dict[str, float]
     """Seconds by phase."""
     generated: Generated = field(default_factory=Generated)
-    """What has arrived so far."""
+    """The generation received so far."""
     text: StreamText | None = None
-    """What went out so far, of a stream."""
+    """The text sent so far, if streamed."""
     recorded: bool = False
 
 
 def choices_of(call_id: str, rendered: Rendered, count: int, timings: dict[str, float]) -> list[Choice]:
-    """The choices of a rendered request: the first has the id of the call, the others `<id>-1` and so on."""
+    """Create the choices of a rendered request: the first has the call's id, the others `<id>-1` etc."""
     return [
         Choice(index, _numbered(call_id, index), _own(rendered, call_id, index), dict(timings))
         for index in range(count)
@@ -48,7 +48,7 @@ def choices_of(call_id: str, rendered: Rendered, count: int, timings: dict[str, 
 
 
 def merged(answers: Sequence[Answer]) -> Answer:
-    """One answer with all choices."""
+    """Merge the answers into one with all choices."""
     first, *others = answers
     if not others:
         return first
@@ -60,7 +60,7 @@ def merged(answers: Sequence[Answer]) -> Answer:
 
 
 def indexed(events: list[Event], index: int) -> list[Event]:
-    """The events of one choice, saying which."""
+    """Set the index of the choice in its events."""
     for _, data in events if index else []:
         for choice in data["choices"]:
             choice["index"] = index
@@ -68,7 +68,7 @@ def indexed(events: list[Event], index: int) -> list[Event]:
 
 
 async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; the first failure ends the others before it is raised."""
+    """Run all of them and return their results; the first failure cancels the others before it is raised."""
     if len(works) == 1:
         return [await works[0]]
     tasks = [asyncio.create_task(work) for work in works]
@@ -85,7 +85,7 @@ def _numbered(call_id: str, index: int) -> str:
 
 
 def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
-    """The same prompt under the choice's own id; a seed is counted up, or all choices would be the same."""
+    """Give the prompt the choice's own id and increment its seed, or all choices would be the same."""
     if not index:
         return rendered
     sampling = rendered.generate["sampling_params"]

@@ -1,4 +1,4 @@
-"""What can go wrong with a call: the engine's faults, as far as they decide what happens next, and our own.
+"""Failures of a call: the engine's faults, classified by what happens next, and the gateway's own errors.
 
 A fault never reaches a client: the retry loop turns it into another attempt or into an `UpstreamError`.
 """
@@ -12,7 +12,7 @@ from insitu.errors import InsituError
 
 
 class Fault(Exception):
-    """An attempt failed before anything was recorded, so it may be made again."""
+    """An attempt failed before anything was recorded, so it may be retried."""
 
 
 class ReplicaLost(Fault):
@@ -28,18 +28,18 @@ class ReplicaBusy(Fault):
 
 
 class VersionMismatch(Fault):
-    """The engine reports other weights than the table promised: try again after the table settles."""
+    """The engine reports other weights than the table promised: retry once the table has settled."""
 
 
 class UnexpectedShape(Fault):
-    """The engine's answer cannot be read. It is not asked again: it would answer alike."""
+    """The engine's answer cannot be parsed. Not retried: the engine would answer the same again."""
 
 
 @contextmanager
 def reading() -> Generator[None]:
-    """Read an answer of the engine; what it lacks is the engine's fault.
+    """Blame the engine for errors in reading its answer: they become UnexpectedShape.
 
-    Nothing else belongs inside: an error of the gateway's own code must not be blamed on the engine.
+    Nothing else belongs inside: a bug of the gateway must not be blamed on the engine.
     """
     try:
         yield
@@ -48,14 +48,14 @@ def reading() -> Generator[None]:
 
 
 def text_of(value: object) -> str:
-    """The text in an answer; TypeError where there is something else."""
+    """Return the text in an answer; raise TypeError if it is something else."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} in place of a text")
     return value
 
 
 def internal_error(error: Exception) -> InsituError:
-    """What a client is told of an error in the gateway's own code; the log has the traceback."""
+    """Return the error that a client sees for a bug in the gateway; the log has the traceback."""
     return InsituError(
         f"The request failed inside the gateway: {type(error).__name__}.", hint="see the gateway's log"
     )

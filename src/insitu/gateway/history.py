@@ -1,8 +1,8 @@
-"""What the gateway itself remembers of recent rollouts: the ids of their calls, as they were sampled.
+"""The gateway's own memory of recent rollouts: the ids of their calls, as they were sampled.
 
 Records are written off the hot path, so the next turn of a conversation cannot wait for them. A conversation
-is kept once, however many turns it has; a call that continues none of those kept starts another. The rollouts
-used longest ago are forgotten first, and all of them when the process ends.
+is kept once, however many turns it has; a call that continues none of them starts another. The least
+recently used rollouts are forgotten first, and all of them when the process ends.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 MAX_CONVERSATIONS = 32
-"""Of one rollout; the one used longest ago makes room."""
+"""Per rollout; the least recently used one is evicted."""
 
 Key = tuple[str, str]
-"""A rollout and what answers it: a run, or a model's name."""
+"""A rollout and the run, or else the model, that answers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """Calls of which each one's prompt starts with all ids before it."""
+    """A chain of calls: the prompt of each starts with all ids before it."""
 
     ids: array[int]
     turns: list[Turn]
@@ -40,7 +40,7 @@ class History:
     def __init__(self, max_rollouts: int, max_tokens: int) -> None:
         self.num_tokens = 0
         self.num_forgotten = 0
-        """Rollouts that were dropped for newer ones."""
+        """Rollouts evicted to make room for newer ones."""
         self._max_rollouts, self._max_tokens = max_rollouts, max_tokens
         self._rollouts: OrderedDict[Key, list[Conversation]] = OrderedDict()
 
@@ -49,14 +49,14 @@ class History:
         return len(self._rollouts)
 
     def of(self, key: Key) -> list[Conversation]:
-        """The conversations of a rollout, that used longest ago first."""
+        """Return the conversations of a rollout, least recently used first."""
         if key not in self._rollouts:
             return []
         self._rollouts.move_to_end(key)
         return self._rollouts[key]
 
     def add(self, key: Key, prompt_ids: list[int], output_ids: list[int]) -> None:
-        """Remember a call: the next turn of the longest conversation that it continues, or a new one."""
+        """Remember a call as the next turn of the longest conversation that it continues, or as a new one."""
         prompt, output = array("i", prompt_ids), array("i", output_ids)
         kept = self._rollouts.setdefault(key, [])
         self._rollouts.move_to_end(key)

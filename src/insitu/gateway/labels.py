@@ -1,4 +1,4 @@
-"""What a call says about where it comes from: its rollout and the part of the agent, by path or header."""
+"""The labels of a call, by path or header: its rollout and the part of the agent that makes it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Both None for a call outside any rollout."""
+    """The origin of a call; both None outside any rollout."""
 
     rollout_id: str | None
     function: str | None
 
 
 def named_rollout(request: web.Request) -> str | None:
-    """The rollout that a request names, whatever else is wrong with it; the path goes before the header."""
+    """Return the rollout that a request names, even an invalid one; the path overrides the header."""
     named = request.match_info.get("rollout_id") or request.headers.get(ROLLOUT_HEADER)
     return named if named is not None and _ROLLOUT_ID.fullmatch(named) else None
 
 
 def labels_of(request: web.Request) -> Labels:
-    """The labels of a request; InvalidRequest when path and header disagree or a name is not allowed."""
+    """Return the labels of a request; InvalidRequest if path and header disagree or a name is not allowed."""
     return Labels(
         rollout_id=_label(request, "rollout_id", ROLLOUT_HEADER, "Rollout id", _ROLLOUT_ID),
         function=_label(request, "function", FUNCTION_HEADER, "Function name", FUNCTION_PATTERN),

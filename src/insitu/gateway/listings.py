@@ -1,6 +1,6 @@
-"""The calls of one rollout as a list, with every call that was answered before it was asked for.
+"""List the calls of one rollout, including every call that was answered before the request.
 
-Each comes without what an earlier one holds, see `insitu.recorded`.
+Each omits what an earlier one holds; see `insitu.recorded`.
 
     request ──► turn (few at once) ──► wait for the writer ──► one indexed query in a thread ──► JSON
 
@@ -35,7 +35,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A boolean of the query."""
+    """Return a boolean query parameter."""
     value = query.get(name)
     if value is None:
         return default
@@ -45,7 +45,7 @@ def flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 class Listings:
-    """Reads lists of calls beside the hot path, a few at a time."""
+    """Reads lists of calls off the hot path, a few at a time."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Listings:
         self._tallies = tallies
         self._texts = texts
         self._seconds = limits.listing_seconds
-        # Its own threads: name resolution and the like use the loop's.
+        # A pool of its own: name resolution and the like use the loop's.
         self._threads = ThreadPoolExecutor(limits.max_listings, thread_name_prefix="listing")
         self._turns = asyncio.Semaphore(limits.max_listings)
 
     async def of_rollout(self, rollout_id: str, *, tokens: bool, pieces: bool = False) -> bytes:
-        """`{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded when the writer lags.
+        """Return `{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded if the writer lags.
 
         `pieces` adds the text of the tokens, for display.
         """
@@ -87,10 +87,10 @@ class Listings:
         return b'{"calls":%b,%b' % (calls, orjson.dumps(counts)[1:])
 
     def _counts(self, rollout_id: str, read: _Read, num_due: int) -> dict[str, Any]:
-        """How many calls were asked for. What was recorded after `read` counts as under way.
+        """Count the calls that were requested. Those recorded after `read` count as under way.
 
-        `num_due` calls had been handed to the recorder before. One of them that the store does not hold is
-        lost: it is seen, and nothing else.
+        `num_due` calls had been handed to the recorder before. One that is missing from the store is lost:
+        it counts as seen, and nothing else.
         """
         tally = self._tallies.find(rollout_id)
         if tally is None:
@@ -103,7 +103,7 @@ class Listings:
         return {"seen": tally.seen, "unrecorded": dict(tally.unrecorded), "under_way": under_way}
 
     def close(self) -> None:
-        """Let reads under way end; nobody waits for them any more."""
+        """Wait for reads under way to end and cancel the others; nobody waits for them any more."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, rollout_id: str, tokens: bool) -> _Read:
@@ -119,11 +119,11 @@ class Listings:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the store holds of a rollout."""
+    """The store's content for one rollout."""
 
     listed: list[ListedCall]
     num_recorded: int
-    """Calls of a gateway, not those that came with an upload."""
+    """Calls recorded by a gateway, not uploaded ones."""
     was_counted: bool
 
 

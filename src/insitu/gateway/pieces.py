@@ -1,10 +1,10 @@
 """The bytes behind every token id, read from a model's `tokenizer.json`.
 
-Decoded text is no ground for comparing tokens: half a character decodes to U+FFFD, whichever half it is.
-So each id is turned into its bytes, once, for the two families whose text is the concatenation of their
+Tokens cannot be compared by their decoded text: half a character decodes to U+FFFD, whichever half it is.
+So each id is mapped to its bytes, once, for the two families whose text is the concatenation of their
 tokens' bytes: byte-level BPE (GPT-2, Llama 3, Qwen …) and SentencePiece style (`▁`, `<0xXX>`). Ids without
-bytes of their own (special tokens, the unknown token, ids that the file does not list) have None: they
-equal nothing but themselves, so a marker that was spelt out is never taken for the marker.
+bytes of their own (special tokens, the unknown token, ids that the file does not list) map to None: they
+equal only themselves, so a marker that was spelt out is never mistaken for the marker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class NoPieces(Exception):
-    """Why the bytes of a model's tokens are not known."""
+    """The bytes of a model's tokens are not known; the message says why."""
 
 
 class Pieces:
@@ -41,12 +41,12 @@ class Pieces:
         return self._texts[token] if 0 <= token < len(self._texts) else None
 
     def name(self, token: int) -> str | None:
-        """What the tokenizer calls an id that has no bytes."""
+        """Return the tokenizer's name for an id that has no bytes."""
         return self._names.get(token)
 
 
 def find_tokenizer(root: str) -> Path | None:
-    """Where a model's `tokenizer.json` is: in its own directory or in the local hub cache; None: nowhere."""
+    """Find the directory of a model's `tokenizer.json`, its own or one in the local hub cache, or None."""
     folder = Path(root)
     if not folder.is_dir() and _REPO.fullmatch(root):
         repo = _hub_cache() / f"models--{root.replace('/', '--')}"
@@ -58,7 +58,7 @@ def find_tokenizer(root: str) -> Path | None:
 
 
 def load_pieces(folder: Path) -> Pieces:
-    """The table of the tokenizer in `folder`; NoPieces says why there is none."""
+    """Load the table of the tokenizer in `folder`; NoPieces says why there is none."""
     try:
         tokenizer = cast("dict[str, Any]", orjson.loads((folder / _TOKENIZER).read_bytes()))
         config: dict[str, Any] = {}
@@ -82,14 +82,14 @@ def _pieces(tokenizer: dict[str, Any], config: dict[str, Any]) -> Pieces:
         called[token] = content
         if added.get("special") or content in names:
             opaque.add(token)
-        else:  # an added token stands for its content as it is, in a byte-level vocabulary too
+        else:  # an added token stands for its literal content, even in a byte-level vocabulary
             texts[token] = content.replace("▁", " ").encode() if text_of("▁") == b" " else content.encode()
     kept = {token: text for token, text in texts.items() if token not in opaque}
     return Pieces(kept, {token: name for token, name in called.items() if token not in kept})
 
 
 def _text_of(tokenizer: dict[str, Any]) -> Callable[[str], bytes | None]:
-    """How this tokenizer's decoder turns one token into bytes."""
+    """Return the function by which this tokenizer's decoder turns one token into bytes."""
     decoders = list(_flat(tokenizer.get("decoder")))
     kinds = {str(decoder["type"]) for decoder in decoders}
     if "ByteLevel" in kinds:
@@ -135,7 +135,7 @@ def _vocabulary(model: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _added(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Added tokens of both files; a token that either of them calls special is special."""
+    """Yield the added tokens of both files; a token that either calls special is special."""
     yield from tokenizer.get("added_tokens") or []
     for token, added in cast("dict[str, dict[str, Any]]", config.get("added_tokens_decoder") or {}).items():
         yield {**added, "id": int(token)}
@@ -151,13 +151,13 @@ def _special_names(config: dict[str, Any]) -> set[str | None]:
 
 
 def _hub_cache() -> Path:
-    """Where Hugging Face's libraries keep downloaded models."""
+    """Return the directory in which Hugging Face's libraries keep downloaded models."""
     home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}

@@ -21,7 +21,7 @@ from insitu.open_files import allow_open_files
 
 
 def settings_from(arguments: list[str]) -> Settings:
-    """The settings of a command line and the environment."""
+    """Read the settings from a command line and the environment."""
     parser = argparse.ArgumentParser(prog="python -m insitu.gateway", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -44,10 +44,10 @@ def settings_from(arguments: list[str]) -> Settings:
 
 
 async def serve(settings: Settings) -> None:
-    """Run until SIGTERM or Ctrl-C, then finish what is under way and write what was recorded."""
+    """Run until SIGTERM or Ctrl-C, then finish the calls under way and flush the records."""
     runner = web.AppRunner(
         build_app(settings),
-        handler_cancellation=True,  # a client that leaves ends its generation
+        handler_cancellation=True,  # a client that disconnects ends its generation
         access_log=None,
         shutdown_timeout=settings.limits.shutdown_seconds,
     )
@@ -75,7 +75,7 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point; errors on purpose end it with their message and status 1."""
+    """Run the gateway; an InsituError exits with its message and status 1."""
     log_to(None)  # standard error; under a supervisor that is logs/gateway.log
     allow_open_files()
     try:

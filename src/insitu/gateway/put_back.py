@@ -1,12 +1,12 @@
-"""No drift between turns: the ids that were sampled go back into the prompt that continues them.
+"""Prevent drift between turns: restore the sampled ids in the prompt that continues them.
 
     render ──► ids of the template's text ──► restore ──► the same text, with the ids sampled before
 
-A chat template turns the whole conversation into text at every turn, and the tokenizer may cut the model's
-own answers differently from how they were sampled (`1` `0` against `10`). When the rendered ids start with
+A chat template turns the whole conversation into text at every turn, and the tokenizer may split the model's
+own answers differently from how they were sampled (`1` `0` against `10`). If the rendered ids start with
 exactly the text of an earlier call of the rollout, prompt and output, that part is replaced by the ids
-of that call. Text that changed (reasoning dropped, tool calls written anew, whitespace trimmed) stays as
-rendered: production sees it like that. Only whole calls are put back, from the first token on.
+of that call. Text that changed (reasoning dropped, tool calls rewritten, whitespace trimmed) stays as
+rendered: production sees it the same way. Only whole calls are restored, from the first token on.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _MEDIA_FIELDS = ("features", "content_parts")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How a rendered prompt continues one conversation."""
+    """A rendered prompt matched against one conversation."""
 
     conversation: Conversation
     num_recorded: int
-    """Recorded ids of the longest run of whole calls that the prompt's text starts with; 0: of none."""
+    """Recorded ids of the longest run of whole calls that the prompt's text starts with; 0 if none."""
     num_rendered: int
-    """The rendered ids with the same text."""
+    """The number of rendered ids with the same text."""
     broken: str | None = None
-    """Why a later call, whose prompt it starts with too, is not continued."""
+    """The reason why a later call, whose prompt it also starts with, is not continued."""
     broken_at: int = 0
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """The longest text first; of equal ones that which no other call has continued yet."""
+        """Sort key: the longest text wins; ties go to a conversation that nothing has continued yet."""
         return self.num_rendered, self.num_recorded == len(self.conversation.ids)
 
 
@@ -56,7 +56,7 @@ class PutBack:
         self._counts: Counter[str] = Counter()
 
     def report(self) -> dict[str, Any]:
-        """How prompts continued earlier calls, and what is remembered."""
+        """Report how prompts continued earlier calls, and what is remembered."""
         return {
             **{outcome: self._counts[outcome] for outcome in OUTCOMES},
             "tokenizers": dict(self._tokenizers.states),
@@ -66,12 +66,12 @@ class PutBack:
         }
 
     def remember(self, rollout_id: str | None, target: Target, rendered: Rendered, output: list[int]) -> None:
-        """Keep a call that was answered. Prompts with media are not: equal ids may be different pictures."""
+        """Remember an answered call. Prompts with media are skipped: equal ids may be different pictures."""
         if rollout_id is not None and not _has_media(rendered):
             self._history.add(_key(rollout_id, target), rendered.prompt_ids, output)
 
     async def restore(self, rollout_id: str | None, target: Target, lane: Lane, given: Rendered) -> Rendered:
-        """The prompt with the ids sampled earlier, or `given` itself where nothing is to be put back."""
+        """Return the prompt with the ids sampled earlier, or `given` itself if nothing is to be restored."""
         if rollout_id is None or not given.from_text or _has_media(given):
             return given
         key = _key(rollout_id, target)
@@ -110,7 +110,7 @@ class PutBack:
 
 
 def match(conversation: Conversation, aligned: Alignment) -> Match:
-    """The longest run of whole calls that the prompt starts with, and what became of the call after it."""
+    """Find the longest run of whole calls that the prompt starts with, and the fate of the call after it."""
     num_recorded = num_rendered = broken_at = 0
     broken: str | None = None
     for turn in conversation.turns:
@@ -129,9 +129,9 @@ def match(conversation: Conversation, aligned: Alignment) -> Match:
 
 
 def _fitted(given: Rendered, prompt_ids: list[int], max_model_len: int | None) -> Rendered | None:
-    """The request for other ids of the same text, its output bounded by what the model still takes.
+    """Return the request for other ids of the same text, its output limited to the room the model has left.
 
-    The bound was rendered for `given`; the ids sampled may be more. None when no room is left for an answer.
+    The limit was rendered for `given`; the sampled ids may be more. None if no room is left for an answer.
     """
     sampling = given.generate["sampling_params"]
     length = max_model_len or len(given.prompt_ids) + sampling["max_tokens"]

@@ -4,7 +4,7 @@
              └─ count ──┘
 
 Whatever arrived during one commit forms the next batch, so the batch grows with the load by itself. When
-the store cannot be written (disk full), the batch is kept and tried again; meanwhile `refusal` gives the
+the store cannot be written (disk full), the batch is kept and retried; meanwhile `refusal` gives the
 reason, and the gateway takes no new calls.
 """
 
@@ -39,7 +39,7 @@ class Recorder:
         self._writing = 0
         self._num_submitted = self._num_written = 0
         self._waiting: deque[tuple[int, Future[None]]] = deque()
-        """Who waits until so many entries are written; in growing order, as they came."""
+        """Futures and the number of written entries that each waits for, in ascending order."""
         self._error: str | None = None
         self._closing = False
         self._wake = threading.Condition()
@@ -48,11 +48,11 @@ class Recorder:
 
     @property
     def backlog(self) -> int:
-        """Calls and new rollouts submitted and not yet durable."""
+        """Calls and new rollouts submitted but not yet durable."""
         return len(self._queue) + self._writing
 
     def refusal(self) -> str | None:
-        """Why no new call should be taken now, or None."""
+        """Return the reason why no new call should be accepted now, or None."""
         if self._error is not None:
             return f"calls cannot be recorded: {self._error}"
         if self.backlog >= self._max_backlog:
@@ -60,7 +60,7 @@ class Recorder:
         return None
 
     def submit(self, call: ModelCall) -> None:
-        """Queue a finished call. Never refuses one: `refusal` is asked before a call starts."""
+        """Queue a finished call. Never rejects one: `refusal` is checked before a call starts."""
         with self._wake:
             if self._closing:
                 raise InsituError(
@@ -69,7 +69,7 @@ class Recorder:
             self._put(call)
 
     def count(self, tally: Tally) -> None:
-        """Queue a rollout whose requests are counted from now on; its tally learns when it is not new."""
+        """Queue a rollout whose requests are counted from now on; its tally is told if it is not new."""
         with self._wake:
             self._put(tally)
 
@@ -79,7 +79,7 @@ class Recorder:
         self._wake.notify_all()
 
     def written(self) -> Future[None]:
-        """Done when everything submitted before this moment is durable, whatever comes meanwhile."""
+        """Return a future, done once all that was submitted so far is durable, whatever comes meanwhile."""
         future: Future[None] = Future()
         with self._wake:
             if self.backlog == 0:
@@ -89,14 +89,14 @@ class Recorder:
         return future
 
     def flush(self, deadline_seconds: float) -> None:
-        """Return when everything submitted before is durable."""
+        """Wait until everything submitted so far is durable."""
         try:
             self.written().result(deadline_seconds)
         except TimeoutError:
             raise self.too_slow(deadline_seconds) from None
 
     def too_slow(self, deadline_seconds: float) -> DeadlineExceeded:
-        """The error for whoever waited this long for the writer."""
+        """Return the error for a caller that waited this long for the writer."""
         return DeadlineExceeded(
             f"{self.backlog} entries were not written within {deadline_seconds:.0f} s: "
             f"{self._error or 'the store is slow'}",

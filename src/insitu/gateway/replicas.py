@@ -1,4 +1,4 @@
-"""The replicas: which one takes a call, which are out, and how they come back.
+"""Choose, eject and recover replicas.
 
 call ── choose ──► replica ── fault ──► ejected ── probe ok ──► back (waiting calls are woken)
                       ▲                                │
@@ -50,7 +50,7 @@ class Replica:
                 self.idle.set()
 
     def affinity(self, rollout_id: str) -> bytes:
-        """Rendezvous weight: each rollout prefers one replica, and only its calls move when that one goes."""
+        """Return the rendezvous weight: a rollout prefers one replica and moves only when that one goes."""
         return hashlib.blake2b(f"{rollout_id}\0{self.id}".encode(), digest_size=8).digest()
 
 
@@ -64,7 +64,7 @@ class ReplicaPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to watch for replicas that hang."""
+        """Start watching for replicas that hang."""
         self._spawn(self._watch())
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class ReplicaPool:
         await asyncio.gather(*(replica.engine.close() for replica in self.replicas.values()))
 
     def sync(self, wanted: dict[str, str]) -> None:
-        """Follow the table: a replica at a new address is a new one. Calls on removed ones may finish."""
+        """Follow the table: a replica at a new address counts as new. Calls on removed ones may finish."""
         for replica_id, replica in list(self.replicas.items()):
             if wanted.get(replica_id) != replica.url:
                 del self.replicas[replica_id]
@@ -85,7 +85,7 @@ class ReplicaPool:
                 self.replicas[replica_id] = Replica(replica_id, url, self._limits)
 
     def choose(self, rollout_id: str | None, tried: Collection[str] = ()) -> Replica | None:
-        """The replica for a call, None when all are out. Those in `tried` only when no other is left."""
+        """Return the replica for a call, None if all are out. Those in `tried` are the last resort."""
         healthy = [replica for replica in self.replicas.values() if replica.healthy]
         fresh = [replica for replica in healthy if replica.id not in tried] or healthy
         if rollout_id is not None:
@@ -93,7 +93,7 @@ class ReplicaPool:
         return min(fresh, key=lambda replica: replica.in_flight, default=None)
 
     def eject(self, replica: Replica, reason: str) -> None:
-        """Take a replica out until a probe succeeds; the first one follows at once, it may well be fine."""
+        """Eject a replica until a probe succeeds; the first probe follows at once, as it may well be fine."""
         if replica.healthy and self._is_current(replica):
             _log.warning("replica %s ejected: %s", replica.id, reason)
             replica.healthy = False

@@ -1,4 +1,4 @@
-"""A client's request, checked against an allow-list: what is not understood is refused, never ignored."""
+"""A client's request, checked against an allow-list: unknown fields are rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 from insitu.errors import InvalidRequest, TooLarge
 from insitu.gateway.settings import Limits
 
-# Sent with every call, so that no default of the engine or of the model's files decides.
+# Sent with every call, so that no default of the engine or of the model's files applies.
 NEUTRAL_SAMPLING: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -35,7 +35,7 @@ SAMPLING_FIELDS = frozenset(NEUTRAL_SAMPLING) | {
     "allowed_token_ids",
     "response_format",
 }
-# Handled here, or bookkeeping of OpenAI's own service without any effect on an answer.
+# Handled here, or bookkeeping of OpenAI's own service that has no effect on an answer.
 HANDLED_FIELDS = frozenset({"model", "n", "stream", "stream_options", "logprobs", "return_token_ids"})
 BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -50,21 +50,21 @@ MASKING_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """One call as the client asked for it."""
+    """One call as the client requested it."""
 
     model: str
     body: dict[str, Any]
-    """The request for the engine's render: prompt and sampling, every parameter explicit."""
+    """The engine's render request: prompt and sampling, every parameter explicit."""
     stream: bool
     include_usage: bool
     num_logprobs: int | None
-    """Alternatives per token that the client wants to see; None when it did not ask for logprobs."""
+    """Alternatives per token that the client wants to see; None if it did not ask for logprobs."""
     return_token_ids: bool
     stops: list[str] = field(default_factory=list[str])
     num_choices: int = 1
-    """Answers asked for, `n`; each is a call of its own."""
+    """Answers requested, `n`; each is a call of its own."""
     original: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The request in the client's own words, where the answer repeats parts of it."""
+    """The client's original request, if the answer repeats parts of it."""
 
     @property
     def keeps_stop(self) -> bool:
@@ -72,7 +72,7 @@ class CallRequest:
 
 
 def load_body(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The JSON object of a request body."""
+    """Parse the JSON object of a request body."""
     if len(data) > limits.max_body_bytes:
         raise TooLarge(f"The body has {len(data)} bytes; the limit is {limits.max_body_bytes}.")
     try:
@@ -89,7 +89,7 @@ def load_body(data: bytes, limits: Limits) -> dict[str, Any]:
 def common_request(
     body: dict[str, Any], own_fields: frozenset[str], num_logprobs: int | None, limits: Limits
 ) -> CallRequest:
-    """What chat and plain completions have in common. `own_fields` are the protocol's own allowed keys."""
+    """Check what chat and plain completions have in common. `own_fields` are the protocol's own keys."""
     known = own_fields | SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
     unknown = sorted(key for key, value in body.items() if value is not None and key not in known)
     if unknown:
@@ -116,7 +116,7 @@ def common_request(
 
 
 def check_object(body: dict[str, Any], key: str) -> dict[str, Any]:
-    """An optional object of the body; empty when it is missing."""
+    """Return an optional object of the body; empty if it is missing."""
     value = body.get(key)
     if value is not None and not isinstance(value, dict):
         raise InvalidRequest(f"`{key}` must be an object.")
@@ -124,7 +124,7 @@ def check_object(body: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
-    """An optional positive integer of the body, within its limit."""
+    """Return an optional positive integer of the body, within its limit."""
     value = body.get(key)
     if value is None:
         return None
@@ -141,7 +141,7 @@ def _stops(stop: object) -> list[str]:
 
 
 def _depth(root: object, limit: int) -> int:
-    """How deep a JSON value is nested; stops counting just beyond the limit."""
+    """Return the nesting depth of a JSON value; stop counting just beyond the limit."""
     level, depth = [root], 0
     while level and depth <= limit:
         children: list[object] = []

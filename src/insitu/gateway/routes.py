@@ -1,9 +1,9 @@
-"""Who serves what, and when calls may go: the routing table, the hold, and the calls under way.
+"""Routing and admission of calls: the routing table, the hold, and the calls under way.
 
 The supervisor replaces the table whole (`PUT /control/routes`). A call passes `admit`, which waits while
 the table holds calls, and is resolved against the table that is current when it leaves, so an alias names
 the newest policy at that moment. `leased` counts the resolved version until the call has been recorded:
-the supervisor reads zero there before it retires weights.
+the supervisor waits for zero there before it retires weights.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Target:
     step: int
     engine_model: str
     version: str | None
-    """What the engine must report; None in front of a foreign engine: whatever it reports is recorded."""
+    """The version that the engine must report. None for a foreign engine: whatever it reports is recorded."""
     is_adapter: bool = False
     """An adapter is served under its version's own name; full weights under the base's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A routing table, resolved: every name with its target."""
+    """A resolved routing table: every name with its target."""
 
     revision: int
     hold: Hold | None
@@ -55,7 +55,7 @@ class Table:
     """Further models of a foreign engine, by name."""
 
     def resolve(self, model: str) -> Target:
-        """The version that `model` names now; NotFound says what is served instead."""
+        """Return the version that `model` names now; NotFound says what is served instead."""
         run, step = parse_policy(model)
         if run in self.runs:
             wanted = self.latest[run] if step is None else step
@@ -74,7 +74,7 @@ class Table:
         raise NotFound(f"Model `{model}` is not served here.", hint=self._offer())
 
     def names(self) -> list[str]:
-        """Every name a client may use now."""
+        """Return every name that a client may use now."""
         base = [self.base.name] if self.base is not None and not self.base_refusal else []
         versions = [policy_name(run, step) for run, steps in self.runs.items() for step in sorted(steps)]
         return base + list(self.extra) + list(self.runs) + versions
@@ -84,7 +84,7 @@ class Table:
 
 
 def parse_table(body: bytes) -> Table:
-    """Read the body of a `PUT /control/routes`; InvalidRequest names what is wrong."""
+    """Parse the body of a `PUT /control/routes`; InvalidRequest names what is wrong."""
     try:
         sent = _ROUTING_TABLE.validate_json(body)
     except ValidationError as error:
@@ -119,30 +119,30 @@ class Routes:
         self.in_flight: Counter[str] = Counter()
         self.held = 0
         self.closing = False
-        """The process ends; what is still under way breaks off."""
+        """The process is shutting down; calls still under way are cut off."""
         self._max_held = max_held
         self._default_hold_seconds = default_hold_seconds
         self._changed = asyncio.Event()
 
     def replace(self, table: Table) -> None:
-        """Install a newer table (the same revision may be sent again) and wake whoever waits."""
+        """Install a newer table (the same revision may be sent again) and wake the waiting calls."""
         if self.table is not None and table.revision < self.table.revision:
             raise Conflict(f"Routing table {table.revision} is older than the current {self.table.revision}.")
         self.table = table
         self.wake()
 
     def wake(self) -> None:
-        """Let every waiting call look again: the table or the health of a replica changed."""
+        """Let every waiting call check again: the table or the health of a replica changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Let no further call pass: the process ends."""
+        """Admit no further calls: the process is shutting down."""
         self.closing = True
         self.wake()
 
     async def changed(self, seconds: float) -> bool:
-        """Wait for the next change, at most `seconds`; False when none came."""
+        """Wait for the next change, at most `seconds`; return False if none came."""
         try:
             await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
@@ -150,7 +150,7 @@ class Routes:
         return True
 
     async def admit(self) -> Table:
-        """The table to use, after any hold. Overloaded when too many wait, Unavailable at the deadline."""
+        """Wait out any hold, return the table. Overloaded if too many wait, Unavailable at the deadline."""
         if (table := self._open_table()) is not None:
             return table
         with self.waiting():
@@ -165,7 +165,7 @@ class Routes:
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Count a call as held; refuse it when too many are."""
+        """Count a call as held; reject it if too many are."""
         if self.held >= self._max_held:
             raise Overloaded(f"{self.held} calls are held already (the limit).", hint="retry later")
         self.held += 1
@@ -176,7 +176,7 @@ class Routes:
 
     @contextmanager
     def leased(self, target: Target, num_calls: int = 1) -> Generator[None]:
-        """Count calls on their version from here to the end of their record."""
+        """Count calls against their version until they have been recorded."""
         key = target.version or target.name
         self.in_flight[key] += num_calls
         try:

@@ -1,4 +1,4 @@
-"""What the engine sampled, checked: complete ids and logprobs, or an error. Never a doubtful record."""
+"""Verified samples of the engine: complete ids and logprobs, or an error. Never a doubtful record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Generated:
     model: str | None = None
 
     def add(self, answer: dict[str, Any]) -> None:
-        """Take in a generate answer or one chunk of it."""
+        """Add a generate answer or one chunk of it."""
         with reading():
             self.usage = answer.get("usage") or self.usage
             self.model = answer.get("model") or self.model
@@ -42,7 +42,7 @@ class Generated:
                 self.weight_versions = choice.get("weight_versions") or self.weight_versions
 
     def after(self, num_tokens: int) -> Generated:
-        """What came after the first `num_tokens` tokens."""
+        """Return the part after the first `num_tokens` tokens."""
         return Generated(
             token_ids=self.token_ids[num_tokens:],
             logprob_entries=self.logprob_entries[num_tokens:],
@@ -63,7 +63,7 @@ class Sample:
 
 
 def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Sample:
-    """The sample, or why it cannot be recorded."""
+    """Return the verified sample, or raise if it cannot be recorded."""
     if generated.finish_reason not in _COMPLETE:
         raise ReplicaFailed(f"the generation ended with `{generated.finish_reason}`, not with an answer")
     with reading():
@@ -79,9 +79,9 @@ def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Samp
 
 
 def partial(generated: Generated, finish_reason: str, target: Target) -> Sample:
-    """What had arrived of a generation that broke off, as far as ids and logprobs agree.
+    """Return what arrived of a generation that broke off, as far as ids and logprobs agree.
 
-    Nothing is vouched for, the version neither: it is what the engine had said, or empty.
+    Nothing is verified, not even the version: it is what the engine had reported, or empty.
     """
     ids: list[int] = []
     logprobs: list[float] = []
@@ -121,10 +121,10 @@ def _logprobs(generated: Generated, num_prompt_tokens: int) -> list[float]:
 
 
 def _reported_version(generated: Generated, target: Target) -> str:
-    """The version that the engine itself names for these tokens.
+    """Return the version that the engine itself reports for these tokens.
 
-    Full weights are named by `weight_versions`; an adapter by `model`, which only whole answers carry: a
-    stream is vouched for by the engine's refusal of names that it has not loaded.
+    Full weights are named by `weight_versions`; an adapter by `model`, which only whole answers carry. A
+    stream can be trusted because the engine rejects names that it has not loaded.
     """
     spans = generated.weight_versions or []
     versions = sorted({str(span["version"]) for span in spans})

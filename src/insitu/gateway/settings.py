@@ -1,4 +1,4 @@
-"""What a gateway process is told at start: addresses, keys and limits."""
+"""The settings of a gateway process: addresses, keys and limits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Limits:
     max_held: int = 4096
     max_record_backlog: int = 4096
     hold_seconds: float = 600.0
-    """How long a call waits when no hold says otherwise: no table yet, or no healthy replica."""
+    """Longest wait of a call if no hold sets one: no table yet, or no healthy replica."""
     settle_seconds: float = 5.0
-    """How long a call whose version did not match waits for the next table before its retry."""
+    """Longest wait for the next table before a call whose version did not match is retried."""
     max_attempts: int = 4
     connect_seconds: float = 5.0
     render_seconds: float = 60.0
@@ -31,11 +31,11 @@ class Limits:
     probe_timeout_seconds: float = 10.0
     shutdown_seconds: float = 8.0
     max_listings: int = 4
-    """Lists of calls read at once; others wait, so that they never crowd out the calls themselves."""
+    """Lists of calls read at once; others queue, so that they never crowd out the calls themselves."""
     listing_seconds: float = 30.0
-    """How long a list may wait for its turn and for the writer."""
+    """Longest wait of a list for its turn and for the writer."""
     max_counted_rollouts: int = 65_536
-    """Rollouts whose requests are counted; of those used longest ago the count is forgotten."""
+    """Rollouts whose requests are counted; the least recently used counts are forgotten."""
     max_choices: int = 16
     """The largest `n`."""
     max_remembered_rollouts: int = 16_384
@@ -55,9 +55,9 @@ class Settings:
     upstreams: tuple[str, ...] = ()
     """Engines of a standalone gateway; empty when a supervisor sends the table."""
     tokenizer: Path | None = None
-    """Where the served model's `tokenizer.json` is, when it is not where the engine says its model is."""
+    """The directory of the served model's `tokenizer.json`, if not where the engine says its model is."""
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:
-        """Refuse addresses that the keys are not good enough for."""
+        """Reject an address that needs a stronger key."""
         check_key(self.api_key, self.host)

@@ -1,4 +1,4 @@
-"""A gateway without a supervisor: the table is what the engines themselves list."""
+"""A gateway without a supervisor: the table holds the models that the engines themselves list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insitu.gateway.upstream import Engine
 
 
 async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:
-    """A fixed table of the models that every upstream serves."""
+    """Build a fixed table of the models that every upstream serves."""
     served: list[dict[str, Target]] = [await _models_of(url, limits) for url in urls]
     common = {name: target for name, target in served[0].items() if all(name in other for other in served)}
     if not common:

@@ -3,11 +3,10 @@
     engine ── chunks ──► pending ── merge ──► derender ──► client
 
 Chunks that arrive while one is being derendered are merged into the next, so a slow client or engine
-costs fewer hops instead of a growing delay. The last chunk goes out only after the whole sample has been
-verified, and what closes the stream only after it has been handed to the recorder: a client that sees the
-end can count on the record. One that leaves before it leaves a record of what had arrived (`cancelled`), and
-so does an engine that fails after something was sent (`broken`). Several choices share the stream, each as
-fast as it comes.
+costs fewer hops instead of a growing delay. The last chunk is sent only after the whole sample has been
+verified, and the end of the stream only after it has been handed to the recorder: a client that sees the
+end can rely on the record. If the client leaves early, what had arrived is recorded as `cancelled`; if the
+engine fails after something was sent, as `broken`. Several choices share the stream, each at its own pace.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventWriter:
-    """The client's side: headers go out with the first event."""
+    """Writes events to the client; headers go out with the first one."""
 
     def __init__(self, request: web.Request, context: CallContext) -> None:
         self.response = web.StreamResponse(
@@ -66,7 +65,7 @@ class EventWriter:
             await self.response.write_eof()
 
     async def fail(self, error: InsituError) -> None:
-        """End a stream that has begun: an error event and nothing that says that the answer is whole."""
+        """End a stream that has begun with an error event, and nothing that marks the answer as complete."""
         await self.send([self._context.protocol.error(error, self._num_sent)])
         with _client_only():
             await self.response.write_eof()
@@ -74,7 +73,7 @@ class EventWriter:
 
 @contextmanager
 def _client_only() -> Generator[None]:
-    """The client's connection is not to be taken for the engine's."""
+    """Raise ClientGone for a lost connection to the client, so that the engine is not blamed."""
     try:
         yield
     except ConnectionError as error:
@@ -125,14 +124,14 @@ async def _stream_once(caller: Caller, attempt: Attempt, writer: EventWriter) ->
 async def _stream_choice(
     caller: Caller, attempt: Attempt, choice: Choice, text: StreamText, writer: EventWriter
 ) -> int:
-    """Send one choice to its end and record it. Returns its number of tokens."""
+    """Send one choice to its end and record it. Return its number of tokens."""
     whole = choice.generated
     async with attempt.lane.engine.stream(choice.rendered.generate) as chunks:
         num_sent = await timed(choice.timings, "generate", _relay(chunks, choice, text, writer))
     sample = verify(whole, len(choice.rendered.prompt_ids), attempt.target)
     events = await timed(choice.timings, "derender", text.chunk(whole.after(num_sent), sample))
     await writer.send(indexed(events, choice.index))
-    # Nothing is awaited in between: the record is there before the client can answer what it reads.
+    # Nothing is awaited in between: the record is there before the client can respond to what it reads.
     caller.submit(attempt, choice, sample, text.recorded())
     return len(sample.output_ids)
 
@@ -140,7 +139,7 @@ async def _stream_choice(
 async def _relay(
     chunks: AsyncIterator[dict[str, Any]], choice: Choice, text: StreamText, writer: EventWriter
 ) -> int:
-    """Read the generation to its end; send all but its last part. Returns the tokens sent."""
+    """Read the generation to its end; send all but its last part. Return the number of tokens sent."""
     whole = choice.generated
     arrived = asyncio.Event()
 

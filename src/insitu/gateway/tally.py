@@ -1,11 +1,11 @@
-"""How many model calls of a rollout were asked for, and what became of those that left no record.
+"""Counts of the model calls requested for a rollout, and of those that left no record, by reason.
 
     request ──► seen, under way ──► recorded, complete or not
                                 └─► unrecorded: refused | failed | cancelled
 
-A request for `n` choices counts `n` once it is understood, and one before. The counts live in this process;
+A request for `n` choices counts as `n` once it is parsed, and as one before. The counts live in this process;
 the store keeps which rollouts were ever counted, so a count that does not go back to the rollout's first
-request (this process or its memory is younger) is known to be one.
+request (this process or its memory is younger) is recognised as incomplete.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Tally:
     rollout_id: str
     seen: int = 0
     recorded: int = 0
-    """Calls that were handed to the recorder."""
+    """Calls handed to the recorder."""
     unrecorded: Counter[str] = field(default_factory=Counter[str])
     """Calls that ended without a record, by reason."""
     whole: bool = True
-    """False when requests of the rollout were counted before this tally began."""
+    """False if requests of the rollout were counted before this tally began."""
 
 
 class Ticket:
-    """One request while it is under way: how many calls it is for and how many of them are recorded."""
+    """One request under way: the number of calls it asks for, and of those already recorded."""
 
     __slots__ = ("_num_calls", "_num_recorded", "_tally")
 
@@ -49,26 +49,26 @@ class Ticket:
             tally.seen += 1
 
     def expect(self, num_calls: int) -> None:
-        """The request turned out to be for so many calls."""
+        """Set the number of calls that the request turned out to ask for."""
         if self._tally is not None:
             self._tally.seen += num_calls - self._num_calls
         self._num_calls = num_calls
 
     def recorded(self) -> None:
-        """One of its calls has been handed to the recorder."""
+        """Count one of its calls as handed to the recorder."""
         self._num_recorded += 1
         if self._tally is not None:
             self._tally.recorded += 1
 
     def close(self, reason: str) -> None:
-        """The request has ended; `reason` is that of calls without a record."""
+        """End the request; its calls without a record are counted under `reason`."""
         missing = self._num_calls - self._num_recorded
         if self._tally is not None and missing:
             self._tally.unrecorded[reason] += missing
 
 
 class Tallies:
-    """The tallies of the rollouts used last; `on_first` is told of every new one."""
+    """The tallies of the most recently used rollouts; `on_first` is called with every new one."""
 
     def __init__(self, max_rollouts: int, on_first: Callable[[Tally], None]) -> None:
         self._max_rollouts = max_rollouts
@@ -76,12 +76,12 @@ class Tallies:
         self._tallies: OrderedDict[str, Tally] = OrderedDict()
 
     def find(self, rollout_id: str) -> Tally | None:
-        """The tally of a rollout; None when it made no request here or is forgotten."""
+        """Return the tally of a rollout; None if it made no request here or is forgotten."""
         return self._tallies.get(rollout_id)
 
     @contextmanager
     def counted(self, rollout_id: str | None) -> Generator[Ticket]:
-        """Count one request, from its first line to its end, whatever that is."""
+        """Count one request from its start to its end, however it ends."""
         ticket = Ticket(self._of(rollout_id) if rollout_id is not None else None)
         reason = "failed"
         try:

@@ -19,10 +19,10 @@ _LOOKUP_SECONDS = 10.0
 
 
 def token_texts(pieces: Pieces, ids: Sequence[int]) -> list[str]:
-    """The text of each token; joined they are the text of all.
+    """Return the text of each token; joined, they are the whole text.
 
-    A character of several tokens stands with the last of them. Special tokens have their own names, ids that
-    the tokenizer does not list their number.
+    A character of several tokens goes to the last of them. Special tokens appear by name, ids that the
+    tokenizer does not list by number.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
@@ -44,7 +44,7 @@ class TokenTexts:
         self._routes, self._pool, self._tokenizers = routes, pool, tokenizers
 
     async def pieces_of(self, call: ModelCall) -> Pieces | None:
-        """The bytes of a call's tokens; None when its model or tokenizer is not known here."""
+        """Return the bytes of a call's tokens; None if its model or tokenizer is not known here."""
         replica = self._pool.choose(None)
         if replica is None:
             return None
@@ -60,7 +60,7 @@ class TokenTexts:
         return None
 
     def _targets(self, call: ModelCall) -> Iterator[Target]:
-        """What may have the call's tokenizer: its model, a newer step of its run, the run's base model."""
+        """Yield candidates for the tokenizer: the call's model, a newer step of its run, the run's base."""
         table = self._routes.table
         if table is None:
             return

@@ -1,4 +1,4 @@
-"""The byte tables of the models behind the engines, looked up once each, when first needed."""
+"""The byte tables of the models behind the engines, each looked up once, on first use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_KNOWN = 1024  # adapters have a name for each step
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the gateway knows of a model that an engine serves."""
+    """A served model: the bytes of its tokens and its maximum length."""
 
     pieces: Pieces | None
     max_model_len: int | None
 
 
 class Tokenizers:
-    """Asks an engine where its model lies and reads the tokenizer there; nothing is downloaded."""
+    """Asks an engine where its model is and reads the tokenizer there; nothing is downloaded."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.states: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Tokenizers:
         self._lock = asyncio.Lock()
 
     async def of(self, engine: Engine, engine_model: str) -> Served:
-        """The table of a model; without pieces when there is none, which is logged once."""
+        """Look up a model; its `pieces` are None if it has no readable tokenizer, which is logged once."""
         key = (engine.url, engine_model)
         if key in self._known:
             return self._known[key]

@@ -19,14 +19,14 @@ _SHOWN_CHARS = 500
 
 
 class Engine:
-    """The HTTP side of one replica. Closing it fails the calls under way, which then go elsewhere."""
+    """The HTTP client of one replica. Closing it fails the calls under way, which then go elsewhere."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self.url = url
         self.has_parser: bool | None = None
-        """Whether the engine parses tools or reasoning; learned on first use."""
+        """True if the engine parses tools or reasoning; learned on first use."""
         self.unseen: dict[int, bool] = {}
-        """Of tokens that ended answers: whether they have no text of their own; learned on first use."""
+        """By token that ended an answer: True if it has no text of its own; learned on first use."""
         self._limits = limits
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
@@ -38,7 +38,7 @@ class Engine:
         await self._session.close()
 
     async def post(self, path: str, body: dict[str, Any], *, generating: bool = False) -> Any:
-        """The JSON answer; Fault when another replica may do better, InvalidRequest when none will."""
+        """Return the JSON answer; Fault if another replica may do better, InvalidRequest if none will."""
         seconds = self._limits.generate_seconds if generating else self._limits.render_seconds
         try:
             async with self._session.post(
@@ -53,7 +53,7 @@ class Engine:
 
     @asynccontextmanager
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
-        """The chunks of a streamed generation. Leaving the block early aborts it in the engine."""
+        """Yield the chunks of a streamed generation. Leaving the block early aborts it in the engine."""
         try:
             async with self._session.post(
                 self.url + GENERATE_PATH,
@@ -68,7 +68,7 @@ class Engine:
             raise self._lost(GENERATE_PATH, error) from error
 
     async def healthy(self) -> bool:
-        """Whether the engine answers its health check in time."""
+        """Return True if the engine answers its health check in time."""
         timeout = aiohttp.ClientTimeout(total=self._limits.probe_timeout_seconds)
         try:
             async with self._session.get(self.url + "/health", timeout=timeout) as answer:
@@ -77,7 +77,7 @@ class Engine:
             return False
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the engine says it serves."""
+        """Return the models that the engine says it serves."""
         try:
             async with self._session.get(
                 self.url + "/v1/models", timeout=self._timeout(self._limits.render_seconds)
@@ -133,7 +133,7 @@ class Engine:
 
 
 def _message(data: bytes) -> str:
-    """The engine's own words in an error body."""
+    """Return the engine's own words in an error body."""
     try:
         text = str(orjson.loads(data)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What a client protocol must provide to the call pipeline."""
+"""The interface of a client protocol to the call pipeline."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Rendered:
     generate: dict[str, Any]
     """The body of the generate request."""
     from_text: bool = True
-    """False when the client chose the ids itself."""
+    """False if the client chose the ids itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one attempt works with."""
+    """The engine, the names and the call id of one attempt."""
 
     engine: Engine
     engine_model: str
@@ -41,7 +41,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes to the client and what is recorded of it."""
+    """The response to the client, and the part of it that is recorded."""
 
     body: dict[str, Any]
     recorded: dict[str, Any]
@@ -55,15 +55,15 @@ class StreamText(Protocol):
     """Turns tokens into the events of one streamed answer."""
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
-        """The client's events for one generate chunk; `finished` comes with the last one."""
+        """Return the client's events for one generate chunk; `finished` comes with the last one."""
         ...
 
     def recorded(self) -> dict[str, Any]:
-        """The whole answer, as it went out."""
+        """Return the whole answer, as it went out."""
         ...
 
     def end(self, usage: dict[str, int]) -> list[Event]:
-        """What follows the last chunk: the counts, and whatever says that the answer is whole."""
+        """Return the events after the last chunk: the counts, and whatever marks the answer as complete."""
         ...
 
 
@@ -72,16 +72,16 @@ _ENGINE_MAX_TOKENS = 16
 
 
 class CallProtocol(Protocol):
-    """One way in which clients ask for an answer. All but completions are recorded as chat messages."""
+    """A client protocol. All but completions are recorded as chat messages."""
 
     @property
     def name(self) -> str:
-        """As recorded: chat, completions, responses or messages."""
+        """The recorded name: chat, completions, responses or messages."""
         ...
 
     @property
     def sends_done(self) -> bool:
-        """Whether a stream closes with `data: [DONE]`."""
+        """True if a stream closes with `data: [DONE]`."""
         ...
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest: ...
@@ -95,23 +95,23 @@ class CallProtocol(Protocol):
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> StreamText: ...
 
     def error(self, error: InsituError, num_sent: int = 0, /) -> Event:
-        """An error in the protocol's own shape; in a stream it follows `num_sent` events."""
+        """Return an error in the protocol's own shape; in a stream it follows `num_sent` events."""
         ...
 
 
 def generate_body(lane: Lane, request: CallRequest, rendered: dict[str, Any]) -> Rendered:
-    """The generate request of a render answer, with what the record needs."""
+    """Build the generate request from a render answer, with what the record needs."""
     with reading():
         prompt_ids, given = cast("list[int]", rendered["token_ids"]), rendered["sampling_params"]
         sampling: dict[str, Any] = {**given, "n": 1, "logprobs": request.num_logprobs or 0}
-        len(prompt_ids)  # refuse what is no list
+        len(prompt_ids)  # reject what is not a list
     sampling.pop("prompt_logprobs", None)
-    # The engine leaves out values that equal its defaults; the record names them all.
+    # The engine omits values that equal its defaults; the record names them all.
     for key in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"):
         sampling.setdefault(key, request.body[key])
     for key in ("repetition_penalty", "min_tokens", "ignore_eos"):
         sampling.setdefault(key, request.body[key])
-    # A limit that equals the engine's default is left out too, and would then count as none at all.
+    # A limit that equals the engine's default is omitted too, and would then count as no limit at all.
     sampling.setdefault("max_tokens", _ENGINE_MAX_TOKENS)
     body = {
         **rendered,
@@ -132,7 +132,7 @@ def usage_of(num_prompt: int, num_output: int) -> dict[str, int]:
 
 
 def envelope(kind: str, lane: Lane, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """The outer object of an answer or a chunk."""
+    """Build the outer object of an answer or a chunk."""
     return {
         "id": lane.call_id,
         "object": kind,
@@ -143,7 +143,7 @@ def envelope(kind: str, lane: Lane, choices: list[dict[str, Any]]) -> dict[str, 
 
 
 def tokens_only(choice: dict[str, Any], request: CallRequest) -> dict[str, Any]:
-    """A generated choice as derender takes it, without logprobs that the client did not ask for."""
+    """Return a generated choice as derender takes it, without logprobs that the client did not request."""
     return {
         "index": 0,
         "finish_reason": choice["finish_reason"],
@@ -156,7 +156,7 @@ def tokens_only(choice: dict[str, Any], request: CallRequest) -> dict[str, Any]:
 class StopTrimmer:
     """Keeps a matched stop string out of the text: derender decodes all tokens, the stop's included.
 
-    While text streams, as much as could still become a stop string is held back.
+    While text streams, whatever could still become a stop string is held back.
     """
 
     def __init__(self, request: CallRequest) -> None:
@@ -166,7 +166,7 @@ class StopTrimmer:
         self._reserve = max((len(stop) for stop in request.stops), default=1) - 1
 
     def feed(self, text: str, finished: Sample | None) -> str:
-        """The text that may go out now."""
+        """Return the text that may go out now."""
         text = self._held + text
         open_end = max(len(text) - self._reserve, 0)
         cut = open_end if finished is None else self._end(text, finished.stop_reason)

@@ -39,7 +39,7 @@ class ChatProtocol:
     sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
-        """The checked request; InvalidRequest names what is refused and why."""
+        """Check a request; InvalidRequest names what is rejected and why."""
         body = {**body, "messages": _checked_messages(body.get("messages"), body.get("model"))}
         if "chat_template" in check_object(body, "chat_template_kwargs"):
             raise InvalidRequest("`chat_template` is refused: templates are the model's own.")
@@ -62,7 +62,7 @@ class ChatProtocol:
     async def answer(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
-        """The chat completion of a verified sample."""
+        """Build the chat completion for a verified sample."""
         derender = await _derender_context(lane, request, rendered)
         given = generated["choices"][0]
         shown = await _without_end(lane, request, given)
@@ -110,7 +110,7 @@ class ChatStream:
         self._first = True
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
-        """The client's chunk for the tokens that arrived together."""
+        """Return the client's chunk for the tokens that arrived together."""
         part = {
             "finish_reason": generated.finish_reason if finished else None,
             "stop_reason": generated.stop_reason,
@@ -153,7 +153,7 @@ class ChatStream:
         return [(None, body)]
 
     async def _logprobs(self, part: dict[str, Any]) -> dict[str, Any] | None:
-        """Logprobs that the client asked for: an engine with parsers leaves them out of streams."""
+        """Fetch logprobs that the client requested: an engine with parsers omits them from streams."""
         if self._request.num_logprobs is None or not part["token_ids"]:
             return None
         whole = {"choices": [tokens_only(part | {"finish_reason": "stop"}, self._request)]}
@@ -172,7 +172,7 @@ class ChatStream:
 
 
 async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
-    """What derender must know of the request: everything for an engine with parsers, else little."""
+    """Return what derender needs of the request: everything for an engine with parsers, else little."""
     engine = lane.engine
     if engine.has_parser is None:
         engine.has_parser = await _learn_parser(lane)
@@ -189,10 +189,10 @@ async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered
 
 
 async def _without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -> dict[str, Any]:
-    """The part of an answer without the token that ended it.
+    """Strip the token that ended an answer.
 
-    An engine with parsers spells special tokens out, so that its parsers see them; the last one is no
-    part of what was said. Without parsers they are left out anyway.
+    An engine with parsers spells special tokens out, so that its parsers see them; the last one is not
+    part of the answer. Without parsers they are omitted anyway.
     """
     ended = part["finish_reason"] == "stop" and not isinstance(part.get("stop_reason"), str)
     if not (ended and lane.engine.has_parser and part["token_ids"]) or request.keeps_stop:
@@ -208,7 +208,7 @@ async def _without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -
 
 
 async def _learn_parser(lane: Lane) -> bool:
-    """An engine with a tool or reasoning parser refuses to derender without the chat request."""
+    """Probe for a tool or reasoning parser: with one, derender is refused without the chat request."""
     probe: dict[str, Any] = {"model": lane.engine_model, "stream": True, "generate_chunk": {"choices": []}}
     try:
         await lane.engine.post(_DERENDER, probe)
@@ -218,7 +218,7 @@ async def _learn_parser(lane: Lane) -> bool:
 
 
 def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
-    """The messages, each with its reasoning under the name that the engine reads."""
+    """Check the messages and return each with its reasoning under the name that the engine reads."""
     if not isinstance(given, list) or not given:
         raise InvalidRequest("`messages` must be a list with at least one message.")
     messages: list[dict[str, Any]] = []
@@ -239,12 +239,12 @@ def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without the engine's empty fields."""
+    """Remove the engine's empty fields from a message."""
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
 def _checked_delta(delta: dict[str, Any]) -> dict[str, Any]:
-    """A part of a message as the engine sent it, without its empty fields; an error where it is none."""
+    """Return a part of a message from the engine without its empty fields; raise if it is malformed."""
     delta = _clean(delta)
     texts: list[object] = [delta.get("content"), delta.get("reasoning")]
     for call in tool_calls(delta):

@@ -35,7 +35,7 @@ class CompletionsProtocol:
     sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
-        """The checked request; InvalidRequest names what is refused and why."""
+        """Check a request; InvalidRequest names what is rejected and why."""
         for key, neutral in (("echo", (None, False)), ("suffix", (None, "")), ("best_of", (None, 1))):
             if body.get(key) not in neutral:
                 raise InvalidRequest(f"`{key}` is not supported by this gateway.")
@@ -59,7 +59,7 @@ class CompletionsProtocol:
     async def answer(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
-        """The completion of a verified sample."""
+        """Build the completion for a verified sample."""
         answer = await lane.engine.post(
             _DERENDER,
             {
@@ -103,7 +103,7 @@ class CompletionsStream:
         self._text = ""
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
-        """The client's chunk for the tokens that arrived together."""
+        """Return the client's chunk for the tokens that arrived together."""
         part = {
             "finish_reason": generated.finish_reason if finished else None,
             "stop_reason": generated.stop_reason,
@@ -162,7 +162,7 @@ def _one_prompt(prompt: object) -> str | list[int]:
 
 
 def _decoding(request: CallRequest) -> dict[str, Any]:
-    """The completion request that derender needs when special tokens are to be shown."""
+    """Return the completion request that derender needs to show special tokens."""
     keys = ("skip_special_tokens", "spaces_between_special_tokens")
     decoding = {key: request.body[key] for key in keys}
     return {} if all(decoding.values()) else {"completion_request": decoding}

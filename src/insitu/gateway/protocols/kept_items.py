@@ -11,7 +11,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class KeptItems:
-    """Output items by id, the oldest forgotten first. Memory of this process only."""
+    """Output items by id, oldest evicted first. In this process's memory only."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._items: OrderedDict[str, bytes] = OrderedDict()

@@ -35,7 +35,7 @@ class MessagesProtocol:
         self._chat = ChatProtocol()
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
-        """The checked request; InvalidRequest names what is refused and why."""
+        """Check a request; InvalidRequest names what is rejected and why."""
         return self._chat.parse(to_chat(body), limits)
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
@@ -44,7 +44,7 @@ class MessagesProtocol:
     async def answer(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
-        """The message of a verified sample."""
+        """Build the message for a verified sample."""
         chat = await self._chat.answer(lane, request, rendered, generated, sample)
         usage = _usage(chat.body["usage"])
         body = {
@@ -73,13 +73,13 @@ class MessagesStream:
         self._started = False
         self._index = -1
         self._open: str | None = None
-        """The block that is open: `thinking`, `text`, or a tool call's index."""
+        """The open block: `thinking`, `text`, or a tool call's index."""
         self._stop: dict[str, str | None] = {}
         self._wrapped: bool | None = None
-        """Whether the arguments of the open call are no object; None before they begin."""
+        """True if the arguments of the open call are not an object; None before they begin."""
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
-        """The client's events for the tokens that arrived together."""
+        """Return the client's events for the tokens that arrived together."""
         events: list[Event] = []
         if not self._started:
             self._started = True
@@ -120,7 +120,7 @@ class MessagesStream:
         return events
 
     def _piece(self, function: dict[str, Any]) -> str:
-        """Some more of a call's input; arguments that are no object are wrapped, as in `_input`."""
+        """Return the next piece of a call's input, wrapping arguments that are no object, as in `_input`."""
         piece = str(function["arguments"])
         if self._wrapped is None and piece.strip():
             self._wrapped = not piece.lstrip().startswith("{")
@@ -128,7 +128,7 @@ class MessagesStream:
         return json.dumps(piece)[1:-1] if self._wrapped else piece
 
     def _in_block(self, name: str, block: dict[str, Any]) -> list[Event]:
-        """Close the open block and open this one, unless it is the open one."""
+        """Close the open block and open this one, unless it is already open."""
         if self._open == name:
             return []
         events = self._close()
@@ -156,7 +156,7 @@ def _event(name: str, **data: Any) -> Event:
 
 
 def _message(lane: Lane, usage: dict[str, int]) -> dict[str, Any]:
-    """A message that has not said anything yet."""
+    """Return an empty message."""
     return {
         "id": lane.call_id,
         "type": "message",
@@ -174,7 +174,7 @@ def _usage(usage: dict[str, int]) -> dict[str, int]:
 
 
 def _blocks(lane: Lane, message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The content of an answer; blocks without content are left out."""
+    """Return the content of an answer, without empty blocks."""
     blocks: list[dict[str, Any]] = []
     if message.get("reasoning"):
         signed = {"thinking": message["reasoning"], "signature": lane.call_id}
@@ -195,7 +195,7 @@ def _blocks(lane: Lane, message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; what is none, a call cut short say, is wrapped as Anthropic advises."""
+    """Parse arguments as an object; anything else, say a truncated call, is wrapped as Anthropic advises."""
     try:
         value = json.loads(arguments or "{}")
     except json.JSONDecodeError:
@@ -204,7 +204,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _stop(sample: Sample, message: dict[str, Any]) -> dict[str, str | None]:
-    """Why the message ended. A call that was cut short must not look like one to be run."""
+    """Return why the message ended. A truncated call must not look like one to be run."""
     if sample.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     calls, cut = whole_calls(message), isinstance(sample.stop_reason, str)

@@ -1,7 +1,7 @@
-"""Anthropic's message request as a chat request.
+"""Convert Anthropic's message requests to chat requests.
 
 A `tool_result` becomes a tool message, a `thinking` block the message's `reasoning`; the texts of one
-assistant message are joined as they are, so that an answer that comes back has the text that was sampled.
+assistant message are joined as they are, so that an answer sent back has the text that was sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN = frozenset(
     {"model", "messages", "max_tokens", "system", "stream", "stop_sequences", "tools", "tool_choice"}
     | {"thinking", "output_config"}
 )
-# Of Anthropic's own service, without any effect on an answer.
+# Fields of Anthropic's own service that have no effect on an answer.
 _BOOKKEEPING = frozenset(
     {"metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "betas"}
     | {"user_profile_id", "workspace_id"}
@@ -34,12 +34,12 @@ _BOOKKEEPING = frozenset(
 _BLOCK = frozenset({"type", "cache_control"})
 _TOOL = _BLOCK | {"name", "description", "input_schema", "strict", "eager_input_streaming"}
 INVALID_JSON = "INVALID_JSON"
-"""The key under which arguments that are no object are put, as Anthropic recommends."""
+"""The key that wraps arguments that are not an object, as Anthropic recommends."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat request; InvalidRequest names what is refused and why."""
+    """Convert a request to chat; InvalidRequest names what is rejected and why."""
     check_fields(body, _OWN | _BOOKKEEPING | EXTRA_SAMPLING)
     if body.get("max_tokens") is None:
         raise InvalidRequest("`max_tokens` is missing.")
@@ -81,7 +81,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 Blocks = list[tuple[str, dict[str, Any]]]
-"""Content blocks, each with the place where it stands."""
+"""Content blocks, each with its place in the request."""
 
 
 def _blocks(content: object, where: str) -> Blocks:
@@ -91,7 +91,7 @@ def _blocks(content: object, where: str) -> Blocks:
 
 
 def _texts(content: object, model: object, where: str) -> list[str]:
-    """The texts of content that may hold nothing else."""
+    """Return the texts of content that may hold nothing else."""
     return [_text(block, model, place) for place, block in _blocks(content, where)]
 
 
@@ -103,7 +103,7 @@ def _text(block: dict[str, Any], model: object, where: str) -> str:
 
 
 def _user(blocks: Blocks, model: object) -> list[dict[str, Any]]:
-    """One message of the user as chat messages: tool results apart from what the user says."""
+    """Convert a user message to chat messages, tool results apart from what the user says."""
     chat: list[dict[str, Any]] = []
     texts: list[str] = []
     for where, block in blocks:
@@ -150,7 +150,7 @@ def _assistant(blocks: Blocks, model: object) -> dict[str, Any]:
 
 
 def _arguments(given: dict[str, Any]) -> str:
-    """The arguments of a call as text; what was wrapped for the client is unwrapped where a chat takes it."""
+    """Return a call's arguments as text; what was wrapped for the client is unwrapped if it is valid JSON."""
     wrapped = given.get(INVALID_JSON)
     if len(given) == 1 and isinstance(wrapped, str):
         with suppress(json.JSONDecodeError):

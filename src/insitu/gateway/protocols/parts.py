@@ -1,4 +1,4 @@
-"""Parts of a request, checked by the rule of the whole: what is not understood is refused, never ignored."""
+"""Checks of a request's parts, by the rule of the whole: the unknown is rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MEDIA_KINDS = frozenset(
 )
 _TOOL_DEFAULTS = (("defer_loading", False), ("allowed_callers", ["direct"]))
 EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
-"""Parameters of the engine's chat requests that the other protocols take under the same names."""
+"""Parameters of the engine's chat requests that the other protocols accept under the same names."""
 
 
 def objects(value: object, where: str) -> list[dict[str, Any]]:
-    """A list of objects, or InvalidRequest."""
+    """Return a list of objects, or raise InvalidRequest."""
     items = cast("list[object]", value) if isinstance(value, list) else [None]
     if not all(isinstance(item, dict) for item in items):
         raise InvalidRequest(f"`{where}` must be a list of objects.")
@@ -27,7 +27,7 @@ def objects(value: object, where: str) -> list[dict[str, Any]]:
 
 
 def check_fields(part: dict[str, Any], allowed: Collection[str], where: str = "") -> None:
-    """Refuse fields that are set and not allowed."""
+    """Reject fields that are set but not allowed."""
     unknown = sorted(key for key, value in part.items() if value is not None and key not in allowed)
     if unknown:
         named = ", ".join(f"`{where}.{key}`" if where else f"`{key}`" for key in unknown)
@@ -35,13 +35,13 @@ def check_fields(part: dict[str, Any], allowed: Collection[str], where: str = ""
 
 
 def check_tool_fields(tool: dict[str, Any], allowed: Collection[str], where: str) -> None:
-    """`check_fields` for a tool: what clients spell out though it is the default passes."""
+    """Run `check_fields` on a tool, allowing defaults that clients spell out."""
     given = {key: value for key, value in tool.items() if (key, value) not in _TOOL_DEFAULTS}
     check_fields(given, allowed, where)
 
 
 def text_field(part: dict[str, Any], key: str, where: str) -> str:
-    """A field that must be a text."""
+    """Return a field that must be a text."""
     value = part.get(key)
     if not isinstance(value, str):
         raise InvalidRequest(f"`{where}.{key}` must be a text.")
@@ -49,7 +49,7 @@ def text_field(part: dict[str, Any], key: str, where: str) -> str:
 
 
 def kind_refusal(kind: object, model: object, where: str) -> InvalidRequest:
-    """Why a part of this type is not taken."""
+    """Return the error that says why a part of this type is not accepted."""
     if kind in MEDIA_KINDS:
         return InvalidRequest(
             f"`{where}` has the type `{kind}`: only text is served here, and `{model}` is served for text.",
@@ -59,14 +59,14 @@ def kind_refusal(kind: object, model: object, where: str) -> InvalidRequest:
 
 
 def joined(texts: list[str]) -> str | list[dict[str, Any]]:
-    """The content of a chat message: one text as it is, several as parts that the engine joins."""
+    """Return the content of a chat message: one text as it is, several as parts that the engine joins."""
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def whole_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tool calls of an engine's whole answer, each with its id, name and arguments."""
+    """Return the tool calls of an engine's whole answer, each with its id, name and arguments."""
     with reading():
         return [
             {
@@ -81,5 +81,5 @@ def whole_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tool_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tool calls of a chat message or of a part of one."""
+    """Return the tool calls of a chat message or of a part of one."""
     return cast("list[dict[str, Any]]", message.get("tool_calls") or [])

@@ -1,4 +1,4 @@
-"""What a response consists of: the response itself and its output items."""
+"""Build a response and its output items."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def response_object(
     sample: Sample | None = None,
     usage: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The response, with what the client asked for; without a sample one that is under way."""
+    """Build the response, repeating what the client asked for; without a sample it is in progress."""
     asked, cut = request.original, sample is not None and sample.finish_reason == "length"
     status = "in_progress" if sample is None else "incomplete" if cut else "completed"
     return {

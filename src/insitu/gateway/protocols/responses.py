@@ -30,7 +30,7 @@ class ResponsesProtocol:
         self._kept = KeptItems()
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
-        """The checked request; InvalidRequest names what is refused and why."""
+        """Check a request; InvalidRequest names what is rejected and why."""
         return replace(self._chat.parse(to_chat(body, self._kept), limits), original=body)
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
@@ -39,7 +39,7 @@ class ResponsesProtocol:
     async def answer(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
-        """The response of a verified sample."""
+        """Build the response for a verified sample."""
         created = int(time.time())
         chat = await self._chat.answer(lane, request, rendered, generated, sample)
         shown = chat.body["choices"][0]["logprobs"]
@@ -62,7 +62,7 @@ class ResponsesProtocol:
 
 
 def _items(lane: Lane, message: dict[str, Any], logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an answer. One that said nothing has an empty message, so that there is an answer."""
+    """Return the items of an answer. An empty one gets an empty message, so that there is an answer."""
     items: list[dict[str, Any]] = []
     calls = whole_calls(message)
     if message.get("reasoning"):

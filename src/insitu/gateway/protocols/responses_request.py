@@ -1,6 +1,6 @@
-"""OpenAI's response request as a chat request.
+"""Convert OpenAI's response requests to chat requests.
 
-The items that one answer consisted of (reasoning, text, function calls) become one assistant message again.
+The items of one answer (reasoning, text, function calls) become one assistant message again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWN = frozenset(
     {"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning"}
     | {"max_output_tokens", "stream", "stream_options", "include", "top_logprobs", "stop"}
 )
-# Of OpenAI's own service, or about tools that are refused: without any effect on an answer.
+# Fields of OpenAI's own service, or about tools that are rejected: they have no effect on an answer.
 _BOOKKEEPING = frozenset(
     {"store", "metadata", "user", "safety_identifier", "service_tier", "prompt_cache_key", "max_tool_calls"}
     | {"prompt_cache_retention", "prompt_cache_options"}
@@ -40,7 +40,7 @@ _REASONING = frozenset({"type", "id", "summary", "content", "encrypted_content",
 
 
 def to_chat(body: dict[str, Any], kept: KeptItems) -> dict[str, Any]:
-    """The chat request; InvalidRequest names what is refused and why. `kept` are items to refer to."""
+    """Convert a request to chat; InvalidRequest names what is rejected and why. It may refer to `kept`."""
     if body.get("previous_response_id") is not None or body.get("conversation") is not None:
         raise InvalidRequest(
             "`previous_response_id` and `conversation` are refused, as no conversations are kept here: send "
@@ -79,7 +79,7 @@ class _Turn:
     def __init__(self, chat: list[dict[str, Any]], model: object, kept: KeptItems) -> None:
         self._chat, self._model, self._kept = chat, model, kept
         self.reasoning = ""
-        """What was thought before the message that comes next."""
+        """The reasoning before the next message."""
 
     def add(self, item: dict[str, Any], where: str) -> None:
         match item.get("type") or ("message" if "role" in item else None):
@@ -121,7 +121,7 @@ class _Turn:
             raise InvalidRequest(f"`{where}.role` is {item.get('role')!r}.")
 
     def _answer(self, text: str | None) -> dict[str, Any]:
-        """The assistant message that takes the next item: the last one, unless it is another answer's."""
+        """Return the message for the next item: the last assistant one, unless it is of another answer."""
         last = self._chat[-1] if self._chat else {}
         another = text is not None and last.get("content") is not None and not last.get("tool_calls")
         if last.get("role") != "assistant" or self.reasoning or another:

@@ -36,17 +36,17 @@ class ResponsesStream:
         self._chat = ChatStream(lane, request, rendered)
         self._created = int(time.time())
         self._events: list[Event] = []
-        """Those that have not gone out yet."""
+        """Events not sent yet."""
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
-        """The last one is open when `_open` says so."""
+        """The last one is open if `_open` is set."""
         self._open: str | None = None
         """`reasoning`, `text`, or the index of a tool call."""
         self._logprobs: list[dict[str, Any]] = []
         self._finished: Sample | None = None
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
-        """The client's events for the tokens that arrived together."""
+        """Return the client's events for the tokens that arrived together."""
         if not self._num_events:
             begun = response_object(self._lane, self._request, self._created, [])
             self._add("response.created", response=begun)
@@ -102,7 +102,7 @@ class ResponsesStream:
             self._start(message_item(self._lane, len(self._items), "", []))
 
     def _opens(self, name: str) -> bool:
-        """Whether an item must be started for what comes; the one before is closed then."""
+        """Return True if a new item must be started; the previous one is closed then."""
         if self._open == name:
             return False
         self._close("completed")
@@ -140,7 +140,7 @@ class ResponsesStream:
         self._add("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
 
     def _taken_logprobs(self, part: dict[str, Any]) -> list[dict[str, Any]]:
-        """Those that no event has carried yet; the whole text has them all."""
+        """Take the logprobs that no event has carried yet; the whole text has them all."""
         taken, self._logprobs = self._logprobs, []
         part["logprobs"] = [*part["logprobs"], *taken]
         return taken
