@@ -137,7 +137,7 @@ class InsituClient(Connected):
         *,
         idempotency_key: str,
     ) -> JobInfo:
-        """Queue a training step. The same key and arguments always give the same job."""
+        """Queue a training step. The same key and arguments always return the same job."""
         body = {"groups": list(group_ids), "settings": asdict(settings or StepSettings())}
         path = f"/v1/runs/{quote(run, safe='')}/steps"
         return to_job(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class InsituError(Exception):
-    """Base of all errors raised on purpose. `hint` is the next thing to do, `status` the HTTP status."""
+    """Base of all deliberate errors. `hint` is the next thing to do, `status` the HTTP status."""
 
     status = 500
 
@@ -50,7 +50,7 @@ class NotFound(InsituError):
 
 
 class Conflict(InsituError):
-    """The request conflicts with the current state: another body under an id, a forbidden transition."""
+    """The request conflicts with the current state: another body for the same id, a forbidden transition."""
 
     status = 409
 
@@ -96,7 +96,7 @@ class ChildFailed(InsituError):
 
 
 class ProbeFailed(InsituError):
-    """After a publication the sampler does not compute what the trainer computes."""
+    """After a publication the sampler and the trainer compute different results."""
 
 
 class CorruptCheckpoint(InsituError):

@@ -27,7 +27,7 @@ class DaemonThreads:
         self._abandoned: set[object] = set()
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Run the function and return its result. It sees the caller's context variables."""
+        """Return the function's result or raise its exception; it sees the caller's context variables."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
         context = contextvars.copy_context()

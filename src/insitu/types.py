@@ -136,7 +136,7 @@ class TrajectoryGroup:
 class TrainingSequence:
     """Tokens as the engine saw them, with the sampled ones marked.
 
-    All lists have one entry per token. A rollout whose calls do not extend one another gives several
+    All lists have one entry per token. A rollout whose calls do not extend one another yields several
     sequences.
     """
 

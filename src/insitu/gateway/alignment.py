@@ -20,7 +20,7 @@ _BLOCKS = (4096, 256, 16, 1)
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The common course of the recorded and the rendered text."""
+    """The part of the recorded text that the rendered text follows."""
 
     stretches: list[tuple[int, int, int]]
     """(recorded index, rendered index, number of equal ids), each starting where both sides meet."""
@@ -30,12 +30,12 @@ class Alignment:
     """The rendered text ended before the recorded one."""
 
     def rendered_index(self, num_recorded: int) -> int | None:
-        """Count the rendered ids with exactly the text of that many recorded ids; None inside a token."""
+        """Count the rendered ids with the exact text of `num_recorded` recorded ids; None inside a token."""
         start, other, length = self._stretch(num_recorded)
         return other + num_recorded - start if num_recorded <= start + length else None
 
     def rendered_before(self, num_recorded: int) -> int:
-        """Count the rendered ids that certainly lie within the text of that many recorded ids."""
+        """Count the rendered ids that certainly lie within the text of `num_recorded` recorded ids."""
         start, other, length = self._stretch(num_recorded)
         return other + min(num_recorded - start, length)
 
@@ -44,7 +44,7 @@ class Alignment:
 
 
 def align(recorded: array[int], rendered: array[int], pieces: Pieces) -> Alignment:
-    """Follow the recorded ids through the rendered ones as far as the text is the same."""
+    """Align the recorded ids with the rendered ones as far as their text is the same."""
     i = j = 0
     stretches: list[tuple[int, int, int]] = []
     while True:

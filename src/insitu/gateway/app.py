@@ -110,7 +110,7 @@ class Gateway:
             store.close()
 
     async def _stop_holding(self, _app: web.Application) -> None:
-        self.routes.close()  # calls under way may finish, held ones are told at once
+        self.routes.close()  # calls under way may finish, held ones fail at once
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

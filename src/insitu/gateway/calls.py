@@ -127,7 +127,7 @@ class Caller:
             )
 
     async def complete(self, context: CallContext) -> Answer:
-        """Return a whole answer and record it."""
+        """Answer a call in one piece and record it."""
         return await self.attempts(context, self._complete_once)
 
     async def attempts(self, context: CallContext, work: Callable[[Attempt], Awaitable[T]]) -> T:

@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One call: the lengths of its prompt and of prompt and output together."""
+    """One call: the length of its prompt, and of prompt and output together."""
 
     num_prompt: int
     num_tokens: int

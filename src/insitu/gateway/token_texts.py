@@ -1,4 +1,4 @@
-"""Recorded tokens as text, one piece per token: for people to look at, never to be tokenised again."""
+"""Recorded tokens as text, one piece per token: for display, never to be tokenised again."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from insitu.gateway.sample import Generated, Sample
 from insitu.gateway.settings import Limits
 from insitu.gateway.upstream import Engine
 
-# Detokenising needs the last few prompt ids only; parsers need all of them.
+# Detokenising needs only the last few prompt ids; parsers need all of them.
 SEED_TOKENS = 16
 
 
@@ -48,7 +48,7 @@ class Answer:
 
 
 Event = tuple[str | None, dict[str, Any]]
-"""One server-sent event: its name, where the protocol has names, and its data."""
+"""One server-sent event: its name, if the protocol has names, and its data."""
 
 
 class StreamText(Protocol):
@@ -68,7 +68,7 @@ class StreamText(Protocol):
 
 
 _ENGINE_MAX_TOKENS = 16
-"""vLLM's default of `SamplingParams.max_tokens`."""
+"""vLLM's default for `SamplingParams.max_tokens`."""
 
 
 class CallProtocol(Protocol):

@@ -75,7 +75,7 @@ class ChatProtocol:
             logprobs = _shown_logprobs(choice.get("logprobs"), request)
             said = _clean(choice["message"])
             if request.body.get("parallel_tool_calls") is False and "tool_calls" in said:
-                said["tool_calls"] = said["tool_calls"][:1]  # the engine leaves them out of streams only
+                said["tool_calls"] = said["tool_calls"][:1]  # the engine omits the others in streams only
         message: dict[str, Any] = said if shown["token_ids"] else {"role": "assistant", "content": ""}
         if isinstance(message.get("content"), str):
             message["content"] = StopTrimmer(request).feed(message["content"], sample)

@@ -121,7 +121,7 @@ class _Turn:
             raise InvalidRequest(f"`{where}.role` is {item.get('role')!r}.")
 
     def _answer(self, text: str | None) -> dict[str, Any]:
-        """Return the message for the next item: the last assistant one, unless it is of another answer."""
+        """Return the assistant message for the next item: the last one, unless it is another answer's."""
         last = self._chat[-1] if self._chat else {}
         another = text is not None and last.get("content") is not None and not last.get("tool_calls")
         if last.get("role") != "assistant" or self.reasoning or another:
