@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from insitu.backend.probe import compare, judge
-from insitu.gateway.sample import Generated, verify
+from insitu.backend.serving.probe import compare, judge
+from insitu.gateway.engines.sample import Generated, verify
 from insitu.training.policy import load_policy
 from insitu.types import StepSettings
 from tests.support.exactness import (

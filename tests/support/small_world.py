@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from insitu.backend.batch import make_batch
 from insitu.backend.fleet.trainer_rank import TrainerRank
-from insitu.gateway.routes import Target
+from insitu.gateway.engines.routes import Target
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
 from tests.support.witness import Witnessed
 from tests.support.zoo import SAYINGS, TEMPLATES

@@ -37,7 +37,7 @@ from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.processes import free_port
-from insitu.backend.traffic import Traffic
+from insitu.backend.serving.traffic import Traffic
 from insitu.client import InsituClient
 from insitu.gateway.app import build_app
 from insitu.gateway.settings import Settings

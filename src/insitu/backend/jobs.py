@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 from insitu.backend import checkpoints
 from insitu.backend.batch import Batch, make_batch
 from insitu.backend.fleet.cluster import ActorDied
-from insitu.backend.host import ModelHost
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job, Run
-from insitu.backend.probe import ProbeResult, compare, judge, probe_sequences
+from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.probe import ProbeResult, compare, judge, probe_sequences
+from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
-from insitu.backend.traffic import Traffic
 from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.records.store import RecordStore
 from insitu.types import JobState

@@ -36,13 +36,13 @@ from insitu.backend import checkpoints
 from insitu.backend.children import Child
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.replicas import Replica
-from insitu.backend.host import ModelHost
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.processes import MARK, end_marked, remove_tree, start_janitor
-from insitu.backend.registration import Registrar
+from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.registration import Registrar
+from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
-from insitu.backend.traffic import Traffic
 from insitu.errors import ChildFailed, Conflict, DeadlineExceeded
 from insitu.logs import log_to
 from insitu.records.store import RecordStore

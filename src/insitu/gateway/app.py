@@ -11,26 +11,26 @@ from aiohttp import web
 
 from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
-from insitu.gateway.calls import CallContext, Caller, new_call_id
+from insitu.gateway.calls.labels import labels_of, named_rollout
+from insitu.gateway.calls.pipeline import CallContext, Caller, new_call_id
+from insitu.gateway.calls.streaming import stream_answer
+from insitu.gateway.engines.replicas import ReplicaPool
+from insitu.gateway.engines.routes import Routes, Table, parse_table
+from insitu.gateway.engines.standalone import table_of_upstreams
 from insitu.gateway.faults import internal_error
-from insitu.gateway.labels import labels_of, named_rollout
-from insitu.gateway.listings import Listings, flag
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.messages import MessagesProtocol
+from insitu.gateway.protocols.request import load_body
 from insitu.gateway.protocols.responses import ResponsesProtocol
-from insitu.gateway.put_back import PutBack
-from insitu.gateway.recorder import Recorder
-from insitu.gateway.replicas import ReplicaPool
-from insitu.gateway.request import load_body
-from insitu.gateway.routes import Routes, Table, parse_table
+from insitu.gateway.recording.listings import Listings, flag
+from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.recording.tally import Tallies, Ticket
+from insitu.gateway.sampled_ids.put_back import PutBack
+from insitu.gateway.sampled_ids.token_texts import TokenTexts
+from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Settings
-from insitu.gateway.standalone import table_of_upstreams
-from insitu.gateway.streaming import stream_answer
-from insitu.gateway.tally import Tallies, Ticket
-from insitu.gateway.token_texts import TokenTexts
-from insitu.gateway.tokenizers import Tokenizers
 from insitu.records.store import RecordStore
 from insitu.wire.headers import CALL_ID_HEADER
 

@@ -63,7 +63,7 @@ _calls = sa.Table(
 _rollouts = sa.Table(
     "rollouts",
     _metadata,
-    # Every rollout whose requests a gateway has ever counted; see `insitu.gateway.tally`.
+    # Every rollout whose requests a gateway has ever counted; see `insitu.gateway.recording.tally`.
     sa.Column("id", sa.Text, primary_key=True),
 )
 

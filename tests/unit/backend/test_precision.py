@@ -76,7 +76,7 @@ def test_a_change_is_said(
     tmp_path: Path, ledger: Ledger, step: int, before: str | None, said: list[str]
 ) -> None:
     pytest.importorskip("ray", reason="the registrar starts engines, which are Ray actors")
-    from insitu.backend.registration import Registrar
+    from insitu.backend.serving.registration import Registrar
 
     add_run(ledger, "run", step, before)
     heard: list[str] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.probe import compare, judge, probe_sequences
+from insitu.backend.serving.probe import compare, judge, probe_sequences
 from insitu.errors import ProbeFailed
 from insitu.types import TrainingSequence
 from tests.support.sequences import make_sequence

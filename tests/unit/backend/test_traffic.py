@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from insitu.backend.traffic import Traffic
+from insitu.backend.serving.traffic import Traffic
 from insitu.errors import DeadlineExceeded
 from insitu.wire.routing_table import Served, ServedBase
 

@@ -138,8 +138,8 @@ async def start_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
 
     Retries and returning replicas pause for a tenth of the usual time.
     """
-    monkeypatch.setattr("insitu.gateway.calls._RETRY_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("insitu.gateway.replicas._FIRST_BACKOFF_SECONDS", 0.025)
+    monkeypatch.setattr("insitu.gateway.calls.pipeline._RETRY_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("insitu.gateway.engines.replicas._FIRST_BACKOFF_SECONDS", 0.025)
     async with AsyncExitStack() as stack:
 
         async def start(

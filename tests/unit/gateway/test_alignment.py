@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from insitu.gateway.alignment import align
-from insitu.gateway.history import Conversation, History, Turn
-from insitu.gateway.pieces import Pieces
-from insitu.gateway.put_back import match
+from insitu.gateway.sampled_ids.alignment import align
+from insitu.gateway.sampled_ids.history import Conversation, History, Turn
+from insitu.gateway.sampled_ids.pieces import Pieces
+from insitu.gateway.sampled_ids.put_back import match
 
 pytestmark = pytest.mark.timeout(60)
 _TEXTS = [b"a", b"b", b"ab", b"ba", b"aab", b"bb", b"\xc3", b"\xa9", b"\xc3\xa9"]

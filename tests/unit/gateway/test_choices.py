@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
-from insitu.gateway.choices import together
+from insitu.gateway.calls.choices import together
 from tests.support.standin_engine import StandinEngine
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 from tests.unit.gateway.test_tally import adds_up, record_of

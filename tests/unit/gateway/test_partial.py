@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.routes import Target
-from insitu.gateway.sample import Generated, partial
+from insitu.gateway.engines.routes import Target
+from insitu.gateway.engines.sample import Generated, partial
 from insitu.training.sequences import build_sequences
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 from tests.unit.gateway.test_tally import adds_up, record_of

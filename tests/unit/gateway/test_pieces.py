@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from insitu.gateway.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
+from insitu.gateway.sampled_ids.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
 
 pytestmark = pytest.mark.timeout(60)
 _TEXT = "What is 3 + 5? Reply with the number only.\nüber naïve 東京 🦊 10 100 1000 <call> done " * 20

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from insitu.errors import DeadlineExceeded, InsituError
-from insitu.gateway import recorder as recorder_module
-from insitu.gateway.recorder import Recorder
+from insitu.gateway.recording import recorder as recorder_module
+from insitu.gateway.recording.recorder import Recorder
 from insitu.types import ModelCall
 
 

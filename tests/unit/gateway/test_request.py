@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from insitu.errors import InvalidRequest, TooLarge
+from insitu.gateway.engines.sample import Sample
 from insitu.gateway.protocols.base import StopTrimmer
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
-from insitu.gateway.request import NEUTRAL_SAMPLING, load_body
-from insitu.gateway.sample import Sample
+from insitu.gateway.protocols.request import NEUTRAL_SAMPLING, load_body
 from insitu.gateway.settings import Limits
 
 LIMITS = Limits()

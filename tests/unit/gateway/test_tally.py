@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from insitu.gateway.tally import Tallies, Tally
+from insitu.gateway.recording.tally import Tallies, Tally
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.transport import RetryPolicy
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until

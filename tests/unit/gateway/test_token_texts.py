@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from insitu.cli.gateway import gateway as command
-from insitu.gateway.pieces import Pieces
 from insitu.gateway.process import settings_from
-from insitu.gateway.token_texts import token_texts
+from insitu.gateway.sampled_ids.pieces import Pieces
+from insitu.gateway.sampled_ids.token_texts import token_texts
 from insitu.gateway_client import GatewayClient
 from tests.unit.gateway.conftest import StartGateway
 from tests.unit.gateway.drifting_engine import (

@@ -11,12 +11,12 @@ import orjson
 import pytest
 from aiohttp import web
 
+from insitu.gateway.engines.routes import Target
+from insitu.gateway.engines.sample import Generated, partial
 from insitu.gateway.faults import UnexpectedShape, reading
 from insitu.gateway.protocols.base import StopTrimmer
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
-from insitu.gateway.recorder import Recorder
-from insitu.gateway.routes import Target
-from insitu.gateway.sample import Generated, partial
+from insitu.gateway.recording.recorder import Recorder
 from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 from tests.unit.gateway.test_tally import adds_up, record_of

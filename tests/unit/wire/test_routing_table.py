@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.routes import Target, parse_table
+from insitu.gateway.engines.routes import Target, parse_table
 from insitu.wire.routing_table import Hold, ReplicaAddress, RoutingTable, Served, ServedBase, ServedRun
 
 TABLE = RoutingTable(

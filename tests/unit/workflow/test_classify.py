@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from insitu.errors import InvalidRequest, Overloaded, Unavailable
+from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.settings import Limits
-from insitu.gateway.upstream import Engine
 from insitu.types import Ending
 from insitu.workflow.classify import describe, ending_of, one_line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
+from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
@@ -19,8 +20,7 @@ from insitu.gateway.protocols.base import (
     usage_of,
 )
 from insitu.gateway.protocols.parts import kind_refusal, tool_calls
-from insitu.gateway.request import CallRequest, check_count, check_object, common_request
-from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.protocols.request import CallRequest, check_count, check_object, common_request
 from insitu.gateway.settings import Limits
 
 _RENDER, _DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"

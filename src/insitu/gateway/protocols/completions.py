@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
+from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
@@ -19,8 +20,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
-from insitu.gateway.request import CallRequest, check_count, common_request
-from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.protocols.request import CallRequest, check_count, common_request
 from insitu.gateway.settings import Limits
 
 _RENDER, _DERENDER = "/v1/completions/render", "/v1/completions/derender"

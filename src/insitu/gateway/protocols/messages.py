@@ -6,12 +6,12 @@ import json
 from typing import Any, cast
 
 from insitu.errors import InsituError
+from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
 from insitu.gateway.protocols.messages_request import INVALID_JSON, to_chat
 from insitu.gateway.protocols.parts import tool_calls, whole_calls
-from insitu.gateway.request import CallRequest
-from insitu.gateway.sample import Generated, Sample
+from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.settings import Limits
 
 _ERROR_TYPES = {

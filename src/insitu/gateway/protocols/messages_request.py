@@ -20,7 +20,7 @@ from insitu.gateway.protocols.parts import (
     objects,
     text_field,
 )
-from insitu.gateway.request import check_object
+from insitu.gateway.protocols.request import check_object
 
 _OWN = frozenset(
     {"model", "messages", "max_tokens", "system", "stream", "stop_sequences", "tools", "tool_choice"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from insitu.gateway.engines.sample import Sample
 from insitu.gateway.protocols.base import Lane
-from insitu.gateway.request import CallRequest
-from insitu.gateway.sample import Sample
+from insitu.gateway.protocols.request import CallRequest
 
 _REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "user")
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from insitu.errors import InsituError
+from insitu.gateway.engines.sample import Sample
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import whole_calls
+from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.protocols.response_items import call_item, message_item, reasoning_item, response_object
 from insitu.gateway.protocols.responses_request import to_chat
 from insitu.gateway.protocols.responses_stream import ResponsesStream
-from insitu.gateway.request import CallRequest
-from insitu.gateway.sample import Sample
 from insitu.gateway.settings import Limits
 
 

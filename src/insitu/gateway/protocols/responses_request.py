@@ -18,7 +18,7 @@ from insitu.gateway.protocols.parts import (
     objects,
     text_field,
 )
-from insitu.gateway.request import check_object
+from insitu.gateway.protocols.request import check_object
 
 LOGPROBS = "message.output_text.logprobs"
 _OWN = frozenset(

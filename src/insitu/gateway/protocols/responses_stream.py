@@ -12,18 +12,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.protocols.base import Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatStream
 from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import tool_calls
+from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.protocols.response_items import (
     call_item,
     message_item,
     reasoning_item,
     response_object,
 )
-from insitu.gateway.request import CallRequest
-from insitu.gateway.sample import Generated, Sample
 
 _EMPTY_CALL = {"name": "", "arguments": ""}
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import aiohttp
 
 from insitu.backend.fleet.engine import EngineSettings, apply_arguments, difference
-from insitu.backend.host import ModelHost
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
-from insitu.backend.publication import BASE_VERSION
+from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.publication import BASE_VERSION
+from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
-from insitu.backend.traffic import Traffic
 from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
 from insitu.wire.routing_table import ServedBase

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from insitu.errors import InsituError
+from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.faults import Fault, reading
-from insitu.gateway.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
-from insitu.gateway.upstream import Engine
+from insitu.gateway.sampled_ids.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
 
 _log = logging.getLogger(__name__)
 _MAX_KNOWN = 1024  # adapters have a name for each step

@@ -21,11 +21,11 @@ import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError
-from insitu.gateway.calls import Attempt, CallContext, Caller, timed
-from insitu.gateway.choices import Choice, indexed, together
+from insitu.gateway.calls.choices import Choice, indexed, together
+from insitu.gateway.calls.pipeline import Attempt, CallContext, Caller, timed
+from insitu.gateway.engines.sample import verify
 from insitu.gateway.faults import ClientGone, internal_error
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
-from insitu.gateway.sample import verify
 from insitu.wire.headers import CALL_ID_HEADER
 
 _log = logging.getLogger(__name__)

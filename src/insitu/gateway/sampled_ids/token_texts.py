@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from insitu.errors import NotFound
-from insitu.gateway.pieces import Pieces
-from insitu.gateway.replicas import ReplicaPool
-from insitu.gateway.routes import Routes, Target
-from insitu.gateway.tokenizers import Tokenizers
+from insitu.gateway.engines.replicas import ReplicaPool
+from insitu.gateway.engines.routes import Routes, Target
+from insitu.gateway.sampled_ids.pieces import Pieces
+from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.types import ModelCall
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from insitu.backend.fleet.replicas import ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
-from insitu.backend.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
+from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
 from insitu.backend.settings import ServeSettings
 from insitu.errors import CorruptCheckpoint
 from insitu.types import StepSettings

@@ -15,8 +15,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from insitu.gateway.engines.sample import Generated
 from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
-from insitu.gateway.sample import Generated
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from insitu.gateway.pieces import Pieces
+from insitu.gateway.sampled_ids.pieces import Pieces
 
 _BLOCKS = (4096, 256, 16, 1)
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import DeadlineExceeded, InsituError
-from insitu.gateway.tally import Tally
+from insitu.gateway.recording.tally import Tally
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from insitu.errors import InsituError, UpstreamError
+from insitu.gateway.engines.routes import Table, Target
+from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.faults import Fault
-from insitu.gateway.routes import Table, Target
 from insitu.gateway.settings import Limits
-from insitu.gateway.upstream import Engine
 
 
 async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:

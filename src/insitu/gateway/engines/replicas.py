@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.settings import Limits
-from insitu.gateway.upstream import Engine
 
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.25

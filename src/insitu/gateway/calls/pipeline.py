@@ -20,7 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
-from insitu.gateway.choices import Choice, choices_of, merged, together
+from insitu.gateway.calls.choices import Choice, choices_of, merged, together
+from insitu.gateway.calls.labels import Labels
+from insitu.gateway.engines.replicas import Replica, ReplicaPool
+from insitu.gateway.engines.routes import Routes, Target
+from insitu.gateway.engines.sample import Sample, partial, verify
+from insitu.gateway.engines.upstream import GENERATE_PATH
 from insitu.gateway.faults import (
     ClientGone,
     Fault,
@@ -30,17 +35,12 @@ from insitu.gateway.faults import (
     UnexpectedShape,
     VersionMismatch,
 )
-from insitu.gateway.labels import Labels
 from insitu.gateway.protocols.base import Answer, CallProtocol, Lane
-from insitu.gateway.put_back import PutBack
-from insitu.gateway.recorder import Recorder
-from insitu.gateway.replicas import Replica, ReplicaPool
-from insitu.gateway.request import MASKING_FIELDS, CallRequest
-from insitu.gateway.routes import Routes, Target
-from insitu.gateway.sample import Sample, partial, verify
+from insitu.gateway.protocols.request import MASKING_FIELDS, CallRequest
+from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.recording.tally import Ticket
+from insitu.gateway.sampled_ids.put_back import PutBack
 from insitu.gateway.settings import Limits
-from insitu.gateway.tally import Ticket
-from insitu.gateway.upstream import GENERATE_PATH
 from insitu.types import INCOMPLETE, ModelCall
 
 _log = logging.getLogger(__name__)

@@ -20,11 +20,11 @@ import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import InvalidRequest, Unavailable
-from insitu.gateway.pieces import Pieces
-from insitu.gateway.recorder import Recorder
+from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.recording.tally import Tallies
+from insitu.gateway.sampled_ids.pieces import Pieces
+from insitu.gateway.sampled_ids.token_texts import TokenTexts, token_texts
 from insitu.gateway.settings import Limits
-from insitu.gateway.tally import Tallies
-from insitu.gateway.token_texts import TokenTexts, token_texts
 from insitu.recorded import SHARING
 from insitu.records.store import ListedCall, RecordStore
 from insitu.types import ModelCall

@@ -16,13 +16,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from insitu.gateway.alignment import Alignment, align
+from insitu.gateway.engines.routes import Target
 from insitu.gateway.faults import reading
-from insitu.gateway.history import Conversation, History, Key
 from insitu.gateway.protocols.base import Lane, Rendered
-from insitu.gateway.routes import Target
+from insitu.gateway.sampled_ids.alignment import Alignment, align
+from insitu.gateway.sampled_ids.history import Conversation, History, Key
+from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Limits
-from insitu.gateway.tokenizers import Tokenizers
 
 OUTCOMES = ("exact", "put_back", "template_changed", "boundary", "no_room", "not_compared")
 _MEDIA_FIELDS = ("features", "content_parts")

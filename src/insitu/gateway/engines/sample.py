@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from insitu.errors import UpstreamError
+from insitu.gateway.engines.routes import Target
 from insitu.gateway.faults import ReplicaFailed, UnexpectedShape, VersionMismatch, reading
-from insitu.gateway.routes import Target
 
 _MISSING_LOGPROB = -9999.0  # what vLLM writes where it has no logprob
 _MAX_TOKEN_ID = 2**31 - 1

@@ -1,0 +1,1 @@
+"""What the engines serve: registration, publication, probe, routing."""

@@ -1,0 +1,1 @@
+"""One model call, from admission to answer."""

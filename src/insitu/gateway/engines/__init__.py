@@ -1,0 +1,1 @@
+"""Who answers: the routing table, the replicas, and what they sampled."""

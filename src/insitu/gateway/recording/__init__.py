@@ -1,0 +1,1 @@
+"""Write calls down, count them, list them."""

@@ -1,0 +1,1 @@
+"""Keep the ids really sampled through the turns of a conversation."""
