@@ -1,1 +1,1 @@
-"""What the engines serve: registration, publication, probe, routing."""
+"""The served state of the engines: registration, publication, probe, routing."""

@@ -1,1 +1,1 @@
-"""Who answers: the routing table, the replicas, and what they sampled."""
+"""The engines that answer: routing table, replicas, and the samples they return."""
