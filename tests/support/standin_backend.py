@@ -44,7 +44,7 @@ from insitu.gateway.settings import Settings
 from insitu.gateway_client import GatewayClient
 from insitu.records.store import RecordStore
 from insitu.types import JobState, RunState, policy_name
-from insitu.wire.routing_table import Served
+from insitu.wire.routing_table import Served, ServedBase
 from tests.support.standin_engine import Behaviour, StandinEngine
 
 KEY = "default"
@@ -140,7 +140,7 @@ class StandinBackend:
         self._traffic = Traffic(http, self.gateway_url, _ADMIN_KEY, 10.0, 600.0)
         self._traffic.replicas = lambda: {"replica-0": self._engine_url or self.engine.url}
         base = self.engine.behaviour.models[0]
-        self._traffic.base = {"name": base, "engine_model": base, "version": "base", "refusal": None}
+        self._traffic.base = ServedBase(base, base, "base")
         for run in self.ledger.list_runs():
             if run.state in (RunState.READY, RunState.LOADING):
                 self._publish(run, run.step)

@@ -68,7 +68,7 @@ async def test_what_was_answered_is_in_the_list(gateway: GatewayUnderTest, clien
 async def test_calls_in_parallel_are_listed_as_they_ended(
     gateway: GatewayUnderTest, client: GatewayClient
 ) -> None:
-    gateway.engine.behaviour.delay_seconds = (0.3, 0.3)
+    gateway.engine.behaviour.delay_seconds = (2.0, 2.0)
     slow = asyncio.create_task(gateway.post(f"/rollouts/ro/{CHAT}"))
     while not gateway.engine.num_generating:
         await asyncio.sleep(0.01)
