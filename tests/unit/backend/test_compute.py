@@ -94,6 +94,11 @@ def test_the_users_own_binding_of_the_engine_is_left_alone() -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND=0" in chosen.line
 
 
+def test_threads_are_set_in_one_place() -> None:
+    with pytest.raises(CannotHonour, match="both set threads"):
+        choose(machine(AVX2, omp_bind="0"), "cpu", Asked(num_threads=1))
+
+
 def test_an_engine_that_answers_while_a_step_trains_shares_the_cores() -> None:
     chosen = choose(machine(AVX2, count=8), "cpu", Asked(), placement="dedicated", num_ranks=2)
     assert chosen.engine_threads == (Threads(4, (0, 1, 2, 3)),)

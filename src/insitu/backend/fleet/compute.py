@@ -189,6 +189,11 @@ def _check(asked: Asked, device: Device, facts: CpuFacts) -> None:
                 f"--threads {asked.num_threads} cannot be honoured: engine and trainer compute on the GPU",
                 hint="remove --threads, or serve with --device cpu",
             )
+        if facts.omp_bind:
+            raise CannotHonour(
+                f"--threads {asked.num_threads} and VLLM_CPU_OMP_THREADS_BIND={facts.omp_bind} both set threads",
+                hint="remove one of them",
+            )
         if not 1 <= asked.num_threads <= facts.num_logical:
             raise CannotHonour(
                 f"--threads {asked.num_threads}: this process may use {facts.num_logical} CPUs",
