@@ -191,7 +191,8 @@ def _check(asked: Asked, device: Device, facts: CpuFacts) -> None:
             )
         if facts.omp_bind:
             raise CannotHonour(
-                f"--threads {asked.num_threads} and VLLM_CPU_OMP_THREADS_BIND={facts.omp_bind} both set threads",
+                f"--threads {asked.num_threads} and VLLM_CPU_OMP_THREADS_BIND={facts.omp_bind} "
+                "both set threads",
                 hint="remove one of them",
             )
         if not 1 <= asked.num_threads <= facts.num_logical:
