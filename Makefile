@@ -45,7 +45,7 @@ smoke: setup  ## one training step on a real engine
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
-	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v
+	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v --durations=5
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
@@ -69,7 +69,7 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
-	$(BIN)/python -m pytest tests/e2e -v -s
+	$(BIN)/python -m pytest tests/e2e -v -s --durations=5
 
 bench: setup  ## figures of the gateway, of a step, of the trainer alone and of thousands of rollouts
 	$(BIN)/python benchmarks/gateway.py --json
