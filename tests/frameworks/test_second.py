@@ -32,6 +32,7 @@ def test_second_matrix(tmp_path: Path, real_backend: Backend) -> None:
             "-v",
             "--durations=0",
             "--tb=short",
+            "--override-ini=addopts=-ra",  # that environment has plugins of its own, and no hypothesis
         ],
         cwd=environment.ROOT,
         env=environment.variables(tmp_path) | addresses,
