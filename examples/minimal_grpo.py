@@ -54,7 +54,7 @@ def reward(text: str, answer: str) -> float:
 
 def advantages(rewards: list[float]) -> list[float]:
     """``A = (r - mean) / (std + 1e-6)``: how much better a rollout was than its siblings."""
-    mean = sum(rewards) / len(rewards)
+    mean = math.fsum(rewards) / len(rewards)  # rounded once: a reward equal to the mean is exactly 0
     std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
     return [(r - mean) / (std + 1e-6) if std > 1e-6 else 0.0 for r in rewards]
 

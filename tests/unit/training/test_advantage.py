@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import runpy
 from fractions import Fraction
+from itertools import combinations_with_replacement
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from insitu.returns import call_returns
 from insitu.training.advantage import group_advantages
 from insitu.types import AdvantageKind
 
+EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / "minimal_grpo.py"))
 KINDS: list[AdvantageKind] = ["std", "mean", "rloo"]
 Rewards = st.floats(-1e3, 1e3)
 Groups = st.lists(st.lists(st.floats(-8, 8, width=16), min_size=1, max_size=6), min_size=2, max_size=6)
@@ -97,3 +101,11 @@ def test_every_kind_is_its_formula(returns: list[list[float]], kind: AdvantageKi
         baseline = (sum(means) - means[i]) / (count - 1) if kind == "rloo" else mean
         scale = math.sqrt(variance) + 1e-6 if kind == "std" else 1.0
         assert found[i] == pytest.approx([float(value - baseline) / scale for value in own], abs=1e-6)
+
+
+def test_example_agrees_on_which_rollouts_train() -> None:
+    """The one-page example counts the tokens of advantages other than 0, so both must round alike."""
+    for rewards in combinations_with_replacement([0.0, 0.1, 0.3, 1.0], 8):
+        ours, theirs = of_rollouts(list(rewards)), EXAMPLE["advantages"](list(rewards))
+        assert [bool(advantage) for advantage in theirs] == [bool(advantage) for advantage in ours], rewards
+        assert theirs == pytest.approx(ours)
