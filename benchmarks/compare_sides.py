@@ -21,7 +21,7 @@ import yaml
 
 from insitu.backend.batch import make_batch
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.harness.files.trajectory_store import TrajectoryStore
 from insitu.records.store import RecordStore
 from tests.compat.environment import NAT, ROOT
 from tests.compat.nat_client import GATEWAY_PORT

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from insitu.moved import FormerNames
 
 if TYPE_CHECKING:
     from insitu.client import InsituClient
     from insitu.errors import InsituError
-    from insitu.evaluation.items import EvalItem, EvalResult
-    from insitu.evaluation.registered import register_evaluator
     from insitu.plugins import ComponentConfig
+    from insitu.rewards.items import EvalItem, EvalResult
+    from insitu.rewards.registered import register_evaluator
     from insitu.types import Ending, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
     from insitu.workflow.context import WorkflowContext, current_rollout
+    from insitu.workflow.kinds.registered import register_workflow
     from insitu.workflow.marking import function
-    from insitu.workflow.registered import register_workflow
 
 __all__ = [
     "ComponentConfig",
@@ -37,16 +40,19 @@ __all__ = [
 
 _HOMES = {
     "ComponentConfig": "insitu.plugins",
-    "EvalItem": "insitu.evaluation.items",
-    "EvalResult": "insitu.evaluation.items",
+    "EvalItem": "insitu.rewards.items",
+    "EvalResult": "insitu.rewards.items",
     "InsituClient": "insitu.client",
     "InsituError": "insitu.errors",
     "WorkflowContext": "insitu.workflow.context",
     "current_rollout": "insitu.workflow.context",
     "function": "insitu.workflow.marking",
-    "register_evaluator": "insitu.evaluation.registered",
-    "register_workflow": "insitu.workflow.registered",
+    "register_evaluator": "insitu.rewards.registered",
+    "register_workflow": "insitu.workflow.kinds.registered",
 }
+
+
+sys.meta_path.insert(0, FormerNames())
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from insitu.evaluation.dataset import Dataset
-from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.items import EvalItem, EvalResult, Example
-from insitu.harness.episode import TrajectoryCollection
-from insitu.harness.group_builder import GroupBuilder
-from insitu.harness.loop import EpochTrainer
-from insitu.harness.settings import BuilderConfig, TrainerConfig
-from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.datasets.dataset import Dataset
+from insitu.datasets.example import Example
+from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.loop.epoch_trainer import EpochTrainer
+from insitu.harness.rollouts.episode import TrajectoryCollection
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
+from insitu.rewards.items import EvalItem, EvalResult
 from insitu.testing.contracts import (
     Contract,
     DatasetContract,

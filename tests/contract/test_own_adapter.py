@@ -17,8 +17,8 @@ import pytest
 
 from insitu.backend.processes import free_port
 from insitu.gateway_client import GatewayClient
-from insitu.harness.episode import Trajectory
-from insitu.harness.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.rollouts.episode import Trajectory
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract
 from insitu.testing.standins import StandinParts, built

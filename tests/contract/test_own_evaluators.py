@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from insitu.evaluation.items import EvalItem
 from insitu.plugins import Kind
+from insitu.rewards.items import EvalItem
 from insitu.testing.contracts import EvaluatorContract, GroupEvaluatorContract
 from insitu.testing.standin_gateway import StandinGateway
 from insitu.testing.standins import StandinParts, built
@@ -52,7 +52,7 @@ class TestJsonSchema(_Own):
 
     @pytest.fixture(autouse=True)
     def _little_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("insitu.evaluation.json_schema._PATTERN_SECONDS", 0.1)
+        monkeypatch.setattr("insitu.rewards.json_schema._PATTERN_SECONDS", 0.1)
 
     fields: ClassVar[dict[str, Any]] = {
         "schema": {"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}

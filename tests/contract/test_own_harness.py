@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from insitu.harness.episode import TrajectoryCollection
-from insitu.harness.loop import EpochTrainer
-from insitu.harness.settings import TrainerConfig
+from insitu.harness.interfaces.settings import TrainerConfig
+from insitu.harness.loop.epoch_trainer import EpochTrainer
+from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract, TrainerContract, TrajectoryBuilderContract
 from insitu.testing.standins import StandinAdapter, StandinBuilder, StandinParts, built, make_run
@@ -27,7 +27,7 @@ class TestEpochTrainer(TrainerContract):
     @pytest.fixture(autouse=True)
     def _no_plots(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """They take most of the time, and have tests of their own."""
-        monkeypatch.setattr("insitu.harness.loop.write_plot", lambda *_: None)
+        monkeypatch.setattr("insitu.harness.loop.epoch_trainer.write_plot", lambda *_: None)
 
     def make(self) -> Any:
         return built(Kind.TRAINER, "insitu", StandinParts(self.directory))

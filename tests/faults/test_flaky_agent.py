@@ -133,8 +133,8 @@ import psutil
 from insitu.config.load import load_config
 from insitu.harness.finetune import finetune
 from insitu.harness.options import with_options
-from insitu.harness.progress import Progress
-from insitu.harness.summary import exit_code
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.screen.summary import exit_code
 
 logging.disable()
 

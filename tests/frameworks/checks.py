@@ -24,9 +24,9 @@ from insitu.types import Ending, StepSettings, Trajectory, TrajectoryGroup
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
-from insitu.workflow.function import FunctionWorkflow
+from insitu.workflow.kinds.function import FunctionWorkflow
+from insitu.workflow.kinds.registered import RegisteredConfig
 from insitu.workflow.outcome import Outcome
-from insitu.workflow.registered import RegisteredConfig
 from insitu.workflow.workflow import Workflow
 from tests.support.standin_engine import Behaviour
 from tests.support.standin_tools import measured

@@ -19,7 +19,7 @@ from insitu.gateway_client import GatewayClient
 from insitu.paths import cache_dir
 from insitu.recorded import expand
 from insitu.types import StepSettings
-from insitu.workflow.command import CommandConfig, CommandWorkflow
+from insitu.workflow.kinds.command import CommandConfig, CommandWorkflow
 from tests.frameworks.checks import check_step, group_of, open_run, run_workflow
 from tests.support.backend import Backend
 from tests.support.standin_backend import StandinBackend

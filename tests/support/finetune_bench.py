@@ -19,12 +19,12 @@ from insitu.config.load import LoadedConfig, load_config
 from insitu.gateway_client import GatewayClient
 from insitu.harness import finetune as command
 from insitu.harness.assembly import Assembly
+from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.options import with_options
-from insitu.harness.progress import Progress
-from insitu.harness.run import FinetuneRun
-from insitu.harness.run_directory import RunDirectory
-from insitu.harness.summary import Summary
-from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.harness.screen.summary import Summary
 from insitu.recorded import expand
 from tests.support.finetuning import Project
 from tests.support.standin_backend import StandinBackend
@@ -111,10 +111,10 @@ async def open_bench(
     **options: Any,
 ) -> AsyncIterator[FinetuneBench]:
     """Without `plots` nothing is drawn: it would take most of the time."""
-    monkeypatch.setattr("insitu.harness.loop._POLL_SECONDS", 0.02)
+    monkeypatch.setattr("insitu.harness.loop.epoch_trainer._POLL_SECONDS", 0.02)
     monkeypatch.setitem(InsituClient.wait_run_ready.__kwdefaults__, "poll_seconds", 0.02)
     if not plots:
-        monkeypatch.setattr("insitu.harness.loop.write_plot", lambda *_: None)
+        monkeypatch.setattr("insitu.harness.loop.epoch_trainer.write_plot", lambda *_: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "small_agent", raising=False)
     async with StandinBackend(path / "state", behaviour, train_seconds=0.01, **options) as backend:

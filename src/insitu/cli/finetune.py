@@ -64,11 +64,11 @@ def _run(loaded: Any) -> int:
     import shlex
     import sys
 
-    from insitu.harness.console import open_progress
+    from insitu.harness.files.redaction import Redaction
     from insitu.harness.finetune import finetune as run
-    from insitu.harness.redaction import Redaction
-    from insitu.harness.safe_output import print_lines
-    from insitu.harness.summary import exit_code, lines
+    from insitu.harness.screen.console import open_progress
+    from insitu.harness.screen.safe_output import print_lines
+    from insitu.harness.screen.summary import exit_code, lines
 
     command = shlex.join(["insitu", *Redaction(loaded.config).hide_arguments(sys.argv[1:])])
     with open_progress() as progress:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from insitu.config.migration import Migration
-    from insitu.config.note import Note
+    from insitu.compat.nemo.migration import Migration
+    from insitu.compat.nemo.note import Note
 
 BY_HAND = 3
 
@@ -35,9 +35,9 @@ def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> No
     import os
     import sys
 
+    from insitu.compat.nemo.migration import migrate as run
     from insitu.config.load import read_text
-    from insitu.config.migration import migrate as run
-    from insitu.harness.safe_output import SafeOutput
+    from insitu.harness.screen.safe_output import SafeOutput
 
     target = output or _beside(config)
     result = run(read_text(config), str(config), os.environ)
@@ -90,7 +90,7 @@ def _json(config: Path, target: Path | None, result: Migration) -> str:
 
 
 def _lines(config: Path, target: Path | None, result: Migration) -> list[str]:
-    from insitu.harness.safe_output import visible
+    from insitu.harness.screen.safe_output import visible
 
     lines = [f"{config} → {target or 'standard output'}"]
     for _, title, notes in _titles(result):

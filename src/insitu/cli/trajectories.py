@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from insitu.harness.run_reader import Found, RunReader
+    from insitu.harness.screen.run_reader import Found, RunReader
 
 _DEFAULT_LIMIT = 50
 _RUN = click.argument("run", type=click.Path(path_type=Path))
@@ -49,7 +49,7 @@ def list_rollouts(
     as_json: bool,
 ) -> None:
     """One row per rollout."""
-    from insitu.harness.run_reader import RunReader
+    from insitu.harness.screen.run_reader import RunReader
 
     reader = RunReader.open(run)
     rows = list(reader.rollouts(_stores(reader, epoch, validation)))
@@ -79,9 +79,9 @@ def show(run: Path, rollout: str, tokens: bool, as_json: bool) -> None:
     """
     import asyncio
 
-    from insitu.harness.rollout_page import page
-    from insitu.harness.run_reader import RunReader
-    from insitu.harness.shown_rollout import load_rollout
+    from insitu.harness.screen.rollout_page import page
+    from insitu.harness.screen.run_reader import RunReader
+    from insitu.harness.screen.shown_rollout import load_rollout
 
     reader = RunReader.open(run)
     shown = asyncio.run(load_rollout(reader, reader.find(rollout)))
@@ -142,7 +142,7 @@ def _print_table(rows: list[Found], total: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from insitu.harness.safe_output import visible
+    from insitu.harness.screen.safe_output import visible
 
     console = _console()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -176,7 +176,7 @@ def _console() -> Any:
     """Use a terminal's colours and width; elsewhere print plain lines at full length."""
     from rich.console import Console
 
-    from insitu.harness.safe_output import SafeOutput
+    from insitu.harness.screen.safe_output import SafeOutput
 
     output: Any = SafeOutput(quiet=True)
     width = None if output.isatty() else 1000
@@ -184,7 +184,7 @@ def _console() -> Any:
 
 
 def _print_json(value: Any) -> None:
-    from insitu.harness.safe_output import SafeOutput
+    from insitu.harness.screen.safe_output import SafeOutput
 
     output = SafeOutput(quiet=True)
     # ASCII only: otherwise control characters that JSON allows in text would reach the terminal.

@@ -11,8 +11,8 @@ from insitu.config.entries import TrainerAdapterEntry, TrainerEntry, TrajectoryB
 from insitu.config.eval import EvalConfig
 from insitu.config.finetuning import FinetuningConfig
 from insitu.config.llms import LLMConfig
-from insitu.config.problems import validation_error
 from insitu.config.references import reference_problems
+from insitu.config.values.problems import validation_error
 from insitu.plugins import Section
 
 

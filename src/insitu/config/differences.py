@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from insitu.config.problems import Location, dotted
+from insitu.config.values.problems import Location, dotted
 
 _MAY_CHANGE = re.compile(
     r"finetuning\.(num_epochs|output_dir|run_configuration\.(config_file|override))"

@@ -7,8 +7,8 @@ from typing import Any, cast
 import yaml
 
 from insitu.config.config import Config
-from insitu.config.document import know_short_floats
-from insitu.config.secret import hide
+from insitu.config.values.document import know_short_floats
+from insitu.config.values.secret import hide
 
 
 class _Dumper(yaml.SafeDumper):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from insitu import plugins
-from insitu.config.problems import Problem, validation_error
+from insitu.config.values.problems import Problem, validation_error
 from insitu.errors import InsituError
 from insitu.plugins import ComponentConfig, Kind
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from insitu.config.entries import DatasetEntry, EvaluatorEntry
-from insitu.config.problems import NOT_HONOURED
+from insitu.config.values.problems import NOT_HONOURED
 from insitu.plugins import Section
 
 

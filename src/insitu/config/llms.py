@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from insitu.config.problems import NOT_HONOURED
+from insitu.config.values.problems import NOT_HONOURED
 from insitu.plugins import Section
 
 RETRIED_STATUS_CODES = frozenset({408, 409, 429})

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from insitu import plugins
 from insitu.config.config import Config
-from insitu.config.document import read_document
-from insitu.config.explain import explain, not_finite
-from insitu.config.interpolation import interpolate
-from insitu.config.overrides import override
-from insitu.config.problems import Location, Problem, refusal, value_at
+from insitu.config.values.document import read_document
+from insitu.config.values.explain import explain, not_finite
+from insitu.config.values.interpolation import interpolate
+from insitu.config.values.overrides import override
+from insitu.config.values.problems import Location, Problem, refusal, value_at
 from insitu.errors import InvalidRequest
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from insitu import plugins
-from insitu.config.problems import Problem
+from insitu.config.values.problems import Problem
 
 PARTS = {
     "trainer": "trainers",

@@ -10,14 +10,14 @@ from typing import Any, Self, cast
 
 from insitu.config.config import Config
 from insitu.config.load import LoadedConfig, load_config
+from insitu.datasets.dataset import Dataset
+from insitu.datasets.dataset_config import dataset_config
+from insitu.datasets.example import Example
 from insitu.errors import DeadlineExceeded, InvalidRequest
-from insitu.evaluation.dataset import Dataset
-from insitu.evaluation.dataset_config import dataset_config
-from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.items import Example
-from insitu.harness.run import Agent, Task
-from insitu.harness.trained_model import TrainedModel
+from insitu.harness.interfaces.run import Agent, Task
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.plugins import ComponentConfig, Kind, build, find, nearest
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.threads import run_in_daemon_thread
 from insitu.workflow.binding import LLMBinding, gateway_root
 from insitu.workflow.llm import LLMSettings

@@ -10,19 +10,18 @@ from typing import Any
 from insitu.answers import JobInfo, RunInfo
 from insitu.client import InsituClient
 from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
-from insitu.harness.episode import Trajectory, TrajectoryCollection
-from insitu.harness.run import FinetuneRun
-from insitu.harness.settings import AdapterConfig
-from insitu.harness.trained_model import TrainedModel
-from insitu.harness.trainer_adapter import TrainerAdapter
-from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.settings import GATEWAY_PORT, AdapterConfig
+from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.plugins import Parts
 from insitu.returns import call_returns
 from insitu.types import REWARD_COMPONENTS, JobState, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
 
 BACKEND = "insitu"
-GATEWAY_PORT = 8000
 READY_SECONDS = 1800.0
 """A model may have to be downloaded and compiled before the run is ready."""
 HEALTH_SECONDS = 15.0

@@ -6,9 +6,9 @@ The `openpipe_art_…` names are the original harness's, so that its configurati
 from __future__ import annotations
 
 from insitu.harness.backend_adapter import BackendAdapter
-from insitu.harness.group_builder import GroupBuilder
-from insitu.harness.loop import EpochTrainer
-from insitu.harness.settings import AdapterConfig, BuilderConfig, TrainerConfig
+from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.interfaces.settings import AdapterConfig, BuilderConfig, TrainerConfig
+from insitu.harness.loop.epoch_trainer import EpochTrainer
 from insitu.plugins import Kind, register
 
 for _name in ("insitu", "openpipe_art_traj_builder"):

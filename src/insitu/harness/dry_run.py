@@ -11,7 +11,7 @@ from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
 from insitu.harness.finetune import Components, build_components
-from insitu.harness.run import Task
+from insitu.harness.interfaces.run import Task
 from insitu.plugins import ComponentConfig
 
 Say = Callable[[str], None]

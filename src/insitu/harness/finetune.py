@@ -13,17 +13,17 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
-from insitu.harness.capture import Capture, add_up
+from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.trainer import Trainer
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.open_files import check_open_files
-from insitu.harness.progress import Progress
-from insitu.harness.run import FinetuneRun
-from insitu.harness.run_directory import RunDirectory
-from insitu.harness.state import LoopState, fold
-from insitu.harness.summary import Summary
-from insitu.harness.trainer import Trainer
-from insitu.harness.trainer_adapter import TrainerAdapter
-from insitu.harness.training_job import TrainingJobStatus, TrainingStatusEnum
-from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.harness.rollouts.capture import Capture, add_up
+from insitu.harness.screen.summary import Summary
 from insitu.plugins import Kind
 
 _CLEANUP_SECONDS = 20.0

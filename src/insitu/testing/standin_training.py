@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from insitu.datasets.example import Example
 from insitu.errors import InvalidRequest, NotFound
-from insitu.evaluation.items import EvalItem, EvalResult, Example
-from insitu.harness.capture import CAPTURE, Capture
-from insitu.harness.episode import Trajectory, TrajectoryCollection
-from insitu.harness.run import FinetuneRun
-from insitu.harness.trained_model import TrainedModel
-from insitu.harness.trainer_adapter import TrainerAdapter
-from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.rollouts.capture import CAPTURE, Capture
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.rewards.items import EvalItem, EvalResult
 from insitu.types import Ending
 
 Json = dict[str, Any]

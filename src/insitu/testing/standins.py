@@ -16,17 +16,18 @@ from typing import Any
 from insitu.config.config import Config
 from insitu.config.dump import dump_config
 from insitu.config.load import parse_config
+from insitu.datasets.example import Example
 from insitu.errors import NotFound
-from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.function_evaluator import FunctionEvaluator
-from insitu.evaluation.items import EvalItem, Example
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.assembly import bind_llms
-from insitu.harness.progress import Progress
-from insitu.harness.run import Agent, FinetuneRun, Task
-from insitu.harness.run_directory import RunDirectory
-from insitu.harness.trained_model import TrainedModel
+from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.interfaces.run import Agent, FinetuneRun, Task
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.plugins import Kind, build, find
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
+from insitu.rewards.function_evaluator import FunctionEvaluator
+from insitu.rewards.items import EvalItem
 from insitu.testing.standin_training import (
     STANDIN_MODEL,
     StandinAdapter,
@@ -35,8 +36,8 @@ from insitu.testing.standin_training import (
     make_trajectory,
 )
 from insitu.workflow.context import WorkflowContext
-from insitu.workflow.function import FunctionWorkflow
-from insitu.workflow.registered import RegisteredConfig
+from insitu.workflow.kinds.function import FunctionWorkflow
+from insitu.workflow.kinds.registered import RegisteredConfig
 from insitu.workflow.workflow import Workflow
 
 __all__ = [

@@ -15,7 +15,7 @@ from insitu.plugins import ComponentConfig, nearest
 from insitu.types import WORKFLOW_FUNCTION
 from insitu.workflow.binding import OPENAI_URL, LLMBinding, rollout_headers
 from insitu.workflow.cleanup import Callback, CleanUps
-from insitu.workflow.clients import client_maker
+from insitu.workflow.frameworks import client_maker
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
 

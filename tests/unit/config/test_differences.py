@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.config import comparable, differences, dump_config, fingerprint, load_config, to_yaml
-from insitu.config.document import read_document
+from insitu.config.values.document import read_document
 
 Write = Callable[[str], Path]
 Dump = Callable[..., dict[str, Any]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.config import load_config
-from insitu.config.interpolation import interpolate
+from insitu.config.values.interpolation import interpolate
 from insitu.errors import InvalidRequest
 
 ENVIRONMENT = {"HOST": "box", "N": "7", "EMPTY": "", "RATE": "1e-6", "LIST": "[1, 2]", "DAY": "2024-01-01"}

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.config.marked_text import MarkedText
+from insitu.compat.nemo.marked_text import MarkedText
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from insitu import plugins
 from insitu.cli.migrate import migrate as command
+from insitu.compat.nemo.migration import Migration, migrate
+from insitu.compat.nemo.note import Note
 from insitu.config import load_config
-from insitu.config.migration import Migration, migrate
-from insitu.config.note import Note
 from insitu.errors import InsituError, InvalidRequest
 from insitu.plugins import ComponentConfig, Kind
 from tests.support.original_documents import blocks, original_documents

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from insitu.cli.migrate import migrate as command
+from insitu.compat.nemo.migration import migrate
 from insitu.config import Config
-from insitu.config.migration import migrate
 from tests.support.original_documents import blocks
 
 ROOT = Path(__file__).parents[3]

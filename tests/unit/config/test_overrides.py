@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.config import Config, load_config
-from insitu.config.overrides import override
+from insitu.config.values.overrides import override
 from insitu.errors import InvalidRequest
 
 Write = Callable[[str], Path]

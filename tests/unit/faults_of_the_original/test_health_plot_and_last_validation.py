@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from insitu.harness import plots
 from insitu.harness.dry_run import dry_run
+from insitu.harness.files import plots
 from tests.support.finetune_bench import agent, by_generation, one_call, open_bench, rewards
 
 

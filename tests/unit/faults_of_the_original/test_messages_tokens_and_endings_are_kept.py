@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from insitu.backend.batch import make_batch
-from insitu.harness.episode import EpisodeItemRole
+from insitu.harness.rollouts.episode import EpisodeItemRole
 from insitu.types import StepSettings
 from tests.support.finetune_bench import (
     FinetuneBench,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from insitu.harness.training_job import TrainingStatusEnum
+from insitu.harness.interfaces.training_job import TrainingStatusEnum
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.workflow.workflow import Workflow
 from tests.support.finetune_bench import Messages, agent, by_generation, one_call, open_bench, rewards

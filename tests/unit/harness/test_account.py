@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.account import Account, make_account
-from insitu.harness.capture import Capture, CaptureMismatch
-from insitu.harness.curriculum import initial_state, select
-from insitu.harness.episode import Trajectory
+from insitu.harness.loop.account import Account, make_account
+from insitu.harness.loop.curriculum import initial_state, select
+from insitu.harness.rollouts.capture import Capture, CaptureMismatch
+from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import Ending
 
 OFF = CurriculumConfig()

@@ -11,17 +11,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from insitu.evaluation.evaluator import Evaluator
-from insitu.evaluation.items import EvalItem, EvalResult
-from insitu.evaluation.judged_rollout import judged_rollout
 from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.harness.capture import Capture, CaptureMismatch, add_up, capture_of
-from insitu.harness.group_builder import GroupBuilder
-from insitu.harness.loop import EpochTrainer
-from insitu.harness.recorded_rollout import read_rollout
-from insitu.harness.settings import BuilderConfig, TrainerConfig
-from insitu.harness.targets import Targets
-from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.collect.recorded_rollout import read_rollout
+from insitu.harness.collect.targets import Targets
+from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.loop.epoch_trainer import EpochTrainer
+from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up, capture_of
+from insitu.rewards.evaluator import Evaluator
+from insitu.rewards.items import EvalItem, EvalResult
+from insitu.rewards.judges.judged_rollout import judged_rollout
 from insitu.testing.standin_gateway import StandinGateway
 from insitu.testing.standins import (
     STANDIN_MODEL,
@@ -97,13 +97,13 @@ async def test_a_call_that_is_being_recorded_is_waited_for() -> None:
 
 
 async def test_a_call_that_goes_on_after_the_agent_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.harness.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
     found = await capture(RolloutRecord([call("a")], 2, {}, 1))
     assert found == Capture(seen=2, trained=1, dropped={"unfinished": 1})
 
 
 async def test_a_lost_record_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.harness.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
     found = await capture(RolloutRecord([call("a")], 2))
     assert not found.balanced
     assert (found.total, found.accounted) == (2, 1)
@@ -148,7 +148,7 @@ def test_the_line_of_the_design() -> None:
 async def test_a_mismatch_fails_the_epoch_and_names_the_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insitu.harness.recorded_rollout._PAUSES_SECONDS", ())
+    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", ())
     run = make_run(tmp_path)
     lossy = ScriptedGatewayClient(
         RolloutRecord([call("a", run="standin-run", model="standin-run", function=None)], 2)

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from insitu.cli.trajectories import trajectories
 from insitu.errors import InsituError
-from insitu.harness.capture import Capture
-from insitu.harness.rollout_page import page
-from insitu.harness.run_directory import RunDirectory
-from insitu.harness.shown_rollout import ShownRollout
+from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.rollouts.capture import Capture
+from insitu.harness.screen.rollout_page import page
+from insitu.harness.screen.shown_rollout import ShownRollout
 from insitu.testing.standins import make_run
 
 HOSTILE = (
@@ -340,7 +340,7 @@ def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
 
 
 def test_no_address_but_the_gateway_of_the_trained_model_is_asked(tmp_path: Path) -> None:
-    from insitu.harness.run_reader import RunReader
+    from insitu.harness.screen.run_reader import RunReader
 
     llms = {"judge": {"model_name": "gpt", "base_url": "https://elsewhere/v1"}}
     adapter = {"a": {"backend": {"name": "run", "base_model": "base", "ip": "10.0.0.1"}}}

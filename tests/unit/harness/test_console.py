@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from insitu.harness import console
-from insitu.harness.console import duration, open_progress
-from insitu.harness.progress import Figures, Progress
-from insitu.harness.safe_output import SafeOutput, print_lines, printable
+from insitu.harness.interfaces.progress import Figures, Progress
+from insitu.harness.screen import console
+from insitu.harness.screen.console import duration, open_progress
+from insitu.harness.screen.safe_output import SafeOutput, print_lines, printable
 from insitu.types import Ending
 
 
@@ -289,8 +289,8 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
 
 SCRIPT = """
 import sys, time
-from insitu.harness.console import open_progress
-from insitu.harness.safe_output import print_lines
+from insitu.harness.screen.console import open_progress
+from insitu.harness.screen.safe_output import print_lines
 with open_progress() as progress:
     for _ in range(4):
         progress.info("hello")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.curriculum import REASONS, CurriculumState, Selection, initial_state, select
-from insitu.harness.episode import Trajectory
+from insitu.harness.loop.curriculum import REASONS, CurriculumState, Selection, initial_state, select
+from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import Ending
 
 ON = CurriculumConfig(enabled=True)

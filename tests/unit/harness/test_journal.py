@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from insitu.errors import InsituError, InvalidRequest
-from insitu.harness.journal import Journal
-from insitu.harness.json_lines import DamagedFile
+from insitu.harness.files.journal import Journal
+from insitu.harness.files.json_lines import DamagedFile
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_closed_journal_says_so(path: Path) -> None:
 
 def test_what_was_appended_survives_kill(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from insitu.harness.journal import Journal\n"
+        "import sys; from pathlib import Path; from insitu.harness.files.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for n in range(10**6):\n"
         "    journal.append('event', n=n); print(n, flush=True)\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from insitu.harness.episode import Trajectory
-from insitu.harness.metrics import statistics, write_metrics
+from insitu.harness.loop.metrics import statistics, write_metrics
+from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import Ending
 
 CURRICULUM = {

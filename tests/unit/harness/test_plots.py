@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from insitu.harness.plots import make_figure, write_plot
+from insitu.harness.files.plots import make_figure, write_plot
 
 SHARES = [0.3, 0.3, 0.5, 0.7]
 EPOCHS = [
@@ -131,7 +131,7 @@ def test_picture_is_written_whole_in_its_size(
 
 def test_no_global_state_and_no_import_before_use() -> None:
     script = (
-        "import sys; from pathlib import Path; from insitu.harness.plots import make_figure\n"
+        "import sys; from pathlib import Path; from insitu.harness.files.plots import make_figure\n"
         "assert 'matplotlib' not in sys.modules\n"
         "make_figure([{'epoch': 0, 'avg_reward': 1.0}], [], 't')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

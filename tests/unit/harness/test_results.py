@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from insitu.harness.results import write_results
-from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.harness.files.results import write_results
+from insitu.harness.files.trajectory_store import TrajectoryStore
 
 
 def record(number: int, reward: float | None, **fields: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from insitu.errors import Conflict, InvalidRequest
-from insitu.harness.json_lines import DamagedFile
-from insitu.harness.run_directory import RunDirectory, write_atomic
+from insitu.harness.files.json_lines import DamagedFile
+from insitu.harness.files.run_directory import RunDirectory, write_atomic
 
 DUMP: dict[str, Any] = {
     "finetuning": {"seed": 0, "num_epochs": 3, "output_dir": "out"},
@@ -79,7 +79,8 @@ def test_other_configuration_is_refused_line_by_line(path: Path) -> None:
 
 def test_second_process_is_refused_with_the_pid_of_the_first(path: Path) -> None:
     script = (
-        "import json, sys; from pathlib import Path; from insitu.harness.run_directory import RunDirectory\n"
+        "import json, sys; from pathlib import Path\n"
+        "from insitu.harness.files.run_directory import RunDirectory\n"
         "run = RunDirectory.open(Path(sys.argv[1]), json.loads(sys.argv[2]))\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )

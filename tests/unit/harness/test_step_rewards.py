@@ -11,10 +11,10 @@ import pytest
 from insitu.config.curriculum import CurriculumConfig
 from insitu.errors import InvalidRequest
 from insitu.harness.backend_adapter import _comparable, _uploaded
-from insitu.harness.curriculum import initial_state, select
-from insitu.harness.episode import Trajectory
-from insitu.harness.step_rewards import trained_step_rewards
-from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.loop.curriculum import initial_state, select
+from insitu.harness.rollouts.episode import Trajectory
+from insitu.harness.rollouts.step_rewards import trained_step_rewards
 from insitu.types import Ending
 
 

@@ -6,8 +6,8 @@ import json
 import shlex
 from dataclasses import replace
 
-from insitu.harness.capture import Capture
-from insitu.harness.summary import Summary, exit_code, lines
+from insitu.harness.rollouts.capture import Capture
+from insitu.harness.screen.summary import Summary, exit_code, lines
 
 GOOD = Summary(
     outcome="succeeded",

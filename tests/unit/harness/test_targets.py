@@ -9,8 +9,8 @@ import pytest
 from insitu.config.load import parse_config
 from insitu.errors import InvalidRequest
 from insitu.harness.assembly import bind_llms
-from insitu.harness.targets import Targets
-from insitu.harness.trained_model import TrainedModel
+from insitu.harness.collect.targets import Targets
+from insitu.harness.interfaces.trained_model import TrainedModel
 
 MODEL = TrainedModel("my-run", "base/model", "http://10.0.0.1:8000", "key")
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InsituError, InvalidRequest, NotFound
-from insitu.harness.json_lines import DamagedFile
-from insitu.harness.trajectory_store import TrajectoryStore
+from insitu.harness.files.json_lines import DamagedFile
+from insitu.harness.files.trajectory_store import TrajectoryStore
 from insitu.types import Ending
 
 
@@ -236,7 +236,8 @@ def test_memory_stays_flat(path: Path) -> None:
 
 def test_appended_rollouts_survive_kill(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from insitu.harness.trajectory_store import TrajectoryStore\n"
+        "import sys; from pathlib import Path\n"
+        "from insitu.harness.files.trajectory_store import TrajectoryStore\n"
         "store = TrajectoryStore(Path(sys.argv[1]))\n"
         "for n in range(10**6):\n"
         "    store.append({'rollout_id': f'r{n}', 'example_id': 'e', 'index': n, 'generation': 0,\n"

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from insitu.backend.batch import make_batch
-from insitu.evaluation.items import EvalItem, EvalResult
-from insitu.evaluation.trajectory import messages
+from insitu.rewards.items import EvalItem, EvalResult
+from insitu.rewards.trajectory import messages
 from insitu.types import StepSettings
 from tests.support.finetune_bench import agent, open_bench, position, rewards
 

@@ -20,7 +20,7 @@ from insitu import LoraSettings, StepSettings
 from insitu.backend.api.bodies import RunBody, StepBody
 from insitu.backend.art.bodies import TrainBody
 from insitu.errors import InvalidRequest
-from insitu.harness.settings import AdapterConfig
+from insitu.harness.interfaces.settings import AdapterConfig
 
 NAMES = [field.name for field in fields(StepSettings)]
 HINTS = get_type_hints(StepSettings, include_extras=True)

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from insitu.plugins import ComponentConfig
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
-from insitu.workflow.registered import RegisteredConfig
+from insitu.workflow.kinds.registered import RegisteredConfig
 from insitu.workflow.workflow import Workflow
 
 MakeContext = Callable[..., WorkflowContext]

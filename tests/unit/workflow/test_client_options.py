@@ -9,10 +9,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from insitu.workflow.binding import LLMBinding
-from insitu.workflow.clients import FRAMEWORKS, client_maker
 from insitu.workflow.clients.defaults import with_defaults
 from insitu.workflow.clients.sdk import call_options
 from insitu.workflow.context import WorkflowContext, entered
+from insitu.workflow.frameworks import FRAMEWORKS, client_maker
 from tests.unit.workflow.conftest import Entry, MakeContext
 
 OPTIONS = {"temperature": 0.5, "max_tokens": 7, "stop": ["x"], "top_k": 4}

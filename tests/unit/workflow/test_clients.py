@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestServer
 
 import insitu
 from insitu.errors import InvalidRequest
-from insitu.workflow.clients import package
 from insitu.workflow.context import WorkflowContext, entered
+from insitu.workflow.frameworks import package
 from tests.unit.workflow.conftest import MakeContext
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

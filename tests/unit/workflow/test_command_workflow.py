@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from insitu.errors import InvalidRequest
 from insitu.types import Ending
-from insitu.workflow.command import CommandConfig, CommandWorkflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
+from insitu.workflow.kinds.command import CommandConfig, CommandWorkflow
 from insitu.workflow.outcome import Outcome
 
 NO_PARTS: Any = None
@@ -173,7 +173,7 @@ async def test_a_hanging_family_is_ended_as_a_whole(context: WorkflowContext, tm
 async def test_a_family_that_ignores_sigterm_is_killed(
     context: WorkflowContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insitu.workflow.process.TERM_SECONDS", 0.3)
+    monkeypatch.setattr("insitu.workflow.kinds.process.TERM_SECONDS", 0.3)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     path = tmp_path / "pids"
     started = time.monotonic()
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
     program.write_text(
         "import asyncio\n"
         "from insitu.workflow.binding import LLMBinding\n"
-        "from insitu.workflow.command import CommandConfig, CommandWorkflow\n"
+        "from insitu.workflow.kinds.command import CommandConfig, CommandWorkflow\n"
         "from insitu.workflow.context import WorkflowContext\n"
         "from insitu.workflow.execute import execute\n"
         f"command = ['sh', '-c', 'echo $$ > {path}; sleep 600 & wait']\n"

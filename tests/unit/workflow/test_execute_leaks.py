@@ -14,7 +14,7 @@ import psutil
 from insitu.types import Ending
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
-from insitu.workflow.function import FunctionWorkflow
+from insitu.workflow.kinds.function import FunctionWorkflow
 from insitu.workflow.outcome import Outcome
 from tests.unit.workflow.conftest import Calls, MakeContext
 

@@ -15,7 +15,7 @@ from insitu.types import Ending
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
-from insitu.workflow.http import HttpConfig, HttpWorkflow
+from insitu.workflow.kinds.http import HttpConfig, HttpWorkflow
 from insitu.workflow.outcome import Outcome
 from tests.unit.workflow.conftest import Entry, MakeContext, config
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from insitu.errors import InvalidRequest
-from insitu.workflow.json_path import extract
+from insitu.workflow.kinds.json_path import extract
 
 VALUE = {"a": {"b": [10, {"c d": "deep", "x.y": 1}]}, "k-1": None}
 

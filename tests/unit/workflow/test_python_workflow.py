@@ -21,12 +21,12 @@ from insitu.entry import load_entry
 from insitu.errors import Conflict, InvalidRequest
 from insitu.plugins import ComponentConfig, Kind
 from insitu.types import Ending
-from insitu.workflow import function as function_module
 from insitu.workflow.context import WorkflowContext, current_rollout
 from insitu.workflow.execute import execute
-from insitu.workflow.function import FunctionWorkflow
-from insitu.workflow.python import PythonConfig, make_python
-from insitu.workflow.registered import RegisteredConfig, register_workflow
+from insitu.workflow.kinds import function as function_module
+from insitu.workflow.kinds.function import FunctionWorkflow
+from insitu.workflow.kinds.python import PythonConfig, make_python
+from insitu.workflow.kinds.registered import RegisteredConfig, register_workflow
 
 NO_PARTS: Any = SimpleNamespace(directory=Path("/nowhere"))
 
@@ -164,8 +164,8 @@ def test_a_hung_thread_does_not_keep_the_program(tmp_path: Path) -> None:
         "from insitu.workflow.binding import LLMBinding\n"
         "from insitu.workflow.context import WorkflowContext\n"
         "from insitu.workflow.execute import execute\n"
-        "from insitu.workflow.function import FunctionWorkflow\n"
-        "from insitu.workflow.registered import RegisteredConfig\n"
+        "from insitu.workflow.kinds.function import FunctionWorkflow\n"
+        "from insitu.workflow.kinds.registered import RegisteredConfig\n"
         "context = WorkflowContext(rollout_id='r', example_id='e', binding=LLMBinding({}),\n"
         "    config=RegisteredConfig(type_name='t'))\n"
         "workflow = FunctionWorkflow('f', lambda value: time.sleep(600))\n"

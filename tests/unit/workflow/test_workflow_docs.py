@@ -17,11 +17,11 @@ from aiohttp.test_utils import TestServer
 from insitu import plugins
 from insitu.plugins import Kind
 from insitu.types import Ending
-from insitu.workflow.command import CommandWorkflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
-from insitu.workflow.function import FunctionWorkflow
-from insitu.workflow.http import HttpConfig, HttpWorkflow
+from insitu.workflow.kinds.command import CommandWorkflow
+from insitu.workflow.kinds.function import FunctionWorkflow
+from insitu.workflow.kinds.http import HttpConfig, HttpWorkflow
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "workflows.md").read_text()
 NO_PARTS: Any = SimpleNamespace(directory=Path("/nowhere"))

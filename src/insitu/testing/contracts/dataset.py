@@ -7,8 +7,8 @@ import copy
 from collections import Counter
 from typing import Any
 
-from insitu.evaluation.dataset import Dataset
-from insitu.evaluation.items import Example
+from insitu.datasets.dataset import Dataset
+from insitu.datasets.example import Example
 from insitu.testing.contracts.contract import Contract, assert_json, assert_refused, opened
 
 
@@ -22,12 +22,12 @@ class DatasetContract(Contract):
     def test_it_gives_examples(self) -> None:
         async def test() -> None:
             async with opened(self.make()) as dataset:
-                assert isinstance(dataset, Dataset), "subclass insitu.evaluation.dataset.Dataset"
+                assert isinstance(dataset, Dataset), "subclass insitu.datasets.dataset.Dataset"
                 examples = dataset.load()
             assert isinstance(examples, list), "load must return a list"
             assert examples, "`make` must give a dataset that has examples"
             wrong = [each for each in examples if not isinstance(each, Example)]
-            assert not wrong, f"load must return insitu.evaluation.items.Example, not {wrong[:1]}"
+            assert not wrong, f"load must return insitu.datasets.example.Example, not {wrong[:1]}"
 
         self.within_deadline(test)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.items import EvalItem, EvalResult
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
+from insitu.rewards.items import EvalItem, EvalResult
 from insitu.testing.contracts.contract import Contract, assert_json, closes_twice, opened
 
 _AT_ONCE = 16
@@ -34,7 +34,7 @@ class EvaluatorContract(Contract):
     def test_it_is_an_evaluator(self) -> None:
         async def test() -> None:
             async with opened(self.make()) as evaluator:
-                assert isinstance(evaluator, Evaluator), "subclass insitu.evaluation.evaluator.Evaluator"
+                assert isinstance(evaluator, Evaluator), "subclass insitu.rewards.evaluator.Evaluator"
 
         self.within_deadline(test)
 
@@ -131,7 +131,7 @@ class GroupEvaluatorContract(Contract):
         async def test() -> None:
             async with opened(self.make()) as evaluator:
                 right = isinstance(evaluator, GroupEvaluator)
-                assert right, "subclass insitu.evaluation.evaluator.GroupEvaluator"
+                assert right, "subclass insitu.rewards.evaluator.GroupEvaluator"
 
         self.within_deadline(test)
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from insitu.harness.run import FinetuneRun
-from insitu.harness.trainer import Trainer
-from insitu.harness.training_job import TrainingStatusEnum
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.trainer import Trainer
+from insitu.harness.interfaces.training_job import TrainingStatusEnum
 from insitu.testing.contracts.contract import Contract, assert_json, opened, until
 from insitu.testing.standins import StandinAdapter, StandinBuilder, make_examples, make_run
 
@@ -140,7 +140,7 @@ class TrainerContract(Contract):
     def test_cleanup_before_initialize_is_fine(self) -> None:
         async def test() -> None:
             async with opened(self.make()) as trainer:
-                assert isinstance(trainer, Trainer), "subclass insitu.harness.trainer.Trainer"
+                assert isinstance(trainer, Trainer), "subclass insitu.harness.interfaces.trainer.Trainer"
                 await trainer.cleanup()
             async with opened(self.make()) as trainer:
                 await trainer.bind_components(StandinBuilder(), StandinAdapter())

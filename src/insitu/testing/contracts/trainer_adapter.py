@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from insitu.harness.episode import Trajectory, TrajectoryCollection
-from insitu.harness.run import FinetuneRun
-from insitu.harness.trainer_adapter import TrainerAdapter
-from insitu.harness.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.testing.contracts.contract import Contract, assert_json, assert_refused, closes_twice, opened
 from insitu.testing.standins import make_examples, make_groups, make_run
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from insitu.evaluation.evaluator import Evaluator, GroupEvaluator
-from insitu.evaluation.items import EvalItem, EvalResult
-from insitu.harness.episode import Trajectory, TrajectoryCollection
-from insitu.harness.run import FinetuneRun
-from insitu.harness.trajectory_builder import TrajectoryBuilder
+from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
+from insitu.rewards.items import EvalItem, EvalResult
 from insitu.testing.contracts.contract import Contract, assert_refused, closes_twice, opened, until
 from insitu.testing.standins import make_examples, make_run, standin_reward
 from insitu.types import Ending

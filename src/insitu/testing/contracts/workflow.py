@@ -19,7 +19,7 @@ from insitu.types import Ending
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute
-from insitu.workflow.registered import RegisteredConfig
+from insitu.workflow.kinds.registered import RegisteredConfig
 from insitu.workflow.workflow import Workflow
 
 _RUN = "standin-run"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from insitu.workflow.clients import package
 from insitu.workflow.clients.sdk import call_options, mark
 from insitu.workflow.context import current_rollout
+from insitu.workflow.frameworks import package
 
 
 def model(llm: str | None = None, **options: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from insitu.errors import InvalidRequest
-from insitu.workflow.clients import package
 from insitu.workflow.context import current_rollout
+from insitu.workflow.frameworks import package
 
 
 def model(llm: str | None = None, **options: Any) -> Any:

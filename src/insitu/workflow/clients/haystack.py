@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from insitu.workflow.clients import package
 from insitu.workflow.clients.sdk import call_options, sdk_args
 from insitu.workflow.context import current_rollout
+from insitu.workflow.frameworks import package
 
 
 def model(llm: str | None = None, **options: Any) -> Any:

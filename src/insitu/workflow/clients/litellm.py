@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from insitu.workflow.clients import package
 from insitu.workflow.clients.sdk import sdk_args
 from insitu.workflow.context import current_rollout
+from insitu.workflow.frameworks import package
 from insitu.workflow.llm import LLMSettings
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from insitu.workflow.clients import openai, package
+from insitu.workflow.clients import openai
 from insitu.workflow.context import current_rollout
+from insitu.workflow.frameworks import package
 
 
 def model(llm: str | None = None, **options: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Migrate configurations of the NeMo Agent Toolkit."""

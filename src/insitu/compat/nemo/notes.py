@@ -1,0 +1,149 @@
+"""Settings of the original that take effect here for the first time, or have a different effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from insitu.compat.nemo import original
+from insitu.compat.nemo.marked_text import MarkedText
+from insitu.compat.nemo.note import Note, note_at
+from insitu.config.values.problems import Location
+
+_ADAPTER = "trainer_adapters.*.training"
+
+
+def newly_effective(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
+    """List every setting that insitu reads and the original ignored, with its value."""
+    notes = [
+        note_at(marked, location, _why_effective(location, value), value)
+        for location, value in _settings(source, ())
+        if _was_ignored(location)
+    ]
+    notes.append(Note("--dataset, --validation_dataset", "fail there by a type error; they work here"))
+    return notes
+
+
+def _settings(node: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+    """Yield every key in the file with its value; a mapping is replaced by its own keys."""
+    if not isinstance(node, Mapping):
+        yield location, node
+        return
+    for key, value in cast("Mapping[Any, Any]", node).items():
+        yield from _settings(value, (*location, str(key)))
+
+
+def _was_ignored(location: Location) -> bool:
+    for length in range(1, len(location)):
+        holder = original.place_of(location[:length])
+        if holder in original.IGNORED:
+            return True
+        if holder in original.KNOWN and location[length] not in original.KNOWN[holder]:
+            return True
+    return False
+
+
+def _why_effective(location: Location, value: Any) -> str:
+    holder = original.place_of(location[:-1])
+    if holder == _ADAPTER and location[-1] == "learning_rate":
+        rate = original.DEFAULT_LEARNING_RATE
+        return f"there every update used {rate}; write {rate} to train as before"
+    if holder == _ADAPTER and location[-1] == "beta":
+        kind = "no KL penalty, as before" if not value else "a KL penalty to the base model"
+        return f"there it was 0 whatever was written; here: {kind}"
+    if holder == "finetuning.run_configuration":
+        return "there the command line replaced the section; here it holds unless the command line says more"
+    return "ignored there"
+
+
+def changed_meaning(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
+    """List what reads the same but means something else."""
+    finetuning = _mapping(source.get("finetuning"))
+    return [
+        *_trained_entries(marked, source),
+        *_concurrency(marked, source),
+        *_curriculum(marked, finetuning),
+        *_targets(marked, finetuning),
+        *_checkpoints(marked, source),
+        Note("validation", "also after the last update; a failed evaluation is a failure, not a reward of 0"),
+        Note("rollouts", "a failed rollout or reward is counted with its reason, and is not a reward of 0"),
+        Note("${VAR}", "a variable that is not set is an error; there it was the empty text"),
+        Note("exit code", "0 trained, 1 failed, 130 interrupted; there 0 also when training failed"),
+        Note("the same command again", "continues an interrupted run; there it started from the beginning"),
+    ]
+
+
+def trained_entries(source: Mapping[str, Any]) -> tuple[list[str], str, str]:
+    """Return the `llms` entries that insitu takes for the trained model, the run's name and base model."""
+    finetuning = _mapping(source.get("finetuning"))
+    adapter = _mapping(_mapping(source.get("trainer_adapters")).get(str(finetuning.get("trainer_adapter"))))
+    backend = _mapping(adapter.get("backend"))
+    run = str(backend.get("name") or "trainer_run")
+    base = str(backend.get("base_model") or "Qwen/Qwen2.5-7B-Instruct")
+    llms = {name: _mapping(each) for name, each in _mapping(source.get("llms")).items()}
+    names = [
+        name for name, each in llms.items() if (each.get("model_name") or each.get("model")) in (run, base)
+    ]
+    return names, run, base
+
+
+def _trained_entries(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
+    names, run, base = trained_entries(source)
+    for name in names:
+        llm = _mapping(_mapping(source.get("llms")).get(name))
+        key = "model_name" if "model_name" in llm else "model"
+        text = (
+            f"agents call the newest weights, under the name of the run (`{run}`), at an address per rollout"
+        )
+        if llm.get(key) == base and base != run:
+            text += f"; there they called `{base}`, which is the untrained model unless the server renames it"
+        yield note_at(marked, ("llms", name, key), text)
+        if "logprobs" in llm:
+            yield note_at(marked, ("llms", name, "logprobs"), "not needed: logprobs are recorded without it")
+
+
+def _concurrency(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
+    general = _mapping(_mapping(source.get("eval")).get("general"))
+    most = general.get("max_concurrency", 8)
+    builders = _mapping(source.get("trajectory_builders"))
+    chosen = _mapping(builders.get(str(_mapping(source.get("finetuning")).get("trajectory_builder"))))
+    count = chosen.get("num_generations", 2)
+    if chosen and isinstance(most, int) and isinstance(count, int) and count > 1:
+        text = f"{most} rollouts at once in all; there {most} for each generation, {most * count} at once"
+        yield note_at(marked, ("eval", "general", "max_concurrency"), text)
+
+
+def _curriculum(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[Note]:
+    curriculum = _mapping(finetuning.get("curriculum_learning"))
+    location = ("finetuning", "curriculum_learning")
+    if curriculum.get("enabled") is not True:
+        text = "groups of equal rewards are left out without a curriculum too"
+        if "min_reward_diff" in curriculum:
+            text += "; min_reward_diff itself needs enabled: true, here as there"
+            location = (*location, "min_reward_diff")
+        yield note_at(marked, location, text)
+    elif curriculum.get("random_subsample") is not None:
+        text = "the draw is seeded (finetuning.seed), so that a run can be repeated"
+        yield note_at(marked, (*location, "random_subsample"), text)
+
+
+def _targets(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[Note]:
+    functions = finetuning.get("target_functions")
+    if isinstance(functions, list) and functions != ["<workflow>"]:
+        text = "name these parts of your code: `with insitu.function(NAME):`, or an entry of `functions`"
+        yield note_at(marked, ("finetuning", "target_functions"), text)
+    if finetuning.get("target_model") is not None:
+        text = "an entry of `llms`; there it is compared with the name of the model that answered"
+        yield note_at(marked, ("finetuning", "target_model"), text)
+
+
+def _checkpoints(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
+    for name, entry in _mapping(source.get("trainer_adapters")).items():
+        backend = _mapping(_mapping(entry).get("backend"))
+        if backend.get("delete_old_checkpoints") is True:
+            location = ("trainer_adapters", name, "backend", "delete_old_checkpoints")
+            yield note_at(marked, location, "once before training; the newest two and the best one are kept")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,1 @@
+"""The YAML as plain values: parse, interpolate, override, explain."""

@@ -1,0 +1,1 @@
+"""Datasets: where the examples come from."""

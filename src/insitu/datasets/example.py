@@ -1,0 +1,18 @@
+"""Example: one row of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of a dataset."""
+
+    id: str
+    input: Any
+    expected: Any
+    row: Mapping[str, Any]
+    """The whole row."""

@@ -1,0 +1,96 @@
+"""Rows of text files: JSON, JSON lines, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from insitu.datasets.values import parse_json
+from insitu.errors import InvalidRequest
+
+Row = dict[str, Any]
+
+_MAX_CELL_CHARACTERS = 2**30
+"""The csv module's own limit, 128 Ki characters, is too low for long prompts."""
+
+
+def read_json(path: Path) -> list[Row]:
+    """Read a list of objects."""
+    try:
+        rows = parse_json(_decode(path, path.read_bytes()))
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise InvalidRequest(
+            f"{path} holds a {type(rows).__name__}, not a list of objects",
+            hint="put the rows into one list: [{...}, {...}]; one object per line is _type: jsonl",
+        )
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InvalidRequest(f"{path}: row {number} is a {type(row).__name__}, not an object")
+    return rows
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """Read one object per line; empty lines are skipped."""
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        text = _decode(path, line, line=number).strip()
+        if not text:
+            continue
+        try:
+            row = parse_json(text)
+        except ValueError as error:
+            raise InvalidRequest(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InvalidRequest(f"{path}, line {number} holds a {type(row).__name__}, not an object")
+        rows.append(row)
+    return rows
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Read comma-separated values with a header; all cells are text."""
+    text = _decode(path, path.read_bytes())
+    former = csv.field_size_limit(_MAX_CELL_CHARACTERS)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        _check_header(path, header)
+        return [dict(zip(header, cells, strict=True)) for cells in _records(path, reader, len(header))]
+    except csv.Error as error:
+        raise InvalidRequest(f"{path}, line {reader.line_num} is not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(former)
+
+
+def _records(path: Path, reader: Any, num_columns: int) -> Iterator[list[str]]:
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != num_columns:
+            raise InvalidRequest(
+                f"{path}, line {reader.line_num} has {len(cells)} cells, the header has {num_columns}",
+                hint="quote cells that contain commas or line breaks",
+            )
+        yield cells
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not header:
+        raise InvalidRequest(f"{path} has no header line")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise InvalidRequest(f"{path} has several columns called {', '.join(map(repr, twice))}")
+
+
+def _decode(path: Path, data: bytes, line: int | None = None) -> str:
+    try:
+        return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
+    except UnicodeDecodeError as error:
+        place = f"byte {error.start}" if line is None else f"line {line}"
+        raise InvalidRequest(
+            f"{path}, {place} is not UTF-8: {error.reason}", hint="save the file as UTF-8"
+        ) from error

@@ -1,0 +1,1 @@
+"""Run the agent, score its rollouts, group them."""

@@ -1,0 +1,291 @@
+"""Rollouts: runs the agent on every example, as often as asked, concurrently, and stores the results.
+
+    plans ──► workers (max_concurrency) ──► execute → calls → score → store ──► group complete ──► on_group
+                                                                                (scored together, synced)
+
+A worker takes the next plan when its rollout has ended, so at most `max_concurrency` rollouts run and at
+most that many contexts exist. Rollouts that the store already holds are not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from insitu.datasets.example import Example
+from insitu.errors import Conflict, InsituError
+from insitu.gateway_client import GatewayClient
+from insitu.harness.collect.open_groups import OpenGroups
+from insitu.harness.collect.recorded_rollout import RecordedRollout, read_rollout
+from insitu.harness.collect.targets import Targets
+from insitu.harness.files.redaction import Redaction
+from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.interfaces.run import Task
+from insitu.harness.interfaces.trajectory_builder import OnGroup
+from insitu.harness.rollouts.capture import CAPTURE
+from insitu.harness.rollouts.episode import Trajectory
+from insitu.recorded import expand
+from insitu.rewards.evaluator import Evaluator, GroupEvaluator
+from insitu.rewards.items import EvalItem, EvalResult
+from insitu.rewards.judges.judged_rollout import JudgedRollout, judging
+from insitu.rewards.score import score_group, score_item
+from insitu.types import REWARD_COMPONENTS, Ending
+from insitu.workflow.execute import execute
+from insitu.workflow.outcome import Outcome
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a collection."""
+
+    max_concurrency: int
+    rollout_seconds: float
+    evaluator_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    index: int
+    example: Example
+    generation: int
+
+
+class Collector:
+    """Collects the rollouts of one epoch, or of one validation, into one store."""
+
+    def __init__(
+        self,
+        task: Task,
+        targets: Targets,
+        gateway: GatewayClient,
+        limits: Limits,
+        progress: Progress,
+        redaction: Redaction,
+    ) -> None:
+        self._task = task
+        self._targets = targets
+        self._gateway = gateway
+        self._limits = limits
+        self._progress = progress
+        self._redaction = redaction
+        evaluator = task.evaluator
+        self._group_evaluator = evaluator if isinstance(evaluator, GroupEvaluator) else None
+        self._evaluator = evaluator if isinstance(evaluator, Evaluator) else None
+
+    async def collect(
+        self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
+    ) -> list[list[Trajectory]]:
+        """Return all groups in the order of their examples; pass each to `on_group` once it is on disk."""
+        _check_examples(store, self._task.examples)
+        open_groups = OpenGroups(store, len(self._task.examples), num_generations)
+        try:
+            await self._run_all(open_groups, store, prefix, num_generations, on_group)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        return open_groups.trajectories()
+
+    async def _run_all(
+        self,
+        open_groups: OpenGroups,
+        store: TrajectoryStore,
+        prefix: str,
+        num_generations: int,
+        on_group: OnGroup | None,
+    ) -> None:
+        plans = self._plans(open_groups, num_generations)
+        async with asyncio.TaskGroup() as tasks:
+
+            async def finish(index: int) -> None:
+                await self._finish_group(index, store, open_groups, on_group)
+
+            async def work() -> None:
+                for plan in plans:
+                    await self._rollout(plan, f"{prefix}.{plan.index}.{plan.generation}", store)
+                    if open_groups.done(plan.index):
+                        tasks.create_task(finish(plan.index))
+
+            for index in open_groups.complete():
+                tasks.create_task(finish(index))
+            for _ in range(min(self._limits.max_concurrency, open_groups.num_missing)):
+                tasks.create_task(work())
+
+    def _plans(self, open_groups: OpenGroups, num_generations: int) -> Iterator[_Plan]:
+        for index, example in enumerate(self._task.examples):
+            for generation in range(num_generations):
+                if (index, generation) not in open_groups.found:
+                    yield _Plan(index, example, generation)
+
+    async def _rollout(self, plan: _Plan, prefix: str, store: TrajectoryStore) -> None:
+        rollout_id = f"{prefix}.{secrets.token_hex(4)}"
+        started_at = time.time()
+        self._progress.rollout_started()
+        agent = self._task.agent
+        context = agent.context(rollout_id, plan.example)
+        outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
+        recorded, outcome = await self._recorded(rollout_id, outcome)
+        outcome = _judged_by_calls(outcome, recorded)
+        record: Json = {**_record(plan, rollout_id, outcome, recorded), "started_at": started_at}
+        if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
+            await self._score(self._evaluator, plan.example, record, recorded)
+        self._keep(record, store)
+        num_tokens = record["metadata"]["num_output_tokens"]
+        self._progress.rollout_ended(
+            Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
+        )
+
+    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[RecordedRollout, Outcome]:
+        try:
+            return await read_rollout(self._gateway, self._targets, rollout_id), outcome
+        except InsituError as error:
+            reason = f"its recorded calls cannot be read: {error.message}"
+            return RecordedRollout(), replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
+
+    async def _score(
+        self, evaluator: Evaluator, example: Example, record: Json, recorded: RecordedRollout
+    ) -> None:
+        """Score the rollout. A judge's calls to the same gateway are recorded with it, never trained on."""
+        rollout_id = record["rollout_id"]
+        with judging(JudgedRollout(rollout_id, self._task.agent.binding.is_gateway)) as judged:
+            result = await score_item(evaluator, _item(example, record), self._limits.evaluator_seconds)
+        _apply(record, result)
+        if judged.num_asked:
+            try:
+                with_judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
+            except InsituError as error:
+                # The reward is known; the account just covers only the agent's own calls.
+                self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
+                return
+            record |= {"calls": with_judge.calls, "left_out": with_judge.left_out}
+            record["metadata"] |= _figures(with_judge)
+
+    async def _finish_group(
+        self, index: int, store: TrajectoryStore, open_groups: OpenGroups, on_group: OnGroup | None
+    ) -> None:
+        if self._group_evaluator is not None:
+            await self._score_together(self._group_evaluator, index, store)
+        await asyncio.to_thread(store.sync)  # a slow disk must not hold up the other rollouts
+        group = open_groups.close(index)
+        if on_group is not None:
+            await on_group(group)
+
+    async def _score_together(self, evaluator: GroupEvaluator, index: int, store: TrajectoryStore) -> None:
+        records = [store.read(entry.rollout_id) for entry in store.group(index) if entry.reward is None]
+        records = [r for r in records if r["ending"] in (Ending.COMPLETED, Ending.LENGTH)]
+        if not records:
+            return
+        items = [_item(self._task.examples[index], record) for record in records]
+        results = await score_group(evaluator, items, self._limits.evaluator_seconds)
+        for record, result in zip(records, results, strict=True):
+            _apply(record, result)
+            self._keep(record, store)
+
+    def _keep(self, record: Json, store: TrajectoryStore) -> None:
+        record["reason"] = self._redaction.hide(record["reason"])
+        store.append(record)
+
+
+def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None:
+    """Reject a dataset that has changed since the stored rollouts, rather than mix examples in a group."""
+    for entry in store.entries():
+        if entry.index >= len(examples):
+            now = f"has {len(examples)} examples now"
+        elif entry.example_id != (found := examples[entry.index].id):
+            now = f"has {found!r} in its place now"
+        else:
+            continue
+        raise Conflict(
+            f"{store.path} has rollouts of example {entry.example_id!r}, number {entry.index + 1}, but the "
+            f"dataset {now}",
+            hint="bring back the dataset as it was, or start anew: -o finetuning.output_dir <directory>",
+        )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Unwrap the error that ended a group of tasks."""
+    first = group.exceptions[0]
+    if isinstance(first, BaseExceptionGroup):
+        return _first(cast("BaseExceptionGroup[BaseException]", first))
+    return first
+
+
+def _judged_by_calls(outcome: Outcome, recorded: RecordedRollout) -> Outcome:
+    """Correct a completed outcome: it must have used the trained model, and a cut-off one ends in LENGTH."""
+    if outcome.ending is not Ending.COMPLETED:
+        return outcome
+    if not recorded.call_ids:
+        return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=recorded.why_none)
+    if recorded.chosen[-1]["finish_reason"] == "length":
+        return replace(outcome, ending=Ending.LENGTH)
+    return outcome
+
+
+def _record(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedRollout) -> Json:
+    return {
+        "rollout_id": rollout_id,
+        "example_id": plan.example.id,
+        "index": plan.index,
+        "generation": plan.generation,
+        "ending": outcome.ending,
+        "reward": None,
+        "reason": outcome.reason,
+        "seconds": outcome.seconds,
+        "call_ids": list(recorded.call_ids),
+        "left_out": recorded.left_out,
+        "metadata": _figures(recorded),
+        "input": plan.example.input,
+        "expected": plan.example.expected,
+        "output": outcome.output,
+        "calls": recorded.calls,
+    }
+
+
+def _figures(recorded: RecordedRollout) -> Json:
+    return {
+        "num_calls": len(recorded.calls),
+        "num_output_tokens": sum(call["num_output_tokens"] for call in recorded.calls),
+        "policy_steps": sorted({call["policy_step"] for call in recorded.chosen}),
+        CAPTURE: recorded.capture.to_dict(),
+    }
+
+
+def _item(example: Example, record: Json) -> EvalItem:
+    return EvalItem(
+        id=example.id,
+        input=example.input,
+        expected=example.expected,
+        output=record["output"],
+        row=example.row,
+        calls=expand(record["calls"], tokens=False),
+        rollout_id=record["rollout_id"],
+        seconds=record["seconds"],
+    )
+
+
+def _apply(record: Json, result: EvalResult) -> None:
+    """Set the reward, or the reason why there is none: a failed evaluation is never a reward of 0."""
+    if result.error is not None:
+        record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
+    else:
+        record["reward"], record["reasoning"] = result.score, result.reasoning
+        if result.step_rewards:
+            record["step_rewards"] = dict(result.step_rewards)
+        if parts := _components(result.reasoning):
+            record["metadata"][REWARD_COMPONENTS] = parts
+
+
+def _components(reasoning: object) -> dict[str, float]:
+    """Return the component scores of a composite reward, by name."""
+    if not isinstance(reasoning, dict):
+        return {}
+    parts = {
+        name: cast("Json", part) for name, part in cast("Json", reasoning).items() if isinstance(part, dict)
+    }
+    scores = {name: part.get("score") for name, part in parts.items()}
+    return {name: float(score) for name, score in scores.items() if isinstance(score, int | float)}

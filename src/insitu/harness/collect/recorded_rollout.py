@@ -1,0 +1,92 @@
+"""RecordedRollout: the gateway's record of one rollout, split into calls that are trained on and others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from insitu.gateway_client import GatewayClient, RolloutRecord
+from insitu.harness.collect.targets import Targets
+from insitu.harness.rollouts.capture import (
+    INCOMPLETE_CALL,
+    LATE,
+    OTHER_FUNCTION,
+    OTHER_MODEL,
+    UNFINISHED,
+    UNRECORDED,
+    Capture,
+)
+
+Json = dict[str, Any]
+_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.5)
+"""The record of a call whose client has just disconnected takes a moment to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """Every call of a rollout, and the subset to train on."""
+
+    calls: Sequence[Json] = ()
+    call_ids: Sequence[str] = ()
+    """The calls to train on, in order."""
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why each of the other calls is not trained on, by call id."""
+    capture: Capture = field(default_factory=Capture)
+    why_none: str = ""
+    """Explanation for the user in case there is nothing to train on."""
+
+    @property
+    def chosen(self) -> list[Json]:
+        """The calls to train on."""
+        return [call for call in self.calls if call["id"] not in self.left_out]
+
+
+async def read_rollout(
+    gateway: GatewayClient, targets: Targets, rollout_id: str, before: RecordedRollout | None = None
+) -> RecordedRollout:
+    """Read the calls recorded so far. Calls made since `before`, if given, are never trained on."""
+    record = await _settled(gateway, rollout_id)
+    call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(record.calls)]
+    others = [call for call in record.calls if call["id"] not in set(call_ids)]
+    left_out = {call["id"]: targets.left_out_as(call) or LATE for call in others}
+    why_none = targets.why_none(record.calls, record.unrecorded)
+    return RecordedRollout(record.calls, call_ids, left_out, _capture(record, left_out), why_none)
+
+
+async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
+    """Read the record; poll for a while if calls are in flight or not written yet."""
+    record = await gateway.rollout_record(rollout_id)
+    for pause in _PAUSES_SECONDS:
+        if record.under_way == 0 and _num_missing(record) == 0:
+            break
+        await asyncio.sleep(pause)
+        record = await gateway.rollout_record(rollout_id)
+    return record
+
+
+def _capture(record: RolloutRecord, left_out: Mapping[str, str]) -> Capture:
+    kinds = Counter(left_out.values())
+    num_unrecorded = sum(record.unrecorded.values())
+    dropped = {
+        INCOMPLETE_CALL: kinds[INCOMPLETE_CALL],
+        LATE: kinds[LATE],
+        UNRECORDED: num_unrecorded,
+        UNFINISHED: record.under_way,
+    }
+    num_known = len(record.calls) + num_unrecorded + record.under_way
+    return Capture(
+        seen=record.seen or 0,
+        uncounted=num_known if record.seen is None else 0,
+        trained=len(record.calls) - len(left_out),
+        context_only={kind: kinds[kind] for kind in (OTHER_MODEL, OTHER_FUNCTION) if kinds[kind]},
+        dropped={reason: count for reason, count in dropped.items() if count},
+    )
+
+
+def _num_missing(record: RolloutRecord) -> int:
+    if record.seen is None:
+        return 0
+    return record.seen - len(record.calls) - sum(record.unrecorded.values()) - record.under_way

@@ -1,0 +1,140 @@
+"""Plots: reward_plot.png, the rewards and the curriculum over the epochs."""
+
+# matplotlib's own types leave keyword arguments untyped.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insitu.harness.files.run_directory import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[Mapping[str, Any]]
+
+_DOTS_PER_INCH = 150
+_SIZE_INCHES = (8.0, 14 / 3)  # 1200 × 700
+_TRAINING = "#1f6fb4"
+_FILTERED = "#2a9d4a"
+_VALIDATION = "#d1495b"
+_CURRICULUM = "#8a8d91"
+_FEW_POINTS = 60
+"""With more points, markers would hide the lines."""
+
+
+def write_plot(path: Path, epochs: Records, validations: Records, title: str) -> None:
+    """Draw the plot and replace the image at `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = make_figure(epochs, validations, title)
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(picture)
+    write_atomic(path, picture.getvalue())
+
+
+def make_figure(epochs: Records, validations: Records, title: str) -> Figure:
+    """Plot the rewards on the left axis and the curriculum on the right; missing values leave a gap."""
+    from matplotlib.figure import Figure
+
+    # Not pyplot's figure: no global state, nothing to close, safe in any thread.
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    rewards = figure.add_subplot()
+    shares = rewards.twinx()
+    _draw_curriculum(shares, epochs)
+    _draw_rewards(rewards, epochs, validations)
+    _lay_out(rewards, shares, title)
+    positions = [record["epoch"] for record in (*epochs, *validations)] or [0]
+    rewards.set_xlim(min(positions) - 0.5, max(positions) + 0.5)
+    return figure
+
+
+def _draw_rewards(axes: Axes, epochs: Records, validations: Records) -> None:
+    curves = [
+        ("training: all groups", epochs, "avg_reward", _TRAINING, "-", "o"),
+        ("training: groups trained on", epochs, "filtered_avg_reward", _FILTERED, ":", "s"),
+        ("validation", validations, "avg_reward", _VALIDATION, "--", "D"),
+    ]
+    for label, records, key, colour, style, marker in curves:
+        positions, values = _points(records, key)
+        if not any(map(math.isfinite, values)):
+            continue
+        line = axes.plot(positions, values, label=label, color=colour, linestyle=style, marker=marker)[0]
+        line.set_markersize(4.5)
+        line.set_linewidth(1.8)
+        if len(values) > _FEW_POINTS:
+            line.set_linewidth(1.3)
+            line.set_markevery(_between_gaps(values))
+    everything = [v for _, records, key, *_ in curves for v in _points(records, key)[1] if math.isfinite(v)]
+    if len(set(everything)) == 1:
+        room = 0.1 * max(1.0, abs(everything[0]))
+        axes.set_ylim(everything[0] - room, everything[0] + room)
+
+
+def _draw_curriculum(axes: Axes, epochs: Records) -> None:
+    positions, shares = _points(epochs, "curriculum_percentile")
+    if not any(map(math.isfinite, shares)):
+        axes.set_visible(False)
+        return
+    # Each step is as wide as its epoch, including the first and the last.
+    edges = [positions[0] - 0.5, *positions, positions[-1] + 0.5]
+    percent = [100 * share for share in (shares[0], *shares, shares[-1])]
+    label = "curriculum: share of groups (right)"
+    axes.plot(edges, percent, drawstyle="steps-mid", label=label, color=_CURRICULUM, linewidth=1.2)
+    if min(share for share in shares if math.isfinite(share)) < 1:
+        axes.fill_between(edges, 0, percent, step="mid", color=_CURRICULUM, alpha=0.12, linewidth=0)
+
+
+def _lay_out(rewards: Axes, shares: Axes, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    rewards.set_title(title, fontsize=11, loc="left", parse_math=False)
+    rewards.set_xlabel("epoch")
+    rewards.set_ylabel("mean reward")
+    rewards.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=13, steps=[1, 2, 5, 10]))
+    rewards.margins(y=0.12)
+    rewards.grid(visible=True, alpha=0.25, linewidth=0.6)
+    rewards.spines[["top", "right"]].set_visible(False)
+    shares.spines["top"].set_visible(False)
+    shares.set_ylim(0, 103)  # so that a line at 100 % is not half hidden
+    shares.set_yticks(range(0, 101, 20))
+    shares.set_ylabel("groups within the curriculum", color=_CURRICULUM)
+    shares.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    shares.tick_params(axis="y", colors=_CURRICULUM)
+    # Draw the rewards over the shaded curriculum.
+    rewards.set_zorder(shares.get_zorder() + 1)
+    rewards.patch.set_visible(False)
+    _legend(rewards, shares)
+
+
+def _legend(rewards: Axes, shares: Axes) -> None:
+    handles, labels = rewards.get_legend_handles_labels()
+    if shares.get_visible():
+        more_handles, more_labels = shares.get_legend_handles_labels()
+        handles, labels = handles + more_handles, labels + more_labels
+    if handles:
+        # Below the picture, where it hides nothing.
+        rewards.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+
+
+def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
+    """Return epochs and values in order, each epoch once; NaN for a missing value leaves a gap."""
+    last = {int(record["epoch"]): record.get(key) for record in records}
+    values = [last[epoch] for epoch in sorted(last)]
+    return sorted(last), [math.nan if value is None else float(value) for value in values]
+
+
+def _between_gaps(values: Sequence[float]) -> list[int]:
+    """Return the positions of isolated values, which no line segment would show."""
+    padded = [math.nan, *values, math.nan]
+    return [
+        position
+        for position, (before, value, after) in enumerate(zip(padded, values, padded[2:], strict=False))
+        if math.isfinite(value) and not math.isfinite(before) and not math.isfinite(after)
+    ]

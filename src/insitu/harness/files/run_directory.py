@@ -1,0 +1,220 @@
+"""RunDirectory: `finetuning.output_dir`, all files of one run, used by one process at a time.
+
+    config.json          the effective configuration without secrets, and the run's id
+    journal.jsonl        the run's events
+    trajectories/        every rollout, one file per epoch and validation
+    left_out/            which of an epoch's rollouts were not trained on, and why
+    …                    metrics and the plot, derived from the journal
+
+The same configuration resumes the run that it finds there; a different one is rejected.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+import orjson
+
+from insitu.config.differences import differences, fingerprint
+from insitu.errors import Conflict, InvalidRequest
+from insitu.harness.files.journal import Journal
+from insitu.harness.files.json_lines import sync_directory
+from insitu.harness.files.trajectory_store import TrajectoryStore
+
+CONFIG_FILE = "config.json"
+JOURNAL_FILE = "journal.jsonl"
+TRAJECTORIES = "trajectories"
+LEFT_OUT = "left_out"
+DERIVED_FILES = (
+    "training_metrics.jsonl",
+    "reward_history.json",
+    "validation_history.json",
+    "curriculum_state.json",
+    "reward_plot.png",
+)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, LEFT_OUT, *DERIVED_FILES)
+_STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class RunDirectory:
+    """Created by `open`; holds the directory's lock until `close`."""
+
+    def __init__(self, path: Path, run_id: str, journal: Journal, lock: IO[str], *, resumed: bool) -> None:
+        self.path = path
+        self.run_id = run_id
+        self.journal = journal
+        self.resumed = resumed
+        """True if the run had been started before."""
+        self._lock = lock
+        self._stores: dict[str, TrajectoryStore] = {}
+
+    @classmethod
+    def open(cls, path: Path, dump: Mapping[str, Any]) -> Self:
+        """Start or resume the run of a configuration, given as the output of `dump_config`.
+
+        Raises Conflict when another process uses the directory, or it belongs to something else.
+        """
+        _make(path)
+        lock = _take_lock(path)
+        try:
+            known = _read_config(path)
+            if known is None:
+                _check_free(path)
+            else:
+                _check_same(path, known, dump)
+            run_id = str(known["run_id"]) if known else f"run_{secrets.token_hex(4)}"
+            _write_config(path, run_id, dump, known)
+            journal = Journal(path / JOURNAL_FILE)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(path, run_id, journal, lock, resumed=known is not None)
+
+    def store(self, name: str) -> TrajectoryStore:
+        """Open the trajectories of an epoch or a validation, e.g. `epoch-0003`.
+
+        Returns the same object while it is open; the caller closes it when done with the epoch.
+        """
+        if not _STORE_NAME.fullmatch(name):
+            raise InvalidRequest(f"no trajectory file can be called {name!r}", hint="like epoch-0003")
+        # Forget closed stores: keeping the index of every epoch would grow with the run.
+        self._stores = {other: store for other, store in self._stores.items() if not store.closed}
+        store = self._stores.get(name)
+        if store is None:
+            (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
+            store = self._stores[name] = TrajectoryStore(self.path / TRAJECTORIES / f"{name}.jsonl")
+        return store
+
+    def write_left_out(self, name: str, reasons: Mapping[str, str]) -> None:
+        """Record why rollouts of an epoch are not trained on, by id; those not listed are trained on."""
+        (self.path / LEFT_OUT).mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / LEFT_OUT / f"{name}.json", orjson.dumps(reasons))
+
+    def set_aside(self, name: str) -> Path:
+        """Rename, and so keep, the trajectories of an epoch or a validation that is to be run again."""
+        path = self.store(name).path
+        self._stores.pop(name).close()
+        number = 1
+        while (aside := path.with_name(f"{name}-failed-{number}.jsonl")).exists():
+            number += 1
+        path.rename(aside)
+        sync_directory(path.parent)
+        return aside
+
+    def close(self) -> None:
+        """Close all files and release the lock; idempotent."""
+        try:
+            for store in self._stores.values():
+                store.close()
+            self.journal.close()
+        finally:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a whole file: readers see the old one or the new one, even after a crash.
+
+    One writer per file at a time.
+    """
+    staged = path.with_name(f".{path.name}.tmp")
+    with staged.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    staged.replace(path)
+    sync_directory(path.parent)
+
+
+def _make(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise InvalidRequest(
+            f"{path} is a file", hint="name a directory: -o finetuning.output_dir <directory>"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _take_lock(path: Path) -> IO[str]:
+    """Lock the directory for this process; the kernel releases the lock however the process ends."""
+    lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise Conflict(
+            f"another process (pid {owner}) works in {path}",
+            hint="wait for it or stop it, or use another directory: -o finetuning.output_dir <directory>",
+        ) from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    file = path / CONFIG_FILE
+    if not file.exists():
+        return None
+    try:
+        known = orjson.loads(file.read_bytes())
+    except orjson.JSONDecodeError:
+        known = None
+    if not isinstance(known, dict) or not {"run_id", "fingerprint", "config"} <= known.keys():
+        raise Conflict(f"{file} is not the configuration of a run of insitu", hint=_elsewhere(path))
+    return cast(dict[str, Any], known)
+
+
+def _check_free(path: Path) -> None:
+    """Reject a directory where a run would overwrite files; unrelated files are fine."""
+    taken = [name for name in _OWN_NAMES if (path / name).exists()]
+    if taken:
+        raise Conflict(
+            f"{path} was not made by insitu, and files of a run would overwrite: {', '.join(taken)}",
+            hint=_elsewhere(path),
+        )
+
+
+def _check_same(path: Path, known: Mapping[str, Any], dump: Mapping[str, Any]) -> None:
+    old, new = dict(known["config"]), dict(dump)
+    # Recompute the old fingerprint: another release may have computed the stored one differently.
+    if fingerprint(old) == fingerprint(new):
+        return
+    listed = "\n".join(f"    {line}" for line in differences(old, new))
+    raise Conflict(
+        f"{path} belongs to run {known['run_id']}, which has another configuration:\n{listed}",
+        hint=_elsewhere(path),
+    )
+
+
+def _write_config(path: Path, run_id: str, dump: Mapping[str, Any], known: Mapping[str, Any] | None) -> None:
+    started_at = known.get("started_at") if known else time.time()
+    content = {
+        "run_id": run_id,
+        "fingerprint": fingerprint(dict(dump)),
+        "started_at": started_at,
+        "config": dump,
+    }
+    if content != known:
+        write_atomic(path / CONFIG_FILE, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+
+
+def _elsewhere(path: Path) -> str:
+    return f"use another directory: -o finetuning.output_dir <directory>; or delete {path} to start anew"

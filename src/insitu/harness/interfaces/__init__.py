@@ -1,0 +1,1 @@
+"""Trainer, TrajectoryBuilder, TrainerAdapter, and what they exchange."""

@@ -1,0 +1,90 @@
+"""The configuration of the harness's own components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
+
+from insitu.config.values.document import read_scalar
+from insitu.config.values.problems import NOT_HONOURED
+from insitu.plugins import ComponentConfig, Section
+from insitu.types import NAME_PATTERN, StepSettings
+
+GATEWAY_PORT = 8000
+"""Where `insitu serve` answers model calls, unless its own settings say otherwise."""
+Scalar = str | int | float | bool | None
+
+
+class BuilderConfig(ComponentConfig):
+    """`trajectory_builders.X`."""
+
+    num_generations: int = Field(default=2, ge=1)
+    """Rollouts per example, compared with each other."""
+
+
+class BackendSettings(Section):
+    """The address of `insitu serve`, and the run's name there."""
+
+    ip: str
+    port: int = Field(ge=1, le=65535)
+    name: str = "trainer_run"
+    project: str = "trainer_project"
+    base_model: str = "Qwen/Qwen2.5-7B-Instruct"
+    api_key: SecretStr = SecretStr("default")
+    delete_old_checkpoints: bool = False
+    """Delete all but the run's newest two checkpoints before training."""
+    init_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    engine_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    server_config: dict[str, Any] | None = None
+
+    @field_validator("name", "project")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        if not NAME_PATTERN.match(value):
+            raise ValueError(
+                "must start with a-z or 0-9 and go on with a-z, 0-9, `.`, `_` or `-`, 64 at most"
+            )
+        return value
+
+    @field_validator("server_config")
+    @classmethod
+    def _no_server_config(cls, value: dict[str, Any] | None) -> None:
+        if value:
+            text = "cannot be honoured here; engines take `engine_args`, the server its own options"
+            raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
+
+    @property
+    def url(self) -> str:
+        """The address of the API; the wildcard address 0.0.0.0 becomes loopback."""
+        host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def _plain(settings: Any) -> Any:
+    """Convert the settings to what the API receives. PyYAML reads `1e-6` as text; make it a number."""
+    if isinstance(settings, StepSettings):
+        return asdict(settings)
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: _scalar(value) for key, value in cast("Mapping[Any, Any]", settings).items()}
+
+
+def _scalar(value: Any) -> Any:
+    read = read_scalar(value) if isinstance(value, str) else None
+    return read if isinstance(read, bool | int | float) else value
+
+
+class AdapterConfig(ComponentConfig):
+    """`trainer_adapters.X`."""
+
+    backend: BackendSettings
+    training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
+    """Settings of each update, validated as the backend will."""
+
+
+class TrainerConfig(ComponentConfig):
+    """`trainers.X`; all its settings are in `finetuning`."""

@@ -1,0 +1,59 @@
+"""Trainer: the loop over epochs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.rollouts.episode import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from insitu.harness.interfaces.run import FinetuneRun
+
+
+class Trainer(ABC):
+    """Binds a builder and an adapter, and runs epochs with them."""
+
+    @abstractmethod
+    async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
+        """Set the two components to work with; they stay open until `cleanup` is over."""
+
+    @abstractmethod
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Initialize builder and adapter, and find where an interrupted run stopped."""
+
+    @abstractmethod
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
+        """Collect, select, submit. Return None when no group of the epoch has a training signal."""
+
+    @abstractmethod
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Run all remaining epochs; stop at a failed job. Return one status per epoch that was run."""
+
+    @abstractmethod
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        """Return figures so far: `epochs` and `validations` as in the files, `best` {step, reward, path}."""
+
+    @abstractmethod
+    async def cleanup(self) -> None:
+        """Cancel running work and close the components. Safe at any time; idempotent."""
+
+    @abstractmethod
+    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
+        """Run the validation dataset on the current weights."""
+
+    @abstractmethod
+    def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
+        """Return the groups that this epoch trains on."""
+
+    @abstractmethod
+    def get_curriculum_state(self) -> dict[str, Any]:
+        """Return the state of the curriculum, as in curriculum_state.json."""
+
+    def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
+        """Write the metrics of an epoch."""

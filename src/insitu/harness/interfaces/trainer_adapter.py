@@ -1,0 +1,86 @@
+"""TrainerAdapter: talks to a training backend."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from insitu.errors import DeadlineExceeded, Unavailable
+from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+
+if TYPE_CHECKING:
+    from insitu.harness.interfaces.run import FinetuneRun
+
+
+class TrainerAdapter(ABC):
+    """One instance serves a whole run."""
+
+    deadline_seconds: float = 3600.0
+    """Time limit of `wait_until_complete` for one job."""
+
+    @property
+    @abstractmethod
+    def trained_model(self) -> TrainedModel:
+        """The model in training; known before `initialize`, so that `llms` can be checked against it."""
+
+    @abstractmethod
+    async def initialize(self, run: FinetuneRun) -> None:
+        """Register the run; raise when the backend cannot honour a setting."""
+
+    @abstractmethod
+    async def is_healthy(self) -> bool:
+        """Return True if this adapter's backend answers and is of the expected kind."""
+
+    async def check(self) -> None:
+        """Raise if the backend is not healthy; adapters override this to give a more specific reason."""
+        if not await self.is_healthy():
+            raise Unavailable("no healthy backend at the configured address", hint="start it: insitu serve")
+
+    async def keep(self, step: int) -> str | None:
+        """Keep the checkpoint of this step, the best so far; return its path, if any."""
+
+    async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
+        """Take a finished group while others still run: send it now or leave it to `submit`."""
+
+    @abstractmethod
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Request one training step over these groups. Repeating the request returns the same job."""
+
+    @abstractmethod
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Return the status of a job; finished jobs stay known."""
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Poll until the job ends; return its final status. DeadlineExceeded names the job and its phase."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.deadline_seconds
+        while True:
+            status = await self.status(ref)
+            if status.status.ended:
+                return status
+            self.watch(status)
+            if loop.time() > deadline:
+                raise DeadlineExceeded(
+                    f"waited {self.deadline_seconds:.0f} s for job {ref.metadata} of {ref.run_id}; "
+                    f"it is {status.status}: {status.message}",
+                    hint="look at the backend's log; the same command continues",
+                )
+            await asyncio.sleep(poll_interval)
+
+    def watch(self, status: TrainingJobStatus) -> None:
+        """Receive every status while waiting for a job."""
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: Mapping[str, Any], output_dir: Path | None = None
+    ) -> None:
+        """Log figures of a job. Does nothing by default: the trainer writes the metrics files."""
+
+    async def aclose(self) -> None:
+        """Close connections."""

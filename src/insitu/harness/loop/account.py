@@ -1,0 +1,129 @@
+"""Account: the fate of every trajectory of an epoch, in one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from insitu.harness.loop.curriculum import REASONS, ZERO_VARIANCE, Selection, usable_reward
+from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up, capture_of
+from insitu.harness.rollouts.episode import Trajectory
+from insitu.types import Ending
+
+BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained")
+"""Reasons why a backend leaves a submitted trajectory out of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Trajectories by outcome: `trained` plus all of `dropped` equals `total`."""
+
+    total: int
+    trained: int
+    truncated: int
+    """Trained trajectories that were cut off at the token limit."""
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    """By reason: `insitu.harness.loop.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
+    endings: dict[str, int] = field(default_factory=dict[str, int])
+    """Failed trajectories by ending."""
+    calls: Capture | None = None
+    """The epoch's model calls; None in files of earlier releases."""
+    calls_confirmed: bool | None = None
+    """True if the backend counted the calls too; None before training."""
+
+    def line(self) -> str:
+        """Format as ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
+        text = self._trajectories()
+        if self.calls is None:
+            return text
+        unsure = " (the backend does not count calls)" if self.calls_confirmed is False else ""
+        return f"{text}; {self.calls.line()}{unsure}"
+
+    def _trajectories(self) -> str:
+        text = f"trained {self.trained}/{self.total}"
+        if self.truncated:
+            text += f" ({self.truncated} truncated)"
+        order = (*REASONS, *BACKEND_REASONS)  # a reason in both sorts by its first place
+        reasons = sorted(self.dropped.items(), key=lambda item: (-item[1], order.index(item[0])))
+        listed = ", ".join(f"{count} {reason.replace('_', '-')}" for reason, count in reasons)
+        return f"{text}: {listed}" if listed else text
+
+    def after_training(self, metrics: Mapping[str, float]) -> Account:
+        """Return the account without the trajectories that the backend's step metrics report as dropped.
+
+        Raises CaptureMismatch when the backend's count of calls differs from ours.
+        """
+        left_out = {reason: int(metrics.get(f"account/{reason}", 0)) for reason in BACKEND_REASONS}
+        left_out = {reason: count for reason, count in left_out.items() if count}
+        calls = self.calls.after_training(metrics) if self.calls else None
+        return replace(
+            self,
+            trained=self.trained - sum(left_out.values()),
+            truncated=self.truncated - left_out.get("truncated", 0),
+            dropped=dict(Counter(self.dropped) + Counter(left_out)),
+            calls=calls or self.calls,
+            calls_confirmed=calls is not None if self.calls else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Serialize for the metrics files; `from_dict` reads it back."""
+        return {**asdict(self), "line": self.line()}
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Account:
+        """Read back the result of `to_dict`."""
+        known = {name: value for name, value in fields.items() if name != "line"}
+        if known.get("calls") is not None:
+            known["calls"] = Capture.from_dict(known["calls"])
+        return Account(**known)
+
+
+def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Account:
+    """Compare the collected groups with the selection. Raises CaptureMismatch when calls are missing."""
+    trained = [trajectory for group in selection.groups for trajectory in group]
+    failed = [t for group in groups for t in group if usable_reward(t) is None]
+    return Account(
+        total=sum(map(len, groups)),
+        trained=len(trained),
+        truncated=sum(t.ending is Ending.LENGTH for t in trained),
+        dropped=dict(selection.dropped),
+        endings=dict(Counter(_ending(t) for t in failed)),
+        calls=_calls(groups, selection),
+    )
+
+
+def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capture:
+    """Count selected trajectories' calls as trained; drop the others' calls for their trajectory's reason."""
+    selected = {t.rollout_id: len(t.call_ids) for group in selection.groups for t in group}
+
+    def capture(trajectory: Trajectory) -> Capture:
+        found = capture_of(trajectory.metadata, len(trajectory.call_ids))
+        if trajectory.rollout_id in selected:
+            return replace(found, trained=selected[trajectory.rollout_id])
+        # Neither selected nor dropped: its calls are not counted anywhere, so the sum will not balance.
+        reason = selection.reasons.get(trajectory.rollout_id)
+        return replace(found, trained=0) if reason is None else found.without_training(reason)
+
+    calls = add_up(capture(trajectory) for group in groups for trajectory in group)
+    if not calls.balanced:
+        nowhere = [
+            t.rollout_id
+            for group in groups
+            for t in group
+            if t.rollout_id not in selected and t.rollout_id not in selection.reasons
+        ]
+        raise CaptureMismatch(
+            f"{calls.line()}: that is {calls.accounted} of {calls.total}; rollouts that are neither selected "
+            f"nor left out for a reason: {', '.join(nowhere[:5]) or 'none'}",
+            hint="look at the rollouts' `metadata.capture` in trajectories/ and at the trainer's selection",
+        )
+    return calls
+
+
+def _ending(trajectory: Trajectory) -> str:
+    # A rollout that ran to the end but has no usable reward failed in scoring.
+    if trajectory.ending in (Ending.COMPLETED, Ending.LENGTH):
+        return Ending.EVALUATOR_ERROR.value
+    return trajectory.ending.value

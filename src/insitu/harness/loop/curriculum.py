@@ -1,0 +1,215 @@
+"""Curriculum: selects the groups an epoch trains on, easy ones first, more of them as epochs pass.
+
+    collected groups ─► usable trajectories ─► groups with spread ─► sorted ─► percentile ─► subsample
+                           failed, no_calls   too_small, zero_variance         curriculum    subsample
+
+Every input trajectory is either in a selected group or counted under exactly one reason.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Decimal
+from typing import Protocol
+
+from insitu.harness.rollouts.episode import Trajectory
+from insitu.returns import call_returns
+from insitu.types import Ending
+
+FAILED = "failed"
+NO_CALLS = "no_calls"
+TOO_SMALL = "too_small"
+ZERO_VARIANCE = "zero_variance"
+CURRICULUM = "curriculum"
+SUBSAMPLE = "subsample"
+REASONS = (FAILED, NO_CALLS, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
+"""Reasons to drop a trajectory, in the order in which they are checked."""
+
+_REWARDED = (Ending.COMPLETED, Ending.LENGTH)
+
+
+class CurriculumSettings(Protocol):
+    """The fields of `finetuning.curriculum_learning`."""
+
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def initial_percentile(self) -> float: ...
+    @property
+    def increment_percentile(self) -> float: ...
+    @property
+    def expansion_interval(self) -> int: ...
+    @property
+    def min_reward_diff(self) -> float: ...
+    @property
+    def sort_ascending(self) -> bool: ...
+    @property
+    def random_subsample(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumState:
+    """The state of the curriculum after an epoch."""
+
+    current_percentile: float
+    last_expansion_epoch: int = -1
+    total_groups: int = 0
+    """Groups of the epoch with a training signal."""
+    included_groups: int = 0
+    """Groups of these within the percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups to train on, in curriculum order, and why every other trajectory was dropped."""
+
+    groups: list[list[Trajectory]]
+    state: CurriculumState
+    dropped: dict[str, int]
+    """Number of trajectories by reason; only reasons that occurred."""
+    reasons: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    """The reason for each dropped trajectory, by rollout id."""
+
+
+class _Dropped:
+    """Collects the dropped trajectories during selection."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+
+    def add(self, reason: str, trajectories: Iterable[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self._counts[reason] += 1
+            self.reasons[trajectory.rollout_id] = reason
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
+
+
+def usable_reward(trajectory: Trajectory) -> float | None:
+    """Return the reward if it is finite and the rollout's ending earns one, else None."""
+    reward = trajectory.reward
+    if reward is None or not math.isfinite(reward) or trajectory.ending not in _REWARDED:
+        return None
+    return float(reward)
+
+
+def initial_state(config: CurriculumSettings) -> CurriculumState:
+    """Return the state before the first epoch. Without a curriculum, everything is included."""
+    return CurriculumState(config.initial_percentile if config.enabled else 1.0)
+
+
+def select(
+    groups: Sequence[Sequence[Trajectory]],
+    epoch: int,
+    config: CurriculumSettings,
+    state: CurriculumState,
+    seed: int,
+) -> Selection:
+    """Select the groups that `epoch` trains on; deterministic for the same arguments."""
+    dropped = _Dropped()
+    min_diff = config.min_reward_diff if config.enabled else 0.0
+    kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
+    if not config.enabled:
+        state = replace(state, total_groups=len(kept), included_groups=len(kept))
+        return Selection(kept, state, dropped.counts(), dropped.reasons)
+    if not kept:
+        # An epoch without a training signal does not widen the curriculum either.
+        state = replace(state, total_groups=0, included_groups=0)
+        return Selection([], state, dropped.counts(), dropped.reasons)
+
+    # `reverse` keeps ties in their original order.
+    kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
+    state = _expand(state, epoch, config)
+    included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
+    dropped.add(CURRICULUM, (trajectory for group in kept[len(included) :] for trajectory in group))
+    chosen = _subsample(included, len(kept), config.random_subsample, random.Random(f"{seed}:{epoch}"))  # noqa: S311 - not a secret
+    kept_ids = {id(group) for group in chosen}
+    dropped.add(SUBSAMPLE, (t for group in included if id(group) not in kept_ids for t in group))
+    state = replace(state, total_groups=len(kept), included_groups=len(included))
+    return Selection(chosen, state, dropped.counts(), dropped.reasons)
+
+
+def as_chosen(
+    selection: Selection, groups: list[list[Trajectory]], collected: Sequence[Sequence[Trajectory]]
+) -> Selection:
+    """Return the selection with these groups instead, for a trainer with its own selection rules."""
+    if groups == selection.groups:
+        return selection
+    trained = {trajectory.rollout_id for group in groups for trajectory in group}
+    dropped = _Dropped()
+    for trajectory in (t for group in collected for t in group if t.rollout_id not in trained):
+        dropped.add(FAILED if usable_reward(trajectory) is None else CURRICULUM, [trajectory])
+    return replace(selection, groups=groups, dropped=dropped.counts(), reasons=dropped.reasons)
+
+
+def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: _Dropped) -> list[Trajectory]:
+    """Return the trajectories to train on, none if the group has no signal. Counts the dropped ones."""
+    usable: list[Trajectory] = []
+    for trajectory in group:
+        if usable_reward(trajectory) is None:
+            dropped.add(FAILED, [trajectory])
+        elif not trajectory.trainable:
+            dropped.add(NO_CALLS, [trajectory])
+        else:
+            usable.append(trajectory)
+    if len(usable) < 2:
+        reason = TOO_SMALL
+    elif not _has_spread(usable, min_diff):
+        reason = ZERO_VARIANCE
+    else:
+        return usable
+    dropped.add(reason, usable)
+    return []
+
+
+def _has_spread(group: Sequence[Trajectory], min_diff: float) -> bool:
+    rewards = [
+        value
+        for t in group
+        if (reward := usable_reward(t)) is not None
+        for value in call_returns(reward, t.step_rewards, len(t.call_ids))
+    ]
+    # In decimals, as people wrote them: 0.9 − 0.8 is 0.1, not 0.09999999999999998.
+    spread = _decimal(max(rewards)) - _decimal(min(rewards))
+    return spread > 0 and spread >= _decimal(min_diff)
+
+
+def _mean_reward(group: Sequence[Trajectory]) -> float:
+    # `statistics.mean` is exact in any order of summation, so that equal groups tie.
+    return statistics.mean(reward for t in group if (reward := usable_reward(t)) is not None)
+
+
+def _expand(state: CurriculumState, epoch: int, config: CurriculumSettings) -> CurriculumState:
+    due = epoch - state.last_expansion_epoch >= config.expansion_interval
+    if not due or state.current_percentile >= 1:
+        return state
+    wider = _decimal(state.current_percentile) + _decimal(config.increment_percentile)
+    return replace(state, current_percentile=float(min(wider, Decimal(1))), last_expansion_epoch=epoch)
+
+
+def _subsample(
+    included: list[list[Trajectory]], num_groups: int, fraction: float | None, draw: random.Random
+) -> list[list[Trajectory]]:
+    """Sample at most `fraction` of all groups with a training signal, keeping the curriculum order."""
+    if fraction is None:
+        return included
+    most = max(1, _ceil_share(num_groups, fraction))
+    if len(included) <= most:
+        return included
+    return [included[position] for position in sorted(draw.sample(range(len(included)), most))]
+
+
+def _ceil_share(count: int, share: float) -> int:
+    return int((count * _decimal(share)).to_integral_value(ROUND_CEILING))
+
+
+def _decimal(value: float) -> Decimal:
+    """Convert to the decimal as written: in floats, 10 · 0.7 and 0.1 + 0.2 come out slightly too high."""
+    return Decimal(repr(float(value)))

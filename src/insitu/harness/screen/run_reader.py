@@ -1,0 +1,155 @@
+"""RunReader: read-only access to the rollouts of a run directory, even while the run is active."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from insitu.config.load import load_config
+from insitu.errors import InvalidRequest, NotFound
+from insitu.harness.files.run_directory import CONFIG_FILE, LEFT_OUT, TRAJECTORIES
+from insitu.harness.files.trajectory_store import Entry, read_entries, read_whole
+from insitu.harness.interfaces.settings import GATEWAY_PORT
+from insitu.keys import DEFAULT_KEY
+from insitu.workflow.binding import gateway_root
+
+Json = dict[str, Any]
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rollout and the file it is in."""
+
+    store: str
+    """`epoch-0003`, `validation-0005`; with the suffix `-failed-1` when it was run again."""
+    entry: Entry
+
+
+class RunReader:
+    """The files of one run."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], run_id: str, keys: Mapping[str, str]) -> None:
+        self.path = path
+        self.run_id = run_id
+        self._config = config
+        self._keys = keys
+        """By entry of `llms`; known only from a configuration file."""
+
+    @classmethod
+    def open(cls, run: Path) -> RunReader:
+        """Open a run directory, or the `finetuning.output_dir` of a configuration file."""
+        path, keys = _of_config_file(run) if run.is_file() else (run, {})
+        file = path / CONFIG_FILE
+        if not file.is_file() or not (path / TRAJECTORIES).is_dir():
+            raise _no_run(run, path)
+        try:
+            known = cast("Json", orjson.loads(file.read_bytes()))
+            return cls(path, known["config"], str(known["run_id"]), keys)
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise InvalidRequest(f"{file} is not the configuration of a run of insitu") from error
+
+    def stores(self) -> list[str]:
+        """Return the names of all rollout files."""
+        return sorted(file.stem for file in (self.path / TRAJECTORIES).glob("*.jsonl"))
+
+    def rollouts(self, stores: list[str]) -> Iterator[Found]:
+        """Yield the rollouts of these files, ordered by example and generation."""
+        for store in stores:
+            entries = read_entries(self._file(store))
+            for entry in sorted(entries, key=lambda entry: (entry.index, entry.generation)):
+                yield Found(store, entry)
+
+    def find(self, rollout: str) -> Found:
+        """Find the rollout with this id, or the only one whose id contains it (`e3.0.1`, its last digits)."""
+        matches = [found for found in self.rollouts(self.stores()) if rollout in found.entry.rollout_id]
+        exact = [found for found in matches if found.entry.rollout_id == rollout]
+        if len(matches) == 1 or exact:
+            return (exact or matches)[-1]
+        listed = ", ".join(found.entry.rollout_id for found in matches[:_MAX_NAMED])
+        if not matches:
+            stores = ", ".join(self.stores()) or "nothing yet"
+            raise NotFound(
+                f"no rollout of {self.path} has {rollout!r} in its id; it has rollouts of {stores}",
+                hint=f"see them with `insitu trajectories list {self.path}`",
+            )
+        raise InvalidRequest(
+            f"{len(matches)} rollouts have {rollout!r} in their id: {listed}"
+            f"{', …' if len(matches) > _MAX_NAMED else ''}",
+            hint="write more of it",
+        )
+
+    def read(self, found: Found) -> Json:
+        """Read the complete record of a rollout, with complete calls."""
+        return read_whole(self._file(found.store), found.entry)
+
+    def group(self, found: Found) -> list[Entry]:
+        """Return all rollouts of the same example in the same file."""
+        entries = [each.entry for each in self.rollouts([found.store])]
+        return [entry for entry in entries if entry.index == found.entry.index]
+
+    def left_out(self, store: str) -> dict[str, str] | None:
+        """Return why rollouts of an epoch were not selected, by id; None before that is decided."""
+        file = self.path / LEFT_OUT / f"{store}.json"
+        return cast("dict[str, str]", orjson.loads(file.read_bytes())) if file.is_file() else None
+
+    def gateway(self) -> tuple[str, str] | None:
+        """Return address and key of the gateway that serves the trained model; no other is ever contacted."""
+        finetuning = _section(self._config, "finetuning")
+        backend = _section(
+            self._config, "trainer_adapters", str(finetuning.get("trainer_adapter")), "backend"
+        )
+        names = {backend.get("name"), backend.get("base_model")}
+        llms = _section(self._config, "llms")
+        target = finetuning.get("target_model")
+        trained = [name for name in llms if llms[name].get("model_name") in names and target in (None, name)]
+        keys = [self._keys[name] for name in trained if self._keys.get(name)]
+        key = keys[0] if keys else os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
+        for name in trained:
+            if url := llms[name].get("base_url"):
+                return gateway_root(url), key
+        return (f"http://{backend['ip']}:{GATEWAY_PORT}", key) if backend.get("ip") else None
+
+    def _file(self, store: str) -> Path:
+        return self.path / TRAJECTORIES / f"{store}.jsonl"
+
+
+def _section(config: Mapping[str, Any], *path: str) -> Json:
+    """Return a section of the configuration, empty if missing."""
+    found: Any = config
+    for name in path:
+        found = cast("Json", found).get(name) or {}
+        if not isinstance(found, dict):
+            return {}
+    return cast("Json", found)
+
+
+def _of_config_file(file: Path) -> tuple[Path, dict[str, str]]:
+    config = load_config(file).config
+    keys = {name: llm.api_key.get_secret_value() for name, llm in config.llms.items()}
+    return config.finetuning.output_dir, keys
+
+
+def _no_run(given: Path, path: Path) -> NotFound:
+    if not path.exists():
+        what = (
+            f"{path} does not exist"
+            if given == path
+            else f"{path}, the output_dir of {given}, does not exist"
+        )
+    else:
+        what = f"{path} is no run of `insitu finetune`: it has no {CONFIG_FILE} and {TRAJECTORIES}/"
+    nearby = path if path.is_dir() else path.parent
+    runs = [
+        file.parent
+        for file in sorted(nearby.glob(f"*/{CONFIG_FILE}"))
+        if (file.parent / TRAJECTORIES).is_dir()
+    ]
+    if runs:
+        return NotFound(what, hint=f"runs near it: {', '.join(map(str, runs[:_MAX_NAMED]))}")
+    return NotFound(what, hint="name the finetuning.output_dir of a run, or its configuration file")

@@ -1,0 +1,139 @@
+"""Summary: the result of a run, and the commands to use next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from insitu.harness.rollouts.capture import Capture
+from insitu.harness.screen.safe_output import printable
+
+_EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
+_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""Values that `--max-lora-rank` accepts; the default is 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a run."""
+
+    outcome: Literal["succeeded", "failed", "interrupted"]
+    reason: str
+    """Why it failed or stopped early; may be empty."""
+    run_id: str
+    epochs_done: int
+    num_epochs: int
+    updates: int
+    """Training steps that succeeded."""
+    reward_before: float | None
+    """On the validation data, before the first update; None without validation data."""
+    reward_after: float | None
+    best_step: int | None
+    """0 when the untrained model was best; None when nothing was compared."""
+    best_reward: float | None
+    checkpoint_path: str | None
+    """Directory of the best checkpoint, on the backend's machine."""
+    base_model: str
+    model_name: str
+    gateway_url: str
+    output_dir: str
+    resume_command: str
+    lora_rank: int = 16
+    calls: Capture | None = None
+    """The model calls of all epochs; None when no epoch has counted them."""
+
+
+def exit_code(summary: Summary) -> int:
+    """Return 0 only for a run that succeeded."""
+    return _EXIT_CODES[summary.outcome]
+
+
+def lines(summary: Summary) -> list[str]:
+    """Return the lines to print at the end."""
+    return [*_headline(summary), *_results(summary), *_commands(summary)]
+
+
+def _headline(summary: Summary) -> list[str]:
+    reason = printable(summary.reason)
+    epochs, updates = _count(summary.num_epochs, "epoch"), _count(summary.updates, "update")
+    run = f"Run {summary.run_id}: {summary.epochs_done} of {epochs}, {updates}."
+    # Verbatim, because it is meant to be copied.
+    resume = f"  {summary.resume_command}"
+    if summary.outcome == "failed":
+        advice = "Remove the cause, then go on where it stopped (what is done is kept) with:"
+        return [f"FAILED - {reason or 'no reason given'}", run, advice, resume]
+    why = f" ({reason})" if reason else ""
+    if summary.outcome == "interrupted":
+        return [f"Interrupted{why}. {run} What is done is kept; go on with:", resume]
+    return [f"Finished{why}. {run}"]
+
+
+def _results(summary: Summary) -> list[str]:
+    rows = [("validation reward", _change(summary))]
+    if best := _best(summary):
+        rows.append(("best checkpoint", best))
+    if summary.calls is not None:
+        rows.append(("model calls", summary.calls.line().removeprefix("calls ")))
+    rows.append(("results", printable(summary.output_dir)))
+    return [f"  {name:<19}{text}" for name, text in rows]
+
+
+def _change(summary: Summary) -> str:
+    before, after = summary.reward_before, summary.reward_after
+    if before is None and after is None:
+        return "no validation data" if summary.outcome == "succeeded" else "not measured"
+    if before is None or after is None:
+        known = f"{before:.4f} before" if before is not None else f"{after:.4f} after"
+        return f"{known}, not measured {'after' if after is None else 'before'}"
+    change = f"{after - before:+.4f}"
+    if before > 0 and after > 0:
+        change += f", {after / before:.2f} times"
+    return f"{before:.4f} before, {after:.4f} after ({change})"
+
+
+def _best(summary: Summary) -> str | None:
+    if summary.updates == 0 and not summary.best_step:
+        return "none: no update was made"
+    if summary.best_step is None:
+        return None
+    reward = "" if summary.best_reward is None else f", reward {summary.best_reward:.4f}"
+    if summary.best_step == 0:
+        return f"none: the model was best before training{reward}"
+    where = f", {printable(summary.checkpoint_path)}" if summary.checkpoint_path else ""
+    return f"step {summary.best_step}{reward}{where}"
+
+
+def _commands(summary: Summary) -> list[str]:
+    if not summary.updates and not summary.best_step:
+        return []
+    commands = ["Ask its newest step at the gateway:", f"  {_curl(summary)}"]
+    if summary.checkpoint_path and summary.best_step:
+        commands += ["Serve the best checkpoint with vLLM, where its files are:", f"  {_vllm(summary)}"]
+    return commands
+
+
+def _curl(summary: Summary) -> str:
+    # Not `name@best`: older steps are not served everywhere.
+    body = json.dumps({"model": summary.model_name, "messages": [{"role": "user", "content": "Hello"}]})
+    url = f"{summary.gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+    # The shell reads the key, so that it never appears on screen.
+    headers = "-H \"Authorization: Bearer ${INSITU_API_KEY:-default}\" -H 'Content-Type: application/json'"
+    return f"curl {shlex.quote(url)} {headers} -d {shlex.quote(body)}"
+
+
+def _vllm(summary: Summary) -> str:
+    name, path = summary.model_name, f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
+    module = f"{name}={path}"
+    if "," in module:  # vLLM parses an argument with a comma as JSON
+        module = json.dumps({"name": name, "path": path})
+    rank = next((rank for rank in _VLLM_RANKS if rank >= summary.lora_rank), summary.lora_rank)
+    limit = [] if rank == _VLLM_RANKS[0] else ["--max-lora-rank", str(rank)]
+    return shlex.join(
+        ["vllm", "serve", summary.base_model, "--enable-lora", *limit, "--lora-modules", module]
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

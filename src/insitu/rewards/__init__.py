@@ -1,0 +1,1 @@
+"""Rewards: how a rollout becomes a number."""

@@ -1,0 +1,1 @@
+"""Rewards by a model that judges."""

@@ -1,0 +1,116 @@
+"""A rollout as rewards see it: its messages, and every tool call with its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from insitu.datasets.values import parse_json
+from insitu.rewards.items import EvalItem
+
+Json = dict[str, Any]
+Call = Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of the agent."""
+
+    call_id: str
+    """The model call that asked for it; a key for `EvalResult.step_rewards`."""
+    id: str
+    name: str
+    arguments: Any
+    """Parsed; None when the model wrote something that is not JSON."""
+    text: str
+    """The arguments as the model wrote them."""
+    result: Any
+    """The tool's answer, as text if it is text; None if no later model call shows one."""
+
+
+def messages(item: EvalItem) -> list[Json]:
+    """Return all messages in order, each once; a sampled one has the `call_id` of its call.
+
+    A call that continues no earlier one (a sub-agent, a rewritten history) starts over with all its messages.
+    """
+    return [
+        dict(message) | ({} if call is None else {"call_id": call["id"]})
+        for message, call in spoken(item.calls)
+    ]
+
+
+def tool_calls(item: EvalItem) -> list[ToolCall]:
+    """Return the tool calls of all model calls, in order, each with the answer that a later call shows."""
+    return [
+        _tool_call(asked, call, item.calls[number + 1 :])
+        for number, call in enumerate(item.calls)
+        for asked in (call.get("answer") or {}).get("tool_calls") or ()
+    ]
+
+
+def spoken(calls: Sequence[Call]) -> Iterator[tuple[Message, Call | None]]:
+    """Yield each message of the calls once, with its call if it was sampled, else with None."""
+    seen: list[list[Json]] = []
+    for call in calls:
+        told: list[Json] = list(call.get("messages") or [])
+        said = [_essence(message) for message in told]
+        known = max((len(talk) for talk in seen if said[: len(talk)] == talk), default=0)
+        for message in told[known:]:
+            yield message, None
+        answer: Json = {**(call.get("answer") or {}), "role": "assistant"}
+        yield answer, call
+        seen.append([*said, _essence(answer)])
+
+
+def _essence(message: Message) -> Json:
+    """Strip empty fields: clients send an answer back with or without them."""
+    return {key: value for key, value in message.items() if value not in (None, "", [], {})}
+
+
+def _tool_call(asked: Mapping[str, Any], call: Call, later: Sequence[Call]) -> ToolCall:
+    function: Json = asked.get("function") or {}
+    given = function.get("arguments")
+    text = given if isinstance(given, str) else ""
+    return ToolCall(
+        call_id=call["id"],
+        id=str(asked.get("id") or ""),
+        name=str(function.get("name") or ""),
+        arguments=_parsed(text) if isinstance(given, str) else given,
+        text=text,
+        result=_result(str(asked.get("id") or ""), call, later),
+    )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
+def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> Any:
+    """Find the tool's answer. Some agents reuse ids in each turn: messages before the call do not count."""
+    before: Sequence[Message] = call.get("messages") or []
+    for other in later:
+        told: Sequence[Message] = other.get("messages") or []
+        goes_on = told[: len(before)] == before
+        # for a rewritten history all we know is that the newest answer is the one to this call
+        candidates = told[len(before) :] if goes_on else told[::-1]
+        for message in candidates:
+            if message.get("role") == "tool" and message.get("tool_call_id") == tool_call_id:
+                return _text(message.get("content"))
+    return None
+
+
+def _text(content: Any) -> Any:
+    """Join parts of text; an empty answer is empty text, because None means that there was none."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = cast("list[Any]", content)
+    if all(isinstance(part, dict) and "text" in part for part in parts):
+        return "".join(str(part["text"]) for part in parts)
+    return parts

@@ -1,0 +1,49 @@
+"""Agent frameworks with a client of their own, and their optional packages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from insitu.errors import InvalidRequest
+from insitu.plugins import nearest
+
+FRAMEWORKS = (
+    "anthropic",
+    "autogen",
+    "crewai",
+    "dspy",
+    "google_adk",
+    "haystack",
+    "langchain",
+    "litellm",
+    "llama_index",
+    "openai",
+    "openai_agents",
+    "pydantic_ai",
+    "smolagents",
+    "strands",
+)
+"""Each is a module of `insitu.workflow.clients` with ``model(llm=None, **options)``; extras have `-` for `_`."""
+
+
+def client_maker(framework: str) -> Callable[..., Any]:
+    """Return the function that makes the framework's LLM object for `current_rollout()`."""
+    if framework not in FRAMEWORKS:
+        raise InvalidRequest(
+            f"there is no client for `{framework}`{nearest(framework, FRAMEWORKS)}",
+            hint=f"known: {', '.join(FRAMEWORKS)}; others take what context.llm() says",
+        )
+    return importlib.import_module(f"insitu.workflow.clients.{framework}").model
+
+
+def package(name: str, framework: str) -> Any:
+    """Import an optional package; if that fails, the error names the extra to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidRequest(
+            f"the client for {framework} cannot import `{name}`: {error}",
+            hint=f"pip install 'insitu[{framework.replace('_', '-')}]'",
+        ) from error

@@ -1,0 +1,1 @@
+"""The kinds of workflow: a Python function, a command, an HTTP service."""

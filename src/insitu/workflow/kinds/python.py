@@ -1,0 +1,27 @@
+"""`_type: python`: a function of the user's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from insitu.entry import load_entry
+from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.workflow.kinds.function import FunctionWorkflow
+
+
+class PythonConfig(ComponentConfig):
+    """A function by its name."""
+
+    entry: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    """`package.module:function`."""
+    llm: str | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments."""
+
+
+@register(Kind.WORKFLOW, "python", PythonConfig)
+def make_python(config: PythonConfig, parts: Parts) -> FunctionWorkflow:
+    """Build the workflow that calls `entry`."""
+    return FunctionWorkflow(f"`{config.entry}`", load_entry(config.entry, parts.directory), config.args)
