@@ -35,7 +35,7 @@ from insitu.backend.fleet.compute import Asked, choose, this_cpu  # noqa: E402
 from insitu.backend.fleet.cpu import read_cpu  # noqa: E402
 from insitu.backend.fleet.engine import EngineSettings  # noqa: E402
 from insitu.backend.processes import end_child, free_port, spawn  # noqa: E402
-from insitu.paths import cache_dir  # noqa: E402
+from insitu.system.paths import cache_dir  # noqa: E402
 from insitu.testing.models import smollm2  # noqa: E402
 from tests.support.addition import question  # noqa: E402
 from tests.support.vllm_server import wait_ready  # noqa: E402

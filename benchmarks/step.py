@@ -34,7 +34,7 @@ from insitu.backend.fleet.cpu import read_cpu
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.processes import end_child, free_port, spawn
 from insitu.client import InsituClient
-from insitu.paths import cache_dir
+from insitu.system.paths import cache_dir
 from insitu.testing.models import smollm2
 from insitu.types import StepSettings
 from tests.support.addition import Rollouts, question, sample_groups, train

@@ -15,7 +15,7 @@ import pytest
 
 from insitu.backend.processes import free_port
 from insitu.client import InsituClient
-from insitu.paths import cache_dir
+from insitu.system.paths import cache_dir
 from tests.compat.environment import ROOT
 from tests.compat.nat_client import GATEWAY_PORT
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu.paths import cache_dir
+from insitu.system.paths import cache_dir
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from insitu.paths import cache_dir
+from insitu.system.paths import cache_dir
 
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "constraints-frameworks.txt"

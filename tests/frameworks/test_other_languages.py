@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from insitu.gateway_client import GatewayClient
-from insitu.paths import cache_dir
 from insitu.recorded import expand
+from insitu.system.paths import cache_dir
 from insitu.types import StepSettings
 from insitu.workflow.kinds.command import CommandConfig, CommandWorkflow
 from tests.frameworks.checks import check_step, group_of, open_run, run_workflow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from insitu.errors import Unavailable
-from insitu.wal import use_wal
+from insitu.system.wal import use_wal
 
 
 @pytest.mark.timeout(20)

@@ -44,8 +44,8 @@ from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed, Conflict, DeadlineExceeded
-from insitu.logs import log_to
 from insitu.records.store import RecordStore
+from insitu.system.logs import log_to
 from insitu.types import RunState
 
 _TEND_SECONDS = 0.5

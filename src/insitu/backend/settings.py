@@ -8,7 +8,7 @@ from pathlib import Path
 from insitu.backend.fleet.compute import Compute, Placement
 from insitu.backend.fleet.engine import Device, Dtype, EngineSettings, Publication
 from insitu.errors import CannotHonour
-from insitu.keys import check_key
+from insitu.system.keys import check_key
 
 
 @dataclass(frozen=True, slots=True)

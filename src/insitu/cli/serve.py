@@ -91,7 +91,7 @@ def _settings(options: dict[str, Any]) -> Any:
     from insitu.backend.fleet.cpu import read_cpu
     from insitu.backend.precision import kept_precision
     from insitu.backend.settings import Deadlines, ServeSettings
-    from insitu.keys import DEFAULT_KEY
+    from insitu.system.keys import DEFAULT_KEY
 
     device = _device(options["device"])
     publication = options["publication"]

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from insitu.errors import InsituError, InvalidRequest, Unauthorized
 from insitu.gateway.settings import Settings
-from insitu.keys import hash_key, is_loopback
+from insitu.system.keys import hash_key, is_loopback
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health"})

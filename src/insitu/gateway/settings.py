@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from insitu.keys import check_key
+from insitu.system.keys import check_key
 
 
 @dataclass(frozen=True, slots=True)

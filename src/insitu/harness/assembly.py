@@ -18,7 +18,7 @@ from insitu.harness.interfaces.run import Agent, Task
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.plugins import ComponentConfig, Kind, build, find, nearest
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
-from insitu.threads import run_in_daemon_thread
+from insitu.system.threads import run_in_daemon_thread
 from insitu.workflow.binding import LLMBinding, gateway_root
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from insitu.errors import InvalidRequest
-from insitu.open_files import allow_open_files
+from insitu.system.open_files import allow_open_files
 
 _FILES_PER_ROLLOUT = 2
 """The agent's connection, and at the end one to read its calls."""

@@ -26,8 +26,8 @@ from insitu.records.packing import (
     tail_of,
     unpack_call,
 )
+from insitu.system.wal import use_wal
 from insitu.types import INCOMPLETE, ModelCall
-from insitu.wal import use_wal
 from insitu.wire.headers import CALL_ID_HEADER
 
 BUSY_TIMEOUT_SECONDS = 30

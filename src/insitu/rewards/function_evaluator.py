@@ -17,7 +17,7 @@ from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.score import to_result
-from insitu.threads import DaemonThreads
+from insitu.system.threads import DaemonThreads
 
 
 class FunctionEvaluator(Evaluator):

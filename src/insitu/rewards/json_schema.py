@@ -18,7 +18,7 @@ from insitu.errors import DeadlineExceeded, InvalidRequest
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
-from insitu.threads import DaemonThreads
+from insitu.system.threads import DaemonThreads
 
 _PATTERN_SECONDS = 1.0
 _UNGUARDED = ("patternProperties", "unevaluatedProperties")

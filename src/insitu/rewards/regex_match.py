@@ -13,7 +13,7 @@ from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.exact_match import expected_text
 from insitu.rewards.items import EvalItem, EvalResult
-from insitu.threads import DaemonThreads
+from insitu.system.threads import DaemonThreads
 
 
 class RegexMatchConfig(ComponentConfig):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from insitu.errors import Conflict
-from insitu.threads import run_in_daemon_thread
+from insitu.system.threads import run_in_daemon_thread
 from insitu.workflow.classify import describe, one_line
 from insitu.workflow.waiting import end_task
 

@@ -25,7 +25,7 @@ FRAMEWORKS = (
     "smolagents",
     "strands",
 )
-"""Each is a module of `insitu.workflow.clients` with ``model(llm=None, **options)``; extras have `-` for `_`."""
+"""Each is a module of `insitu.workflow.clients` with ``model(llm=None, **options)``; extras say `-`."""
 
 
 def client_maker(framework: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.open_files import allow_open_files
+from insitu.system.open_files import allow_open_files
 from tests.support.nonces import NONCE, check, everything, gateway_in_front_of
 from tests.support.standin_engine import Behaviour, StandinEngine, read_messages
 

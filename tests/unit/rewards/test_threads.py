@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from insitu.threads import DaemonThreads, run_in_daemon_thread
+from insitu.system.threads import DaemonThreads, run_in_daemon_thread
 
 COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("COLOUR", default="none")
 
@@ -63,7 +63,7 @@ async def test_a_finished_thread_is_not_abandoned():
 def test_a_hung_thread_does_not_hold_up_the_end_of_the_program():
     program = """
 import asyncio, time
-from insitu.threads import run_in_daemon_thread
+from insitu.system.threads import run_in_daemon_thread
 async def main():
     try:
         async with asyncio.timeout(0.05):

@@ -16,8 +16,8 @@ import uvicorn
 from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings, Services
 from insitu.errors import InsituError, Unavailable
-from insitu.keys import check_key, hash_key
-from insitu.logs import log_to
+from insitu.system.keys import check_key, hash_key
+from insitu.system.logs import log_to
 
 DRAIN_SECONDS = 10
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from insitu.backend.ledger import Ledger
-from insitu.keys import check_key, hash_key, is_loopback
+from insitu.system.keys import check_key, hash_key, is_loopback
 from insitu.types import ModelCall
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to

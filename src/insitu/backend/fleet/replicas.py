@@ -21,8 +21,8 @@ from insitu.backend.fleet.compute import Threads
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
 from insitu.errors import ChildFailed, DeadlineExceeded
-from insitu.logs import vllm_logging_config
-from insitu.paths import cache_dir
+from insitu.system.logs import vllm_logging_config
+from insitu.system.paths import cache_dir
 
 _QUICK_SECONDS = 30.0
 _STOP_SECONDS = 6.0

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from insitu.backend.fleet.cluster import gather, kill
 from insitu.backend.processes import free_port
 from insitu.backend.settings import ServeSettings
-from insitu.logs import log_to
+from insitu.system.logs import log_to
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 _QUICK_SECONDS = 300.0

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError
 
 from insitu.errors import Conflict, Unavailable
-from insitu.wal import use_wal
+from insitu.system.wal import use_wal
 
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0

@@ -15,7 +15,7 @@ from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.files.run_directory import CONFIG_FILE, LEFT_OUT, TRAJECTORIES
 from insitu.harness.files.trajectory_store import Entry, read_entries, read_whole
 from insitu.harness.interfaces.settings import GATEWAY_PORT
-from insitu.keys import DEFAULT_KEY
+from insitu.system.keys import DEFAULT_KEY
 from insitu.workflow.binding import gateway_root
 
 Json = dict[str, Any]

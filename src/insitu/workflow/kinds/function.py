@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from insitu.errors import InvalidRequest
-from insitu.threads import DaemonThreads
+from insitu.system.threads import DaemonThreads
 from insitu.types import Ending
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.outcome import WorkflowFailed

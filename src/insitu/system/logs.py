@@ -40,7 +40,7 @@ def vllm_logging_config() -> dict[str, object]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"json": {"()": "insitu.logs.JsonLines"}},
+        "formatters": {"json": {"()": "insitu.system.logs.JsonLines"}},
         "handlers": {"json": handler},
         "root": {"handlers": ["json"], "level": "INFO"},
         "loggers": {
