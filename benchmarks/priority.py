@@ -30,48 +30,13 @@ import aiohttp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.engine import bare_engine  # noqa: E402
 from benchmarks.gateway import gateway  # noqa: E402
-from insitu.backend.fleet.compute import Asked, choose, this_cpu  # noqa: E402
-from insitu.backend.fleet.cpu import read_cpu  # noqa: E402
-from insitu.backend.fleet.engine import EngineSettings  # noqa: E402
-from insitu.backend.processes import end_child, free_port, spawn  # noqa: E402
-from insitu.system.paths import cache_dir  # noqa: E402
-from insitu.testing.models import smollm2  # noqa: E402
+from insitu.backend.fleet.compute import this_cpu  # noqa: E402
 from tests.support.addition import question  # noqa: E402
-from tests.support.vllm_server import wait_ready  # noqa: E402
 
 NICENESS = (0, 10)
 KEY = {"Authorization": "Bearer default"}
-
-
-@contextlib.contextmanager
-def engine(niceness: int, scratch: Path) -> Iterator[str]:
-    """An engine as `insitu serve` starts it on this machine, at the given niceness."""
-    compute = choose(read_cpu(), "cpu", Asked())
-    settings = EngineSettings(
-        str(smollm2()),
-        "smollm2",
-        "cpu",
-        compute.dtype,
-        "merged",
-        max_model_len=256,
-        max_num_seqs=128,
-        kv_cache_gib=1,
-        block_size=compute.block_size,
-    )
-    port, log = free_port(), scratch / f"engine-{niceness}.log"
-    env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
-    env |= compute.engine_threads[0].environment()
-    command = ["nice", "-n", str(niceness), *settings.command(port)]
-    server = spawn(command, log, env)
-    # Where the kernel schedules sessions as groups, the group's niceness counts too.
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{server.pid}/autogroup").write_text(str(niceness))
-    try:
-        wait_ready(f"http://127.0.0.1:{port}", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        end_child(server, 10)
 
 
 @contextlib.contextmanager
@@ -152,7 +117,7 @@ def main() -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="insitu-vllm-")))
         urls: dict[int, str] = {}
         for niceness in NICENESS:
-            upstream = stack.enter_context(engine(niceness, scratch))
+            upstream = stack.enter_context(bare_engine(scratch, niceness, kv_cache_gib=1))
             folder = scratch / f"records-{niceness}"
             folder.mkdir()
             urls[niceness], _ = stack.enter_context(gateway(upstream, str(folder)))

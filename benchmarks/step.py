@@ -20,8 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,52 +27,22 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from insitu.backend.fleet.compute import Asked, choose, this_cpu
-from insitu.backend.fleet.cpu import read_cpu
-from insitu.backend.fleet.engine import EngineSettings
-from insitu.backend.processes import end_child, free_port, spawn
+from benchmarks.engine import MAX_LENGTH, MAX_NUM_SEQS, bare_engine, this_machine
+from insitu.backend.fleet.compute import this_cpu
 from insitu.client import InsituClient
-from insitu.system.paths import cache_dir
 from insitu.testing.models import smollm2
 from insitu.types import StepSettings
 from tests.support.addition import Rollouts, question, sample_groups, train
 from tests.support.backend import Backend
-from tests.support.vllm_server import wait_ready
 
-NUM_GROUPS, GROUP_SIZE, MAX_LENGTH, MAX_NUM_SEQS = 16, 8, 256, 128
+NUM_GROUPS, GROUP_SIZE = 16, 8
 Row = dict[str, float]
-
-
-@contextmanager
-def bare_engine(scratch: Path) -> Iterator[str]:
-    """A vLLM with the settings that `insitu serve` uses below."""
-    compute = choose(read_cpu(), "cpu", Asked())
-    settings = EngineSettings(
-        str(smollm2()),
-        "smollm2",
-        "cpu",
-        compute.dtype,
-        "merged",
-        max_model_len=MAX_LENGTH,
-        max_num_seqs=MAX_NUM_SEQS,
-        block_size=compute.block_size,
-    )
-    port, log = free_port(), scratch / "engine.log"
-    env = {**settings.environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor")}
-    env |= compute.engine_threads[0].environment()
-    server = spawn(settings.command(port), log, env)
-    try:
-        wait_ready(f"http://127.0.0.1:{port}", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        end_child(server, 10)
 
 
 def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:
     """The second step of the bare loop."""
     command = [sys.executable, str(script), "--model", str(smollm2()), "--publish-dir", str(scratch / "bare")]
-    dtype = choose(read_cpu(), "cpu", Asked()).dtype
-    command += ["--base-url", url, "--steps", "2", "--seed", str(seed), "--dtype", dtype]
+    command += ["--base-url", url, "--steps", "2", "--seed", str(seed), "--dtype", this_machine().dtype]
     for attempt in range(3):  # its HTTP client now and then meets a connection that the engine is closing
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
         if done.returncode == 0:

@@ -51,7 +51,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             backend.arguments = arguments  # the run keeps its precision, whatever this machine would choose
             backend.start()
             await backend.ready()
-            assert engine_dtype(backend) == "float32"
+            assert backend.engine_argument("--dtype") == "float32"
             await client.wait_job(job_id, 180)
             await check_ledger(client, acknowledged)
             # The resumed run answers and learns on.
@@ -61,13 +61,6 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
         await nothing_left(backend, others)
     finally:
         backend.end()
-
-
-def engine_dtype(backend: Backend) -> str:
-    """The precision that the one running engine was started with."""
-    commands = [process.cmdline() for process in backend.descendants()]
-    (engine,) = [command for command in commands if "vllm.entrypoints.openai.api_server" in command]
-    return engine[engine.index("--dtype") + 1]
 
 
 async def start_step(client: InsituClient, rollouts: Rollouts, acknowledged: list[str]) -> str:

@@ -33,14 +33,14 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
             await refused(client, "absent", "insitu-tests/absent", {}, {}, "insitu-tests/absent")
             await client.register_run("first", HUB_ID, init_args={"max_seq_length": 128})
             await client.wait_run_ready("first", 240)
-            assert engine_length(backend) == "128"
+            assert backend.engine_argument("--max-model-len") == "128"
             await refused(client, "second", HUB_ID, {}, {}, "one run at a time, now first")
             # Alone on the engine, a run may change it.
             await client.close_run("first")
             await client.register_run("third", HUB_ID, init_args={"max_seq_length": 192})
             run = await client.wait_run_ready("third", 240)
             assert run.init_args == {"max_seq_length": 192}
-            assert engine_length(backend) == "192"
+            assert backend.engine_argument("--max-model-len") == "192"
     finally:
         backend.end()
 
@@ -51,13 +51,6 @@ async def refused(
     await client.register_run(name, base_model, engine_args=engine_args, init_args=init_args)
     with pytest.raises(ChildFailed, match=why):
         await client.wait_run_ready(name, 120)
-
-
-def engine_length(backend: Backend) -> str:
-    """What the one running engine was really started with."""
-    commands = [process.cmdline() for process in backend.descendants()]
-    (engine,) = [command for command in commands if "vllm.entrypoints.openai.api_server" in command]
-    return engine[engine.index("--max-model-len") + 1]
 
 
 def hub_cache_with(model: Path, home: Path) -> None:

@@ -24,7 +24,7 @@ async def test_seeded_calls_with_long_prompts_are_all_answered(tmp_path: Path) -
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
     arguments += ["--max-seq-length", "4096", "--max-num-seqs", str(NUM_CALLS)]
     async with running_backend(tmp_path / "state", *arguments) as backend:
-        engine = _engine_pid(backend)
+        engine = backend.engine().pid
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=200)
@@ -35,7 +35,7 @@ async def test_seeded_calls_with_long_prompts_are_all_answered(tmp_path: Path) -
         same = sum(one == other for one, other in zip(alone, together, strict=True))
         assert same >= NUM_CALLS - 1, f"{same} of {NUM_CALLS} answers are the same alone and in the batch"
         assert len({tuple(ids) for _, ids in together}) > NUM_CALLS // 2, "the seed decides the answer"
-        assert _engine_pid(backend) == engine, "the engine was started again"
+        assert backend.engine().pid == engine, "the engine was started again"
 
 
 @pytest.mark.timeout(180)
@@ -67,9 +67,3 @@ async def _ask(http: aiohttp.ClientSession, backend: Backend, seed: int) -> tupl
         assert answer.status == 200, await answer.text()
         done = await answer.json()
     return done["usage"]["prompt_tokens"], done["choices"][0]["token_ids"]
-
-
-def _engine_pid(backend: Backend) -> int:
-    commands = {process.pid: process.cmdline() for process in backend.descendants()}
-    (pid,) = [pid for pid, command in commands.items() if "vllm.entrypoints.openai.api_server" in command]
-    return pid

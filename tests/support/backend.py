@@ -103,6 +103,16 @@ class Backend:
                 continue
         return found
 
+    def engine(self) -> psutil.Process:
+        """The one engine that runs."""
+        (engine,) = [p for p in self.descendants() if "vllm.entrypoints.openai.api_server" in p.cmdline()]
+        return engine
+
+    def engine_argument(self, option: str) -> str:
+        """The value that the engine was really started with."""
+        command = self.engine().cmdline()
+        return command[command.index(option) + 1]
+
 
 @asynccontextmanager
 async def running_backend(state_dir: Path, *arguments: str, **fields: Any) -> AsyncIterator[Backend]:
