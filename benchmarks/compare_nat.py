@@ -1,11 +1,11 @@
-"""The same agent, data and settings through `nat finetune` 1.9.0 and `insitu finetune`, on one backend.
+"""Run the same agent, data and settings through `nat finetune` 1.9.0 and `insitu finetune` on one backend.
 
     make compat                          # once: builds the environment of the original
     python benchmarks/compare_nat.py     # prints a Markdown table; some minutes on two cores
 
 `insitu serve` serves a tiny random model (float32, real vLLM). The agent is the LangChain one of
-`tests/compat/nat_addition`; for insitu its file goes through `insitu migrate`, and what is to be done by hand
-is done as the command says, with the functions of `examples/from_nemo`. Of the six rows one does not fit
+`tests/compat/nat_addition`. For insitu its file goes through `insitu migrate`, and the manual changes follow
+the command's instructions, with the functions of `examples/from_nemo`. Of the six rows, one does not fit
 into the model's context and one makes the reward function raise. Each command runs three times: to its end,
 killed after the first step and started again, and against a base model that nobody serves.
 
@@ -53,12 +53,12 @@ from tests.support.backend import running_backend  # noqa: E402
 
 @dataclass
 class Seen:
-    """What one command did."""
+    """The results of one command."""
 
     side: Side
     exit_code: int
     figures: dict[str, Any]
-    """The backend's."""
+    """From the backend."""
     steps_when_killed: int
     steps_after: int
     exit_code_of_failure: int
@@ -66,7 +66,7 @@ class Seen:
 
 @asynccontextmanager
 async def standin(state_dir: Path) -> AsyncIterator[int]:
-    """Without vLLM: trains nothing, and every prompt fits."""
+    """Serve without vLLM: nothing is trained, and every prompt fits."""
     port = free_port()
     ports = ["--port", str(port), "--gateway-port", str(GATEWAY_PORT)]
     texts = [part for text in ("4", "7", "13") for part in ("--text", text)]
@@ -83,7 +83,7 @@ async def standin(state_dir: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def served(state_dir: Path) -> AsyncIterator[int]:
-    """`insitu serve` with the tiny model; adapters, because several runs are open at once."""
+    """Run `insitu serve` with the tiny model; adapters, because several runs are open at once."""
     model = ("--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32", "--max-seq-length", "256")
     adapters = ("--publication", "adapter")
     async with running_backend(state_dir, *model, *adapters, gateway_port=GATEWAY_PORT) as backend:
@@ -96,7 +96,7 @@ def num_steps(state_dir: Path, run: str) -> int:
 
 
 def watch(kind: type[Side], name: str, scratch: Path, port: int) -> Seen:
-    """Run the command the three times."""
+    """Run the command three times."""
     state_dir = scratch / "state"
 
     def prepared(run: str, base_model: str = "tiny") -> Side:
@@ -125,7 +125,7 @@ def say(text: str) -> None:
 
 
 def rows(nat: Seen, insitu: Seen) -> Iterable[tuple[Any, ...]]:
-    """The table: what, on the one side, on the other."""
+    """Return the rows of the table: the subject, then one value per side."""
     ours = stored_rollouts(insitu.side)
     endings = Counter(str(entry.ending) for entry in ours)
     failed = {name: count for name, count in endings.items() if name not in ("completed", "length")}

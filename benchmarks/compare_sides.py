@@ -1,4 +1,4 @@
-"""The two sides of `compare_nat.py`: how each command is run on the same project, and what it leaves."""
+"""The two sides of `compare_nat.py`: run each command on the same project and read its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY = "default"
 
 
 def write_project(directory: Path) -> None:
-    """Questions, two rows that must fail (one does not fit the model, one cannot be scored), and the YAML."""
+    """Write questions, two rows that must fail (one too long, one that cannot be scored), and the YAML."""
     directory.mkdir(parents=True)
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(NUM_EXAMPLES + 3)]
@@ -86,7 +86,7 @@ class Side:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The process; it and its children are gone afterwards."""
+        """Run the process; end it and its children afterwards."""
         began = time.monotonic()
         arguments = ["--validation_dataset", "validation.json", "--validation_interval", "1"]
         with self.log.open("ab") as out:
@@ -108,12 +108,12 @@ class Side:
                 self.seconds += time.monotonic() - began
 
     def finish(self, seconds: float = 400) -> int:
-        """Run to the end; the exit code."""
+        """Run to the end; return the exit code."""
         with self.running() as process:
             return process.wait(seconds)
 
     def kill_when(self, reached: Callable[[], bool], seconds: float = 300) -> None:
-        """Start, and `kill -9` as soon as that is so."""
+        """Start, and `kill -9` as soon as the condition holds."""
         deadline = time.monotonic() + seconds
         with self.running() as process:
             while not reached() and process.poll() is None and time.monotonic() < deadline:
@@ -140,7 +140,7 @@ class NatSide(Side):
 
 
 class InsituSide(Side):
-    """`insitu finetune` on what `insitu migrate` makes of the same file.
+    """`insitu finetune` on the same file after `insitu migrate`.
 
     Nearly every answer of a random model is cut off; the original trains on those, so it is told to as well.
     """
@@ -153,7 +153,7 @@ class InsituSide(Side):
         return os.environ | self.variables() | {"PYTHONPATH": str(MODULE)}
 
     def migrate(self) -> dict[str, Any]:
-        """Run `insitu migrate` and do by hand what it says, word by word."""
+        """Run `insitu migrate` and apply its manual steps to the letter."""
         ran = subprocess.run(
             [sys.executable, "-m", "insitu.cli", "migrate", "config.yml", "--json"],
             cwd=self.directory,
@@ -179,7 +179,7 @@ def _put(config: dict[str, Any], said: dict[str, Any]) -> None:
 
 
 def backend_figures(state_dir: Path, run: str) -> dict[str, Any]:
-    """What the backend has of a run, from its own databases."""
+    """Read a run's figures from the backend's own databases."""
     records = RecordStore(f"sqlite:///{state_dir}/calls.db")
     try:
         calls = list(records.of_run(run, 0))
@@ -212,13 +212,13 @@ def backend_figures(state_dir: Path, run: str) -> dict[str, Any]:
 
 
 def kept_rollouts(side: Side) -> int:
-    """What `nat finetune` keeps: every evaluation writes over the file of the one before."""
+    """Read the file that `nat finetune` keeps: every evaluation overwrites the one before."""
     path = side.directory / "eval" / "workflow_output.json"
     return len(json.loads(path.read_text())) if path.exists() else 0
 
 
 def stored_rollouts(side: Side) -> list[Any]:
-    """Every rollout of the epochs that `insitu finetune` kept."""
+    """Read every rollout that `insitu finetune` kept of its epochs."""
     entries: list[Any] = []
     for path in sorted((side.directory / "output" / "trajectories").glob("epoch-*.jsonl")):
         store = TrajectoryStore(path)

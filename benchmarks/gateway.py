@@ -1,4 +1,4 @@
-"""What the gateway costs: direct calls against the same calls through it, recording on.
+"""Measure the cost of the gateway: direct calls against the same calls through it, recording on.
 
     python benchmarks/gateway.py --json
 
@@ -51,7 +51,7 @@ BOUNDS = {
 
 @contextlib.contextmanager
 def child(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the length of the block."""
+    """Run a process for the duration of the block."""
     process = subprocess.Popen([sys.executable, *command], env=os.environ | environment, cwd=ROOT)
     try:
         yield process
@@ -62,7 +62,7 @@ def child(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]
 
 @contextlib.contextmanager
 def gateway(upstream: str, folder: str) -> Iterator[tuple[str, psutil.Process]]:
-    """A standalone gateway that records to a file in `folder`."""
+    """Run a standalone gateway that records to a file in `folder`."""
     port, records = free_port(), f"sqlite:///{folder}/calls.db"
     arguments = ["--port", str(port), "--records", records, "--upstream", upstream]
     keys = {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"}
@@ -94,7 +94,7 @@ async def wait_up(session: aiohttp.ClientSession, url: str, seconds: float = 30)
 
 
 async def call(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
-    """Seconds of one chat call; an error raises."""
+    """Time one chat call in seconds; an error raises."""
     started = time.perf_counter()
     async with session.post(f"{url}/v1/chat/completions", data=body, headers=API) as got:
         data = await got.read()
@@ -104,9 +104,9 @@ async def call(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
 
 
 def engine_body(number: int, tokens: int, *, trainable: bool) -> bytes:
-    """One request; `trainable` asks for each token's id and logprob, which the gateway records unasked."""
+    """Make one request; `trainable` adds each token's id and logprob, which the gateway always records."""
     message = {"role": "user", "content": f"Tell me something about the number {number}."}
-    # Lengths differ, as those of real answers do.
+    # Lengths differ, as in real answers.
     length = tokens // 2 + number * 7919 % (tokens + 1)
     body = {"model": "tiny", "messages": [message], "max_tokens": length, "ignore_eos": True}
     return orjson.dumps(body | ({"logprobs": True, "return_token_ids": True} if trainable else {}))
@@ -115,7 +115,7 @@ def engine_body(number: int, tokens: int, *, trainable: bool) -> bytes:
 async def batch(
     session: aiohttp.ClientSession, url: str, bodies: list[bytes], width: int
 ) -> tuple[float, list[float]]:
-    """Calls per second and seconds of each call, with `width` calls at a time."""
+    """Measure calls per second and seconds of each call, with `width` calls at a time."""
     waiting, times = iter(bodies), list[float]()
 
     async def worker() -> None:
@@ -128,7 +128,7 @@ async def batch(
 
 
 async def engine_part(rounds: int, calls_32: int, calls_1: int, tokens: int) -> dict[str, Any]:
-    """Direct and gateway rounds in turn on one engine."""
+    """Alternate direct and gateway rounds on one engine."""
     from insitu.testing.models import tiny
 
     rates: dict[str, list[float]] = {"direct": [], "direct_plain": [], "gateway": []}
@@ -147,7 +147,7 @@ async def engine_part(rounds: int, calls_32: int, calls_1: int, tokens: int) -> 
                 rate, _ = await batch(session, sides[side], [make(next(seeds)) for _ in range(calls_32)], 32)
                 if number:
                     rates[side].append(rate)
-            for _ in range(calls_1):  # one call of each side in turn: the machine's moods hit all alike
+            for _ in range(calls_1):  # one call of each side in turn: noise of the machine affects all alike
                 first = next(seeds) * 33  # equal lengths, other prompts: see engine_body
                 for offset, (side, at) in enumerate(sides.items()):
                     body = engine_body(first + offset * 33 * 10_000, tokens, trainable=side == "direct")
@@ -171,14 +171,14 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def median_added(ours: list[float], theirs: list[float]) -> float:
-    """Milliseconds: the median difference of calls that were made one after the other."""
+    """Return the median difference, in milliseconds, of calls made one after the other."""
     return statistics.median(a - b for a, b in zip(ours, theirs, strict=True)) * 1000
 
 
 async def keep_in_flight(
     session: aiohttp.ClientSession, url: str, width: int, warm_seconds: float, seconds: float
 ) -> tuple[float, int, int]:
-    """Calls per second in the window after the ramp, calls in it, and errors overall."""
+    """Count calls per second in the window after the ramp, calls in it, and errors overall."""
     question = {"role": "user", "content": "x" * 4000}
     body = orjson.dumps({"model": "tiny", "messages": [question]})
     started, finished, errors = time.perf_counter(), list[float](), list[str]()
@@ -200,7 +200,7 @@ async def keep_in_flight(
 
 
 async def load_part(width: int, seconds: float, tokens: int) -> dict[str, Any]:
-    """The stand-in, directly and through the gateway."""
+    """Load the stand-in, directly and through the gateway."""
     port = free_port()
     standin = [str(ROOT / "tests/support/standin_engine.py"), "--port", str(port), "--min-seconds", "5"]
     standin += ["--max-seconds", "15", "--bytes", "20000", "--tokens", str(tokens)]
@@ -232,7 +232,7 @@ async def load_part(width: int, seconds: float, tokens: int) -> dict[str, Any]:
 async def watch_gateway(
     session: aiohttp.ClientSession, url: str, process: psutil.Process
 ) -> list[dict[str, float]]:
-    """Samples of the gateway's own counts and memory until cancelled."""
+    """Sample the gateway's own counts and memory until cancelled."""
     samples, started = list[dict[str, float]](), time.perf_counter()
     with contextlib.suppress(asyncio.CancelledError):
         while True:
@@ -252,7 +252,7 @@ def recorded_rate(samples: list[dict[str, float]], start: float, end: float) -> 
 
 
 def verdict(figures: dict[str, Any]) -> dict[str, bool]:
-    """Which bounds the figures meet."""
+    """Say which bounds the figures meet."""
     return {
         name: figures[name] >= bound if sign == ">=" else figures[name] <= bound
         for name, (sign, bound) in BOUNDS.items()

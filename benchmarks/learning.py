@@ -1,12 +1,12 @@
-"""How many steps a setting needs to learn, on a real model through `insitu serve`.
+"""Measure how many steps a setting needs to learn, on a real model through `insitu serve`.
 
     python benchmarks/learning.py --settings '{"loss": "dapo", "learning_rate": 1e-3}' --seeds 0 1 2
     python benchmarks/learning.py --task prices --settings '{"loss": "grpo"}' '{"loss": "dapo"}' --steps 30
 
 Every combination of settings and seed is a run of its own on the same backend: 16 examples × 8 rollouts a
-step, SmolLM2-135M. `addition` is one turn, `prices` two turns with a tool. Reported are the rewards of every
-step and the first step at which the mean of three steps reaches 0.5 and 0.8. Rollouts that end at the token
-limit are marked so, as `insitu finetune` does.
+step, SmolLM2-135M. `addition` is one turn, `prices` two turns with a tool. The report gives the rewards of
+every step and the first step at which the mean of three steps reaches 0.5 and 0.8. Rollouts that end at the
+token limit are marked as truncated, as in `insitu finetune`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUM_GROUPS, GROUP_SIZE, MEAN_OF = 16, 8, 3
 async def learn(
     client: InsituClient, rollouts: Rollouts, options: argparse.Namespace, settings: StepSettings, seed: int
 ) -> dict[str, Any]:
-    """One run from the base model on, until its goal is reached or the steps are used up."""
+    """Train one run from the base model until its goal is reached or the steps are used up."""
     lora = LoraSettings(options.rank, 2 * options.rank, seed)
     await client.register_run(rollouts.run, "smollm2", lora=lora)
     await client.wait_run_ready(rollouts.run, 600)
@@ -68,7 +68,7 @@ async def learn(
 
 
 def reached(rewards: list[float], goal: float) -> int | None:
-    """How many steps had been trained when the mean of three steps first reached the goal."""
+    """Count the steps until the mean of three steps first reached the goal."""
     for end in range(MEAN_OF, len(rewards) + 1):
         if sum(rewards[end - MEAN_OF : end]) / MEAN_OF >= goal:
             return end - 1

@@ -1,4 +1,4 @@
-"""Does it pay to run engines on a CPU at a lower priority than the gateway? Idle and busy machine.
+"""Measure whether engines on a CPU should run at a lower priority than the gateway, idle and busy.
 
     python benchmarks/priority.py --json [--rounds 4]
 

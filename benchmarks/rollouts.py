@@ -1,17 +1,17 @@
-"""How many rollouts one harness process sustains: `insitu finetune` through the real gateway.
+"""Measure how many rollouts one harness process sustains: `insitu finetune` through the real gateway.
 
     python benchmarks/rollouts.py --json
 
-Four processes: a stand-in engine (10-30 s a call), the gateway with the API, the harness, and this one, that
+Four processes: a stand-in engine (10-30 s a call), the gateway with the API, the harness, and this one, which
 watches. One epoch of 750 examples × 8 rollouts × 3 turns, 2,000 rollouts at once. The time runs from the
 first rollout until the step over all groups is acknowledged: by then every call is recorded, every rollout
-scored and on the disk, and every group uploaded.
+scored and on disk, and every group uploaded.
 
-The ideal is what the engine's delays alone take with as many rollouts at once: the delays that it drew in
-this very run, replayed in their order with no cost in between. It is longer than their sum divided by the
-number of rollouts at once (`work_seconds`), because the last rollouts end with most of the others gone.
-`share_in_engine` leaves that out: of the rollouts that could be under way from the first start to the last,
-the share that was waiting for the engine, on average.
+The ideal is the time that the engine's delays alone take with as many rollouts at once: the delays drawn in
+this very run, replayed in order with no cost in between. It is longer than their sum divided by the number
+of rollouts at once (`work_seconds`), because most rollouts have ended while the last ones still run.
+`share_in_engine` ignores that tail: of the rollouts that could be under way from the first start to the last,
+it is the share that was waiting for the engine, on average.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def reward(item):
 
 
 class Peaks:
-    """The most memory and the processor time of a process, as far as it was looked at."""
+    """The peak memory and the processor time of a process, as far as it was sampled."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -114,7 +114,7 @@ class Peaks:
 
 @contextlib.contextmanager
 def child(*command: str, cwd: Path = ROOT, output: Any = None, **environment: str) -> Iterator[Any]:
-    """A process for the length of the block."""
+    """Run a process for the duration of the block."""
     process = subprocess.Popen(
         [sys.executable, *command],
         env=os.environ | environment,
@@ -148,7 +148,7 @@ def wait_up(url: str) -> None:
 
 
 def make_project(path: Path, api_port: int, gateway_url: str, given: argparse.Namespace) -> Project:
-    """The agent as an installed package, its data and its configuration."""
+    """Write the agent as an installed package, its data and its configuration."""
     project = Project(path, api_port, gateway_url)
     project.write_rows("train.json", given.rollouts // GENERATIONS)
     (path / "bench_agent.py").write_text(AGENT)
@@ -171,7 +171,7 @@ def make_project(path: Path, api_port: int, gateway_url: str, given: argparse.Na
 
 
 def replay(delays: Sequence[float], num_rollouts: int, width: int, turns: int) -> float:
-    """Seconds of the rollouts when nothing but these delays takes time, drawn in this order."""
+    """Compute the seconds that the rollouts take if only these delays cost time, drawn in this order."""
     left, drawn = num_rollouts, iter(delays)
     running: list[tuple[float, int]] = []
     now = 0.0
@@ -187,7 +187,7 @@ def replay(delays: Sequence[float], num_rollouts: int, width: int, turns: int) -
 
 
 def run_all(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start everything, run `insitu finetune` to its end, and look at what it left."""
+    """Start everything, run `insitu finetune` to its end, and read its files."""
     engine_port, api_port, gateway_port = free_port(), free_port(), free_port()
     engine_url, gateway_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{gateway_port}"
     engine = ["tests/support/standin_engine.py", "--port", str(engine_port), "--tokens", str(given.tokens)]
@@ -231,7 +231,7 @@ def run_all(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def rollout_figures(
     project: Project, given: argparse.Namespace, delays: Sequence[float], busy: Sequence[tuple[float, int]]
 ) -> dict[str, Any]:
-    """What the run's own files say, compared with the ideal."""
+    """Compare the figures in the run's own files with the ideal."""
     endings: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     started, lasted = list[float](), list[float]()

@@ -1,11 +1,11 @@
-"""A training step through insitu against the same step without any framework, alternating in one run.
+"""Compare a training step through insitu with the same step without any framework, alternating in one run.
 
     python benchmarks/step.py --json [--steps 5] [--bare ../shared/reference/bare_grpo.py]
 
 Both sides use the same engine settings, model, task (16 × 8 single-digit additions) and LoRA. The bare loop
-is started anew for every measurement and its second step is taken, so that its first one warms it up.
-Which groups have any spread in reward is chance, and with it the number of tokens trained on; the bare
-loop's training time is therefore also given scaled to insitu's number of tokens (`adjusted`).
+restarts for every measurement: its first step warms it up, and its second step is measured. Chance decides
+which groups have any spread in reward, and so how many tokens are trained on. The bare loop's training time
+is therefore also given scaled to insitu's number of tokens (`adjusted`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Row = dict[str, float]
 
 
 def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:
-    """The second step of the bare loop."""
+    """Measure the second step of the bare loop."""
     command = [sys.executable, str(script), "--model", str(smollm2()), "--publish-dir", str(scratch / "bare")]
     command += ["--base-url", url, "--steps", "2", "--seed", str(seed), "--dtype", this_machine().dtype]
     for attempt in range(3):  # its HTTP client now and then meets a connection that the engine is closing
@@ -60,7 +60,7 @@ def bare_step(script: Path, url: str, scratch: Path, seed: int) -> Row:
 
 
 async def insitu_step(client: InsituClient, rollouts: Rollouts, generator: random.Random) -> Row:
-    """One step as a user of the HTTP API sees it."""
+    """Measure one step as a user of the HTTP API sees it."""
     began = time.perf_counter()
     groups = await sample_groups(rollouts, [question(generator) for _ in range(NUM_GROUPS)], GROUP_SIZE)
     sampled = time.perf_counter()

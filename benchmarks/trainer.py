@@ -1,4 +1,4 @@
-"""The trainer against a bare torch loop and against TRL, steps of all sides in turn.
+"""Compare the trainer with a bare torch loop and with TRL, steps of all sides in turn.
 
     python benchmarks/trainer.py --json [--workload prompt|turns] [--dtype float32|bfloat16] [--rounds 3]
 
@@ -6,12 +6,12 @@ SmolLM2-135M, LoRA r=8 on all linear layers, DAPO loss, on the CPU. Two workload
 tokens that all share, then 40 sampled) and *turns* (150 shared tokens, then four turns of 40 sampled and 40
 tool tokens, stored as a call each). *bare* is a loop written by hand over insitu's own packed rows with a
 dense mask, stock Transformers and PEFT; *trl* is the loss, clipping and optimizer of TRL's `GRPOTrainer` on
-one padded row per call, set up as fast as it gets on a CPU; `--installed` adds it with TRL's own settings.
+one padded row per call, set up to be as fast as possible on a CPU; `--installed` adds TRL's own settings.
 
-Each side has a process, and steps alternate between them, so that the machine's moods hit all alike. Their
-first step warms up, and its gradients must agree: all compute the same update. Ratios are insitu's throughput
-over the other side's, the median over the rounds. Each is compared with its bound, and insitu's peak memory
-(resident, loading left out) with that of *bare* and *trl*.
+Each side has a process, and steps alternate between them, so that noise of the machine affects all alike.
+The first step warms up, and its gradients must agree: all sides compute the same update. Ratios are insitu's
+throughput over the other side's, the median over the rounds. Each is compared with its bound, and insitu's
+peak memory (resident, without loading) with the peak of *bare* and *trl*.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from insitu.backend.fleet.compute import this_cpu
 
 HERE = Path(__file__).parent
 BOUNDS = {"throughput_over_bare": 0.95, "throughput_over_trl": 3.0}
-"""At least; insitu's peak memory must be at most that of each other side."""
+"""Lower bounds; insitu's peak memory must not exceed any other side's."""
 AGREEMENT = {"float32": 1e-3, "bfloat16": 0.1}
-"""How far gradients may be apart, relative to their norm."""
+"""The largest allowed difference between gradients, relative to their norm."""
 PAIRS = 3
-"""Steps of insitu and bare in a round, for one of TRL: they are short, and close to each other."""
+"""Steps of insitu and bare per step of TRL in a round: they are short, and close to each other."""
 DEADLINE_SECONDS = 1200.0
 Figures = dict[str, float]
 
@@ -59,7 +59,7 @@ class Side:
 
     def step(self) -> Figures:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: reading says so
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reading reports that
             self._process.stdin.write("step\n")
             self._process.stdin.flush()
         return self._read()
@@ -116,7 +116,7 @@ def measure(workload: str, names: list[str], dtype: str, rounds: int, threads: i
 
 
 def difference(folder: Path, side: str) -> float:
-    """|g - insitu's g| / |insitu's g| over all trained tensors."""
+    """Compute |g - insitu's g| / |insitu's g| over all trained tensors."""
     ours, theirs = (load_file(folder / f"gradient-{name}.safetensors") for name in ("insitu", side))
     if ours.keys() != theirs.keys():
         raise SystemExit(
@@ -127,7 +127,7 @@ def difference(folder: Path, side: str) -> float:
 
 
 def steps_agree(folder: Path, first: dict[str, Figures], bound: float) -> None:
-    """End with the figures unless all sides have the same gradient, before and after clipping."""
+    """Exit with the figures unless all sides have the same gradient, before and after clipping."""
     norm = first["insitu"]["grad_norm"]
     for side in [name for name in first if name != "insitu"]:
         apart, of_norms = difference(folder, side), abs(first[side]["grad_norm"] / norm - 1)
@@ -144,7 +144,7 @@ def summary(steps: dict[str, list[Figures]], loaded: Figures, num_tokens: dict[s
     peaks = {side: max(step["peak_mib"] for step in each) for side, each in steps.items()}
 
     def ratio(side: str) -> float:
-        """Each step against the steps of insitu beside it: one, or those of the round."""
+        """Compare each step with the steps of insitu beside it: one, or all of the round."""
         span = len(seconds["insitu"]) // len(seconds[side])
         near = [statistics.median(seconds["insitu"][i * span :][:span]) for i in range(len(seconds[side]))]
         return statistics.median(a / b for a, b in zip(seconds[side], near, strict=True))

@@ -1,4 +1,4 @@
-"""What `trainer.py` trains on, and the adapter it starts from.
+"""The training data of `trainer.py`, and the adapter it starts from.
 
     python benchmarks/trainer_data.py WORKLOAD FOLDER THREADS
 
@@ -28,18 +28,18 @@ from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence
 NUM_ROLLOUTS, VOCABULARY = 8, 49_152
 WORKLOADS = {"prompt": (400, 1, 40, 0), "turns": (150, 4, 40, 40)}
 """Tokens of the prompt that all rollouts share, turns, sampled tokens of a turn, tool tokens after it."""
-# No weights against the sampler: TRL needs another forward pass for them, the others have them for nothing.
+# No weights against the sampler: TRL needs another forward pass for them, the others get them for free.
 SETTINGS = StepSettings(learning_rate=1e-5, loss="dapo", max_sampler_weight=None)
 LORA = LoraSettings(rank=8, alpha=16)
 MICRO_BATCH_TOKENS = 2048
 """The trainer's default."""
 
 Calls = list[list[ModelCall]]
-"""Of each rollout."""
+"""One list per rollout."""
 
 
 def make_calls(workload: str) -> Calls:
-    """Random tokens: nothing but the prompt is shared by chance."""
+    """Make calls of random tokens: only the prompt is shared."""
     generator = random.Random(0)
 
     def some(count: int) -> list[int]:
@@ -60,7 +60,7 @@ def make_calls(workload: str) -> Calls:
 
 
 def prepare(workload: str, folder: Path, threads: int) -> None:
-    """An adapter in which every weight has a gradient (a fresh one has B = 0), and calls with logprobs."""
+    """Make an adapter whose weights all have a gradient (a fresh one has B = 0), and calls with logprobs."""
     rank = TrainerRank(0, 1, "", 0, str(smollm2()), "float32", threads)
     rank.open_run("bench", LORA)
     rank.save("bench", str(folder / "start"))
@@ -85,7 +85,7 @@ def prepare(workload: str, folder: Path, threads: int) -> None:
 
 
 def count_tokens(rollouts: Calls) -> dict[str, int]:
-    """Sampled ones, those of all calls as they are stored, and what either way of batching computes."""
+    """Count tokens: sampled, stored in all calls, and computed by either way of batching."""
     every = [call for calls in rollouts for call in calls]
     lengths = [len(call.prompt_ids) + len(call.output_ids) for call in every]
     return {
@@ -114,7 +114,7 @@ def sequences_of(rollouts: Calls) -> list[TrainingSequence]:
 
 
 def packed(rollouts: Calls) -> Packing:
-    """As the trainer packs them."""
+    """Pack the rollouts as the trainer does."""
     return pack(shares_of(sequences_of(rollouts), objective_of(SETTINGS), SETTINGS), MICRO_BATCH_TOKENS, 1)
 
 

@@ -43,7 +43,7 @@ Means = Callable[[], dict[str, Tensor]]
 
 
 def insitu_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
-    """Everything from the recorded calls on is part of the step."""
+    """Run insitu's step; everything after the recorded calls is timed."""
     rank = TrainerRank(0, 1, "", 0, str(smollm2()), dtype, threads)
     rank.open_run("bench", LORA, str(folder / "start"))
     rollouts = read_calls(folder)
@@ -64,7 +64,7 @@ def insitu_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
 
 
 def stock_model(folder: Path) -> Any:
-    """Transformers and PEFT as they come, with the adapter that all sides start from."""
+    """Load stock Transformers and PEFT with the adapter that all sides start from."""
     base = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.float32)
     config = LoraConfig(
         r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -83,7 +83,7 @@ def stock_means(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def dense_mask(batch: MicroBatch) -> Tensor:
-    """The tree as SDPA takes it at its fastest: an added 4-D mask."""
+    """Turn the tree into an additive 4-D mask, the form that SDPA computes fastest."""
     assert batch.end_bl is not None
     place_l, end_l = torch.arange(batch.end_bl.shape[1]), batch.end_bl[0]
     visible_ll = (place_l[None, :] <= place_l[:, None]) & (place_l[:, None] < end_l[None, :])
@@ -91,7 +91,7 @@ def dense_mask(batch: MicroBatch) -> Tensor:
 
 
 def bare_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
-    """The loop one would write by hand over insitu's packed rows; packing and masks are not timed."""
+    """Run a handwritten loop over insitu's packed rows; packing and masks are not timed."""
     torch.set_num_threads(threads)
     model = stock_model(folder)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -128,7 +128,7 @@ def bare_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
 
 
 def trl_inputs(rollouts: Calls) -> list[dict[str, Tensor]]:
-    """A padded row for each call, as TRL's trainer lays them out; `TRL_ROWS` rows at a time."""
+    """Lay out a padded row for each call, as TRL's trainer does; `TRL_ROWS` rows at a time."""
     calls = [
         (call, advantage)
         for turn in zip(*rollouts, strict=True)
@@ -157,12 +157,12 @@ def trl_inputs(rollouts: Calls) -> list[dict[str, Tensor]]:
 
 
 def trl_installed_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
-    """TRL as it comes: activations are computed twice to save memory, the head runs at every position."""
+    """Use TRL's own settings: recompute activations to save memory, run the head at every position."""
     return trl_side(folder, dtype, threads, installed=True)
 
 
 def trl_side(folder: Path, dtype: str, threads: int, installed: bool = False) -> tuple[Step, Means]:
-    """GRPOTrainer's own loss, autocast, clipping and optimizer, without what it does between steps.
+    """Use GRPOTrainer's own loss, autocast, clipping and optimizer, without its work between steps.
 
     It gets what is fastest here: no checkpointing, and the head at the sampled tokens only, as on a GPU.
     """
@@ -228,13 +228,13 @@ SIDES: dict[str, Callable[[Path, str, int], tuple[Step, Means]]] = {
 
 
 def peak_mib() -> float:
-    """The most memory resident at once since the last reset."""
+    """Return the peak resident memory since the last reset."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def serve(side: str, folder: Path, dtype: str, threads: int) -> None:
-    """A step for every line read, until there are no more."""
+    """Run a step for every line read, until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
 
     def answer(**figures: float) -> None:

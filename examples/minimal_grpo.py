@@ -4,10 +4,10 @@
         --max-seq-length 256 --max-num-seqs 128
     python examples/minimal_grpo.py --steps 20
 
-A step: ask questions, sample every answer several times, rate the answers, compare each with its siblings,
-and make the tokens of the better ones likelier. This file does all of it but the gradient: it writes out
-what enters the loss (`advantages`, `sequences`, `token_weights`, `loss`) and checks after every step that
-the backend trained on exactly that. It needs `insitu` alone, no torch.
+A step asks questions, samples every answer several times, scores the answers, compares each with its
+siblings, and makes the tokens of the better ones likelier. This file does all of it except the gradient: it
+spells out the inputs of the loss (`advantages`, `sequences`, `token_weights`, `loss`) and checks after every
+step that the backend trained on exactly those. It needs only `insitu`, no torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def question(generator: random.Random) -> tuple[str, str]:
 
 
 def reward(text: str, answer: str) -> float:
-    """1 for the number alone, 0.3 for a wrong number alone, 0.1 for the number somewhere in the text."""
+    """Give 1 for the number alone, 0.3 for a wrong number alone, 0.1 for the number somewhere in the text."""
     said = text.strip().rstrip(".")
     if said == answer:
         return 1.0
@@ -53,7 +53,7 @@ def reward(text: str, answer: str) -> float:
 
 
 def advantages(rewards: list[float]) -> list[float]:
-    """``A = (r - mean) / (std + 1e-6)``: how much better a rollout was than its siblings."""
+    """Compare each rollout with its siblings: ``A = (r - mean) / (std + 1e-6)``."""
     mean = math.fsum(rewards) / len(rewards)  # rounded once: a reward equal to the mean is exactly 0
     std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
     return [(r - mean) / (std + 1e-6) if std > 1e-6 else 0.0 for r in rewards]
@@ -69,7 +69,7 @@ class Sequence:
 
 
 def sequences(calls: list[dict[str, Any]]) -> list[Sequence]:
-    """A later call joins an earlier one only if its prompt starts with exactly those tokens."""
+    """Join a call to an earlier one only if its prompt starts with exactly the earlier tokens."""
     made: list[Sequence] = []
     for call in calls:
         prompt, output = call["prompt_ids"], call["output_ids"]
@@ -85,16 +85,16 @@ def sequences(calls: list[dict[str, Any]]) -> list[Sequence]:
 
 
 def token_weights(num_tokens: list[int]) -> float:
-    """Every token of the step counts the same (DAPO); GRPO as published weighs every rollout the same."""
+    """Weigh every token of the step the same (DAPO); the published GRPO weighs every rollout the same."""
     return 1.0 / sum(num_tokens)
 
 
 def loss(new: float, old: float, sampler: float, advantage: float) -> float:
-    """What a sampled token adds, times its weight. The backend differentiates this by `new`.
+    """Compute the loss of one sampled token, before its weight. The backend differentiates it by `new`.
 
-    `new` is the trainer's log-probability now, `old` before the first update of the step (equal on the first
-    pass), `sampler` what the engine recorded when it drew the token: the last factor corrects for engine and
-    trainer not computing quite the same.
+    `new` is the trainer's log-probability now, `old` the one before the first update of the step (equal on
+    the first pass), and `sampler` the one that the engine recorded when it drew the token. The last factor
+    corrects for small numerical differences between engine and trainer.
     """
     ratio = math.exp(new - old)
     surrogate = -min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
@@ -114,7 +114,7 @@ class Loop:
     run: str
 
     async def rollout(self, asked: str, answer: str) -> Trajectory:
-        """One answer. The rollout's id in the address is all the gateway needs to record the call."""
+        """Sample one answer. The rollout's id in the address is all the gateway needs to record the call."""
         rollout_id = uuid.uuid4().hex
         url = f"{self.gateway_url}/rollouts/{rollout_id}/v1/chat/completions"
         messages = [{"role": "user", "content": asked}]
@@ -138,12 +138,12 @@ class Loop:
         return job.metrics | await self.by_hand(list(groups))
 
     async def by_hand(self, groups: list[TrajectoryGroup]) -> dict[str, float]:
-        """The same batch from the recorded tokens: how many train, and their loss if new = old = sampler."""
+        """Rebuild the batch from recorded tokens: how many train, and their loss if new = old = sampler."""
         rows: list[tuple[Sequence, float]] = []
         for group in groups:
             judged = advantages([t.reward for t in group.trajectories])
             for trajectory, advantage in zip(group.trajectories, judged, strict=True):
-                if any(judged):  # a group of equals teaches nothing
+                if any(judged):  # a group of equal rewards teaches nothing
                     calls = expand(await self.gateway.rollout_calls(trajectory.rollout_id))
                     rows += [(sequence, advantage) for sequence in sequences(calls)]
         weight = token_weights([sum(s.mask) for s, _ in rows]) if rows else 0.0

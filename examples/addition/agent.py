@@ -1,4 +1,4 @@
-"""An agent that adds: one question, one call of the model."""
+"""An agent that adds: one question, one model call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLIENT = AsyncOpenAI(api_key="set for each rollout")
 
 
 async def answer(question: str, context: WorkflowContext) -> str:
-    """What the model replies. `context.llm()` is the model in training, at an address of this rollout."""
+    """Return the model's reply. `context.llm()` is the model in training, at the rollout's own address."""
     llm = context.llm()
     client = CLIENT.with_options(base_url=llm.base_url, api_key=llm.api_key)
     reply = await client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Workflow and reward of `tests/compat/nat_addition`, made for the NeMo Agent Toolkit, as plain functions."""
+"""The workflow and reward of `tests/compat/nat_addition` (NeMo Agent Toolkit) as plain functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from insitu import EvalItem, WorkflowContext
 
 
 async def addition(question: str, context: WorkflowContext) -> str:
-    """What was inside of `@register_function`; the LLM comes from the rollout instead of the builder."""
+    """Answer like the toolkit's registered function; the LLM comes from the rollout, not the builder."""
     llm = context.client("langchain")
     return str((await llm.ainvoke([("user", question)])).content)
 
 
 def addition_reward(item: EvalItem) -> float:
-    """What was `evaluate_item`; the score is all that is returned."""
+    """Score like the toolkit's `evaluate_item`; return only the score."""
     text, wanted = str(item.output).strip(), str(item.expected)
     if text == wanted:
         score = 1.0

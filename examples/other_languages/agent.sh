@@ -1,9 +1,9 @@
 #!/bin/sh
-# An agent of curl and jq: it answers, is asked to check, and says the number alone.
+# An agent made of curl and jq: it answers, is asked to check, and replies with the number alone.
 # The question comes on stdin, the answer goes to stdout.
 set -eu
 
-ask() { # a conversation on stdin; on stdout it goes on with the model's answer
+ask() { # read a conversation from stdin, write it to stdout with the model's answer appended
   conversation=$(cat)
   reply=$(printf '%s' "$conversation" |
     jq --arg model "$OPENAI_MODEL" '{model: $model, messages: ., max_tokens: 128}' |
@@ -13,7 +13,7 @@ ask() { # a conversation on stdin; on stdout it goes on with the model's answer
   printf '%s' "$conversation" | jq --argjson reply "$reply" '. + [$reply.choices[0].message | {role, content}]'
 }
 
-# No pipe between two calls: a shell sees only the end of a pipe fail.
+# No pipe between two calls: a shell notices only a failure at the end of a pipe.
 asked=$(jq -Rs '[{role: "system", content: "Prices: apple 3, pear 4, plum 2."}, {role: "user", content: .}]')
 answered=$(printf '%s' "$asked" | ask)
 doubted=$(printf '%s' "$answered" | jq '. + [{role: "user", content: "Check that. Reply with the number only."}]')

@@ -1,4 +1,4 @@
-"""What an answer is worth."""
+"""The reward for an answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from insitu import EvalItem
 
 
 def reward(item: EvalItem) -> float:
-    """1 for the number alone; otherwise little, and less the longer the answer."""
+    """Give 1 for the number alone; otherwise little, and less the longer the answer."""
     said = str(item.output).strip().rstrip(".")
     if said == item.expected:
         return 1.0
