@@ -10,6 +10,7 @@ from typing import Any
 from insitu.answers import JobInfo, RunInfo
 from insitu.client import InsituClient
 from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
+from insitu.harness.interfaces import events
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import GATEWAY_PORT, AdapterConfig
 from insitu.harness.interfaces.trained_model import TrainedModel
@@ -66,15 +67,17 @@ class BackendAdapter(TrainerAdapter):
             init_args=backend.init_args,
         )
         journal = run.directory.journal
-        first = not journal.events("registered")
-        trained = max((event["line"].get("step") or 0 for event in journal.events("epoch")), default=0)
+        past = events.read(journal)
+        first = not any(isinstance(event, events.Registered) for event in past)
+        steps = [event.line.get("step") or 0 for event in past if isinstance(event, events.EpochEnded)]
+        trained = max(steps, default=0)
         if (first and registered.step) or registered.step < trained:
             raise _not_ours(registered, trained, run)
         await self._client.wait_run_ready(backend.name, READY_SECONDS)
         if first:
             if backend.delete_old_checkpoints:
                 await self._delete_old_checkpoints()
-            journal.append("registered", name=backend.name, url=backend.url)
+            events.note(journal, events.Registered(backend.name, backend.url))
         self._run = run
 
     async def is_healthy(self) -> bool:

@@ -14,6 +14,7 @@ from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
 from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trainer import Trainer
@@ -125,7 +126,7 @@ def _failure(statuses: Sequence[TrainingJobStatus]) -> str:
 
 
 def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resume_command: str) -> Summary:
-    state = fold(run.directory.journal.events(), run.config.finetuning.curriculum_learning)
+    state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
     rewards = {e["step"]: e["avg_reward"] for e in state.validations if e["avg_reward"] is not None}
     model, best = made.adapter.trained_model, state.best
     return Summary(
@@ -151,5 +152,6 @@ def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resu
 
 def _calls(state: LoopState) -> Capture | None:
     """Sum the model calls of all epochs that counted them."""
-    counted = [calls for line in state.epochs if (calls := line.get("account", {}).get("calls")) is not None]
+    accounts = [line["account"] for line in state.epochs if "account" in line]
+    counted = [calls for account in accounts if (calls := account.get("calls")) is not None]
     return add_up(map(Capture.from_dict, counted)) if counted else None

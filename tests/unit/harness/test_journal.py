@@ -27,24 +27,26 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path, count: int = 5) -> list[dict[str, object]]:
     with Journal(path) as journal:
-        return [journal.append("epoch_ended", epoch=n, reward=n / 3, note="größer\n{") for n in range(count)]
+        return [
+            journal.append("epoch", {"epoch": n, "reward": n / 3, "note": "größer\n{"}) for n in range(count)
+        ]
 
 
 def test_events_come_back_in_order(path: Path) -> None:
     before = time.time()
     with Journal(path) as journal:
-        journal.append("run_started", seed=1)
-        journal.append("epoch_ended", epoch=0, job={"step": 1})
-        journal.append("epoch_ended", epoch=1, job=None)
+        journal.append("run_started", {"seed": 1})
+        journal.append("epoch_ended", {"epoch": 0, "job": {"step": 1}})
+        journal.append("epoch_ended", {"epoch": 1, "job": None})
     with Journal(path) as journal:
-        assert [(e["event"], e.get("epoch")) for e in journal.events()] == [
+        assert [(e["event"], e.get("epoch")) for e in journal.records()] == [
             ("run_started", None),
             ("epoch_ended", 0),
             ("epoch_ended", 1),
         ]
-        assert [e["epoch"] for e in journal.events("epoch_ended")] == [0, 1]
+        assert journal.records()[1]["job"] == {"step": 1}
         assert journal.torn_bytes == 0
-        assert before <= journal.events()[0]["at"] <= time.time()
+        assert before <= journal.records()[0]["at"] <= time.time()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -58,11 +60,11 @@ def test_cut_at_every_byte_of_the_last_three_records(path: Path) -> None:
         path.write_bytes(whole[:cut])
         left = sum(end <= cut for end in ends) - 1
         with Journal(path) as journal:
-            assert journal.events() == events[:left], cut
+            assert journal.records() == events[:left], cut
             assert journal.torn_bytes == cut - ends[left]
-            again = journal.append("after", cut=cut)
+            again = journal.append("after", {"cut": cut})
         with Journal(path) as journal:
-            assert journal.events() == [*events[:left], again]
+            assert journal.records() == [*events[:left], again]
             assert journal.torn_bytes == 0
 
 
@@ -72,7 +74,7 @@ def test_last_line_that_is_no_event_is_dropped(path: Path, tail: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
     with Journal(path) as journal:
-        assert journal.events() == events
+        assert journal.records() == events
         assert journal.torn_bytes == len(tail)
     assert path.read_bytes() == whole
 
@@ -100,7 +102,7 @@ def test_torn_tail_after_damage_does_not_hide_it(path: Path) -> None:
 
 def test_figures_that_are_no_numbers_become_null(path: Path) -> None:
     with Journal(path) as journal:
-        event = journal.append("step", metrics={"kl": math.nan, "loss": [1.0, math.inf]})
+        event = journal.append("step", {"metrics": {"kl": math.nan, "loss": [1.0, math.inf]}})
         assert event["metrics"] == {"kl": None, "loss": [1.0, None]}
     assert json.loads(path.read_text())["metrics"] == {"kl": None, "loss": [1.0, None]}
 
@@ -108,8 +110,8 @@ def test_figures_that_are_no_numbers_become_null(path: Path) -> None:
 def test_values_that_are_not_json_are_refused_and_leave_nothing(path: Path) -> None:
     with Journal(path) as journal:
         with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
-            journal.append("bad", value=object())
-        assert journal.events() == []
+            journal.append("bad", {"value": object()})
+        assert journal.records() == []
     assert path.read_bytes() == b""
 
 
@@ -119,7 +121,7 @@ def test_an_event_is_one_write_and_on_the_disk(path: Path, monkeypatch: pytest.M
     with Journal(path) as journal:
         monkeypatch.setattr(os, "write", lambda fd, data: (done.append("write"), write(fd, data))[1])
         monkeypatch.setattr(os, "fsync", lambda fd: (done.append("fsync"), fsync(fd))[1])
-        journal.append("event", text="x" * 100_000)
+        journal.append("event", {"text": "x" * 100_000})
         assert done == ["write", "fsync"]
 
 
@@ -130,7 +132,7 @@ def test_full_disk_leaves_no_half_record(path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
             with pytest.raises(InsituError, match="only 7 of"):
-                journal.append("lost")
+                journal.append("lost", {})
 
             def full(fd: int, data: bytes) -> int:
                 write(fd, data[:3])
@@ -138,11 +140,11 @@ def test_full_disk_leaves_no_half_record(path: Path, monkeypatch: pytest.MonkeyP
 
             patch.setattr(os, "write", full)
             with pytest.raises(InsituError, match="No space left"):
-                journal.append("lost")
-        events.append(journal.append("kept"))
-        assert journal.events() == events
+                journal.append("lost", {})
+        events.append(journal.append("kept", {}))
+        assert journal.records() == events
     with Journal(path) as journal:
-        assert journal.events() == events
+        assert journal.records() == events
 
 
 def test_closed_journal_says_so(path: Path) -> None:
@@ -150,7 +152,7 @@ def test_closed_journal_says_so(path: Path) -> None:
     journal.close()
     journal.close()
     with pytest.raises(InsituError, match="is closed"):
-        journal.append("late")
+        journal.append("late", {})
 
 
 def test_what_was_appended_survives_kill(path: Path) -> None:
@@ -158,7 +160,7 @@ def test_what_was_appended_survives_kill(path: Path) -> None:
         "import sys; from pathlib import Path; from insitu.harness.files.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for n in range(10**6):\n"
-        "    journal.append('event', n=n); print(n, flush=True)\n"
+        "    journal.append('event', {'n': n}); print(n, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -168,4 +170,4 @@ def test_what_was_appended_survives_kill(path: Path) -> None:
         seen += [int(line) for line in out.read().split()]
     process.wait(10)
     with Journal(path) as journal:
-        assert [e["n"] for e in journal.events()][: len(seen)] == seen
+        assert [e["n"] for e in journal.records()][: len(seen)] == seen

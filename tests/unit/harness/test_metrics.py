@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from insitu.harness.loop.metrics import statistics, write_metrics
-from insitu.harness.rollouts.episode import Trajectory
+from insitu.config.curriculum import CurriculumConfig
+from insitu.harness.files.metrics import write_metrics
+from insitu.harness.loop.curriculum import initial_state, select
+from insitu.harness.loop.metrics import epoch_line, statistics
+from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.types import Ending
 
 CURRICULUM = {
@@ -23,18 +26,21 @@ CURRICULUM = {
 }
 
 
+AT = "2026-01-01T00:00:00+00:00"
+NUMBERS = itertools.count()
+
+
 def trajectory(reward: float | None, ending: Ending = Ending.COMPLETED) -> Trajectory:
-    return Trajectory("r", "e", 0, ending, reward, call_ids=["c"])
+    return Trajectory(f"r{next(NUMBERS)}", "e", 0, ending, reward, call_ids=["c"])
 
 
 def epoch(number: int, **more: Any) -> dict[str, Any]:
     return {
-        "event": "epoch_ended",
-        "at": 1_700_000_000.25 + number,
         "epoch": number,
+        "timestamp": AT,
         "run_id": "run_0000abcd",
         **statistics([[trajectory(0.0), trajectory(1.0)]]),
-        **statistics([[trajectory(1.0)]], "filtered_"),
+        **{f"filtered_{name}": value for name, value in statistics([[trajectory(1.0)]]).items()},
         "curriculum_percentile": 0.3,
         "curriculum_state": {"current_percentile": 0.3},
         "account": {"total": 2},
@@ -72,19 +78,33 @@ def test_statistics_are_over_rewarded_trajectories_only() -> None:
 
 @pytest.mark.parametrize("groups", [[], [[]], [[trajectory(None, Ending.TOOL_ERROR)]]])
 def test_no_reward_is_not_zero(groups: list[list[Trajectory]]) -> None:
-    made = statistics(groups, "filtered_")
-    assert made["filtered_avg_reward"] is None
-    assert made["filtered_min_reward"] is None
-    assert made["filtered_max_reward"] is None
-    assert made["filtered_num_trajectories"] == sum(map(len, groups))
+    made = statistics(groups)
+    assert made["avg_reward"] is None
+    assert made["min_reward"] is None
+    assert made["max_reward"] is None
+    assert made["num_trajectories"] == sum(map(len, groups))
+
+
+def test_an_epochs_line_tells_collected_and_selected_groups_apart() -> None:
+    off = CurriculumConfig()
+    groups = [[trajectory(1.0), trajectory(0.5)], [trajectory(0.0), trajectory(0.0)]]
+    selection = select(groups, 3, off, initial_state(off), 0)
+    line = epoch_line(3, TrajectoryCollection(groups, "run_0000abcd", 3), selection, curriculum=False)
+    assert (line["epoch"], line["run_id"], line["step"]) == (3, "run_0000abcd", None)
+    assert (line["avg_reward"], line["num_trajectories"], line["num_groups"]) == (0.375, 4, 2)
+    assert (line["filtered_avg_reward"], line["filtered_num_trajectories"]) == (0.75, 2)
+    assert (line["filtered_min_reward"], line["filtered_max_reward"]) == (0.5, 1.0)
+    assert line["filtered_num_groups"] == line["curriculum_state"]["included_groups"] == 1
+    assert line["curriculum_percentile"] == 1.0
+    assert line["account"]["dropped"] == {"zero_variance": 2}
 
 
 def test_training_metrics_have_every_field_and_the_steps_own_figures(tmp_path: Path) -> None:
     write_metrics(tmp_path, [epoch(0)], [], CURRICULUM)
     (line,) = lines(tmp_path)
-    assert datetime.fromisoformat(line.pop("timestamp")).timestamp() == 1_700_000_000.25
     assert line == {
         "epoch": 0,
+        "timestamp": AT,
         "run_id": "run_0000abcd",
         "avg_reward": 0.5,
         "min_reward": 0.0,
@@ -123,9 +143,9 @@ def test_every_epoch_is_there_once_in_order(tmp_path: Path) -> None:
 
 def test_failed_validation_is_null_and_not_zero(tmp_path: Path) -> None:
     validations = [
-        {"event": "validated", "at": 1.0, "epoch": 0, "step": 0, "avg_reward": 0.25, "num_examples": 8}
+        {"timestamp": AT, "epoch": 0, "step": 0, "avg_reward": 0.25, "num_examples": 8}
         | {"num_failed": 0, "endings": {"completed": 8}},
-        {"event": "validated", "at": 2.0, "epoch": 5, "step": 5, "avg_reward": None, "num_examples": 8}
+        {"timestamp": AT, "epoch": 5, "step": 5, "avg_reward": None, "num_examples": 8}
         | {"num_failed": 8, "endings": {"infrastructure": 8}},
     ]
     write_metrics(tmp_path, [], [*validations, validations[0]], CURRICULUM)
@@ -147,7 +167,7 @@ def test_failed_validation_is_null_and_not_zero(tmp_path: Path) -> None:
 
 
 def test_curriculum_state(tmp_path: Path) -> None:
-    write_metrics(tmp_path, [], [], {**CURRICULUM, "event": "x"})
+    write_metrics(tmp_path, [], [], {**CURRICULUM, "more": "x"})
     assert strict_json((tmp_path / "curriculum_state.json").read_text()) == CURRICULUM
 
 
@@ -157,9 +177,11 @@ def test_files_are_valid_json_whatever_the_figures(tmp_path: Path) -> None:
     assert strict_json((tmp_path / "reward_history.json").read_text())[0]["avg_reward"] is None
 
 
-def test_given_timestamp_is_kept(tmp_path: Path) -> None:
-    write_metrics(tmp_path, [epoch(0, timestamp="2026-01-01T00:00:00+00:00")], [], CURRICULUM)
-    assert lines(tmp_path)[0]["timestamp"] == "2026-01-01T00:00:00+00:00"
+def test_what_a_line_lacks_is_null(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [{"epoch": 0, "avg_reward": 0.5}], [], CURRICULUM)
+    (line,) = lines(tmp_path)
+    assert line.keys() == epoch(0).keys() - {"loss/mean"}
+    assert (line["avg_reward"], line["step"], line["timestamp"]) == (0.5, None, None)
 
 
 def test_nothing_yet(tmp_path: Path) -> None:

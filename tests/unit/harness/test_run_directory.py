@@ -34,7 +34,7 @@ def test_new_run(path: Path) -> None:
         assert not run.resumed
         assert re.fullmatch(r"run_[0-9a-f]{8}", run.run_id)
         assert run.path == path
-        run.journal.append("run_started")
+        run.journal.append("run_started", {})
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     config = json.loads((path / "config.json").read_text())
     assert config["config"] == DUMP
@@ -50,13 +50,13 @@ def test_two_runs_have_two_ids(tmp_path: Path) -> None:
 
 def test_same_configuration_continues(path: Path) -> None:
     with RunDirectory.open(path, DUMP) as first:
-        first.journal.append("epoch_ended", epoch=0)
+        first.journal.append("epoch_ended", {"epoch": 0})
         started = json.loads((path / "config.json").read_text())["started_at"]
     longer = {**DUMP, "finetuning": {**DUMP["finetuning"], "num_epochs": 9}}
     with RunDirectory.open(path, longer) as second:
         assert second.resumed
         assert second.run_id == first.run_id
-        assert [e["epoch"] for e in second.journal.events()] == [0]
+        assert [e["epoch"] for e in second.journal.records()] == [0]
     config = json.loads((path / "config.json").read_text())
     assert config["config"] == longer
     assert config["started_at"] == started
@@ -171,8 +171,8 @@ def test_file_in_place_of_the_directory(path: Path) -> None:
 
 def test_damaged_journal_releases_the_lock(path: Path) -> None:
     with RunDirectory.open(path, DUMP) as run:
-        run.journal.append("a")
-        run.journal.append("b")
+        run.journal.append("a", {})
+        run.journal.append("b", {})
     journal = path / "journal.jsonl"
     whole = journal.read_bytes()
     journal.write_bytes(b"x" + whole)

@@ -1,1 +1,1 @@
-"""The run directory: journal, rollouts, plots."""
+"""The run directory: journal, rollouts, metrics, plots."""

@@ -1,17 +1,19 @@
-"""Journal: the events of a run, one per line, append-only.
+"""Journal: the records of a run's events, one per line, append-only.
 
-The run's state is derived from its events. An event is on disk when `append` returns, so a resume after a
-crash sees every decision made before it.
+The run's state is derived from its events (`insitu.harness.interfaces.events` gives them their types). A
+record is on disk when `append` returns, so a resume after a crash sees every decision made before it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from insitu.harness.files.json_lines import JsonLines, decode, encode
+from insitu.json_values import JsonObject, as_object
 
 
 class Journal:
@@ -21,8 +23,8 @@ class Journal:
         """Read the file or create it; discard a record that a crash cut off."""
         self._lines = JsonLines(path)
         try:
-            self._events = [record for _, record in self._lines.scan()]
-        except BaseException:
+            self._records = [record for _, record in self._lines.scan()]
+        except BaseException:  # also when interrupted: the file must not stay open
             self._lines.close()
             raise
 
@@ -36,18 +38,22 @@ class Journal:
         """Size of the unfinished record discarded when the journal was opened."""
         return self._lines.torn_bytes
 
-    def append(self, event: str, **data: Any) -> dict[str, Any]:
-        """Write an event and return it. `at` (Unix time) is added; NaN becomes null."""
-        line = encode({"event": event, "at": time.time(), **data}, null_for_non_finite=True)
+    def append(self, kind: str, fields: Mapping[str, object]) -> JsonObject:
+        """Write the record of an event; return it as it will be read back, with null for NaN.
+
+        `event` (the kind) and `at` (Unix time) are added to the fields.
+        """
+        line = encode({"event": kind, "at": time.time(), **fields}, null_for_non_finite=True)
         self._lines.append(line)
         self._lines.sync()
-        record = decode(line)
-        self._events.append(record)
+        record = as_object(decode(line))
+        assert record is not None
+        self._records.append(record)
         return record
 
-    def events(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Return all events in order, or only those with the given name."""
-        return [record for record in self._events if event is None or record.get("event") == event]
+    def records(self) -> list[JsonObject]:
+        """Return all records in order."""
+        return list(self._records)
 
     def close(self) -> None:
         """Close the file; idempotent."""

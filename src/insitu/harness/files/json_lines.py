@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
 from insitu.errors import InsituError, InvalidRequest
+from insitu.json_values import JsonObject, JsonValue, as_object
 
 
 class DamagedFile(InsituError):
@@ -45,7 +46,7 @@ class JsonLines:
         if new:
             sync_directory(path.parent)
 
-    def scan(self) -> Iterator[tuple[Span, dict[str, Any]]]:
+    def scan(self) -> Iterator[tuple[Span, JsonObject]]:
         """Yield every complete record from the start, then truncate the file after the last one."""
         size = os.fstat(self._descriptor).st_size
         number = self._end = 0
@@ -119,7 +120,7 @@ class JsonLines:
         )
 
 
-def encode(record: Mapping[str, Any], *, null_for_non_finite: bool = False) -> bytes:
+def encode(record: Mapping[str, object], *, null_for_non_finite: bool = False) -> bytes:
     """Encode as one line. Reject NaN and infinity or write them as null; reject values that are not JSON."""
     try:
         if not null_for_non_finite:
@@ -135,13 +136,13 @@ def encode(record: Mapping[str, Any], *, null_for_non_finite: bool = False) -> b
         ) from error
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes) -> JsonValue:
     """Decode the result of `encode`. Raises ValueError for invalid JSON."""
     # Not orjson: it would turn large integers into floats and reject lone surrogates.
-    return json.loads(data, parse_constant=_refuse_constant)
+    return cast(JsonValue, json.loads(data, parse_constant=_refuse_constant))
 
 
-def read_only(path: Path) -> Iterator[tuple[Span, dict[str, Any]]]:
+def read_only(path: Path) -> Iterator[tuple[Span, JsonObject]]:
     """Yield every complete record of a file that another process may be writing; never modify it."""
     offset = 0
     with path.open("rb") as lines:
@@ -156,7 +157,7 @@ def read_only(path: Path) -> Iterator[tuple[Span, dict[str, Any]]]:
             offset += len(raw)
 
 
-def read_record(path: Path, span: Span) -> dict[str, Any]:
+def read_record(path: Path, span: Span) -> JsonObject:
     """Read the record at a known position."""
     with path.open("rb") as lines:
         lines.seek(span.offset)
@@ -164,7 +165,7 @@ def read_record(path: Path, span: Span) -> dict[str, Any]:
     if record is None:
         raise DamagedFile(
             f"{path} has no record at byte {span.offset} any more",
-            hint="another program changed it; start anew",
+            hint="another program changed it; start again in another finetuning.output_dir",
         )
     return record
 
@@ -178,26 +179,25 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _whole_record(raw: bytes) -> dict[str, Any] | None:
+def _whole_record(raw: bytes) -> JsonObject | None:
     if not raw.endswith(b"\n"):
         return None
     try:
-        record = decode(raw)
+        return as_object(decode(raw))
     except ValueError:
         return None
-    return cast(dict[str, Any], record) if isinstance(record, dict) else None
 
 
-def _refuse_non_finite(value: Any, where: str) -> None:
+def _refuse_non_finite(value: object, where: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidRequest(f"{where} is {value}, which JSON does not have", hint="leave it out")
     elif isinstance(value, Mapping):
-        for key, inner in cast(Mapping[Any, Any], value).items():
+        for key, inner in cast(Mapping[object, object], value).items():
             _refuse_non_finite(inner, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
-        values = cast(list[Any], value)
-        # Lists of thousands of logprobs and token ids are common: check those in one go.
+        # Lists of thousands of logprobs and token ids are common: check those in one go. (Others raise.)
+        values = cast(list[float], value)
         with contextlib.suppress(TypeError, OverflowError):
             if all(map(math.isfinite, values)):
                 return

@@ -7,29 +7,33 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from insitu.harness.files.metrics import EpochLine, ValidationEntry
 from insitu.harness.files.run_directory import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Records = Sequence[Mapping[str, Any]]
+Epochs: TypeAlias = Sequence[EpochLine]
+Validations: TypeAlias = Sequence[ValidationEntry]
+Points: TypeAlias = Sequence[tuple[int, float | None]]
+"""Epochs and values."""
 
 _DOTS_PER_INCH = 150
 _SIZE_INCHES = (8.0, 14 / 3)  # 1200 × 700
 _TRAINING = "#1f6fb4"
-_FILTERED = "#2a9d4a"
+_SELECTED = "#2a9d4a"
 _VALIDATION = "#d1495b"
 _CURRICULUM = "#8a8d91"
 _FEW_POINTS = 60
 """With more points, markers would hide the lines."""
 
 
-def write_plot(path: Path, epochs: Records, validations: Records, title: str) -> None:
+def write_plot(path: Path, epochs: Epochs, validations: Validations, title: str) -> None:
     """Draw the plot and replace the image at `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -39,7 +43,7 @@ def write_plot(path: Path, epochs: Records, validations: Records, title: str) ->
     write_atomic(path, picture.getvalue())
 
 
-def make_figure(epochs: Records, validations: Records, title: str) -> Figure:
+def make_figure(epochs: Epochs, validations: Validations, title: str) -> Figure:
     """Plot the rewards on the left axis and the curriculum on the right; missing values leave a gap."""
     from matplotlib.figure import Figure
 
@@ -55,14 +59,16 @@ def make_figure(epochs: Records, validations: Records, title: str) -> Figure:
     return figure
 
 
-def _draw_rewards(axes: Axes, epochs: Records, validations: Records) -> None:
+def _draw_rewards(axes: Axes, epochs: Epochs, validations: Validations) -> None:
+    collected = _in_order([(line["epoch"], line.get("avg_reward")) for line in epochs])
+    selected = _in_order([(line["epoch"], line.get("filtered_avg_reward")) for line in epochs])
+    validated = _in_order([(entry["epoch"], entry.get("avg_reward")) for entry in validations])
     curves = [
-        ("training: all groups", epochs, "avg_reward", _TRAINING, "-", "o"),
-        ("training: groups trained on", epochs, "filtered_avg_reward", _FILTERED, ":", "s"),
-        ("validation", validations, "avg_reward", _VALIDATION, "--", "D"),
+        ("training: all groups", collected, _TRAINING, "-", "o"),
+        ("training: groups trained on", selected, _SELECTED, ":", "s"),
+        ("validation", validated, _VALIDATION, "--", "D"),
     ]
-    for label, records, key, colour, style, marker in curves:
-        positions, values = _points(records, key)
+    for label, (positions, values), colour, style, marker in curves:
         if not any(map(math.isfinite, values)):
             continue
         line = axes.plot(positions, values, label=label, color=colour, linestyle=style, marker=marker)[0]
@@ -71,14 +77,14 @@ def _draw_rewards(axes: Axes, epochs: Records, validations: Records) -> None:
         if len(values) > _FEW_POINTS:
             line.set_linewidth(1.3)
             line.set_markevery(_between_gaps(values))
-    everything = [v for _, records, key, *_ in curves for v in _points(records, key)[1] if math.isfinite(v)]
+    everything = [value for _, (_, values), *_ in curves for value in values if math.isfinite(value)]
     if len(set(everything)) == 1:
         room = 0.1 * max(1.0, abs(everything[0]))
         axes.set_ylim(everything[0] - room, everything[0] + room)
 
 
-def _draw_curriculum(axes: Axes, epochs: Records) -> None:
-    positions, shares = _points(epochs, "curriculum_percentile")
+def _draw_curriculum(axes: Axes, epochs: Epochs) -> None:
+    positions, shares = _in_order([(line["epoch"], line.get("curriculum_percentile")) for line in epochs])
     if not any(map(math.isfinite, shares)):
         axes.set_visible(False)
         return
@@ -123,9 +129,9 @@ def _legend(rewards: Axes, shares: Axes) -> None:
         rewards.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
 
 
-def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
+def _in_order(points: Points) -> tuple[list[int], list[float]]:
     """Return epochs and values in order, each epoch once; NaN for a missing value leaves a gap."""
-    last = {int(record["epoch"]): record.get(key) for record in records}
+    last = dict(points)
     values = [last[epoch] for epoch in sorted(last)]
     return sorted(last), [math.nan if value is None else float(value) for value in values]
 

@@ -1,33 +1,33 @@
-"""Account: the fate of every trajectory of an epoch, in one line."""
+"""Account: the fate of every rollout of an epoch, in one line."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from insitu.harness.files.metrics import AccountFields
 from insitu.harness.loop.curriculum import REASONS, ZERO_VARIANCE, Selection, usable_reward
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up, capture_of
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import Ending
 
 BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained")
-"""Reasons why a backend leaves a submitted trajectory out of the loss."""
+"""Reasons for which a backend drops a submitted rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Trajectories by outcome: `trained` plus all of `dropped` equals `total`."""
+    """Rollouts by outcome: `trained` plus all of `dropped` equals `total`."""
 
     total: int
     trained: int
     truncated: int
-    """Trained trajectories that were cut off at the token limit."""
+    """Trained rollouts that were cut off at the token limit."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     """By reason: `insitu.harness.loop.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
     endings: dict[str, int] = field(default_factory=dict[str, int])
-    """Failed trajectories by ending."""
+    """Failed rollouts by ending."""
     calls: Capture | None = None
     """The epoch's model calls; None in files of earlier releases."""
     calls_confirmed: bool | None = None
@@ -35,13 +35,13 @@ class Account:
 
     def line(self) -> str:
         """Format as ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
-        text = self._trajectories()
+        text = self._rollouts()
         if self.calls is None:
             return text
         unsure = " (the backend does not count calls)" if self.calls_confirmed is False else ""
         return f"{text}; {self.calls.line()}{unsure}"
 
-    def _trajectories(self) -> str:
+    def _rollouts(self) -> str:
         text = f"trained {self.trained}/{self.total}"
         if self.truncated:
             text += f" ({self.truncated} truncated)"
@@ -51,33 +51,48 @@ class Account:
         return f"{text}: {listed}" if listed else text
 
     def after_training(self, metrics: Mapping[str, float]) -> Account:
-        """Return the account without the trajectories that the backend's step metrics report as dropped.
+        """Move the rollouts that the backend's step metrics report as dropped from `trained` to `dropped`.
 
         Raises CaptureMismatch when the backend's count of calls differs from ours.
         """
-        left_out = {reason: int(metrics.get(f"account/{reason}", 0)) for reason in BACKEND_REASONS}
-        left_out = {reason: count for reason, count in left_out.items() if count}
+        dropped = {reason: int(metrics.get(f"account/{reason}", 0)) for reason in BACKEND_REASONS}
+        dropped = {reason: count for reason, count in dropped.items() if count}
         calls = self.calls.after_training(metrics) if self.calls else None
         return replace(
             self,
-            trained=self.trained - sum(left_out.values()),
-            truncated=self.truncated - left_out.get("truncated", 0),
-            dropped=dict(Counter(self.dropped) + Counter(left_out)),
+            trained=self.trained - sum(dropped.values()),
+            truncated=self.truncated - dropped.get("truncated", 0),
+            dropped=dict(Counter(self.dropped) + Counter(dropped)),
             calls=calls or self.calls,
             calls_confirmed=calls is not None if self.calls else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> AccountFields:
         """Serialize for the metrics files; `from_dict` reads it back."""
-        return {**asdict(self), "line": self.line()}
+        return {
+            "total": self.total,
+            "trained": self.trained,
+            "truncated": self.truncated,
+            "dropped": self.dropped,
+            "endings": self.endings,
+            "calls": self.calls.to_dict() if self.calls else None,
+            "calls_confirmed": self.calls_confirmed,
+            "line": self.line(),
+        }
 
     @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Account:
-        """Read back the result of `to_dict`."""
-        known = {name: value for name, value in fields.items() if name != "line"}
-        if known.get("calls") is not None:
-            known["calls"] = Capture.from_dict(known["calls"])
-        return Account(**known)
+    def from_dict(fields: AccountFields) -> Account:
+        """Read back the result of `to_dict`, also that of an earlier release."""
+        calls = fields.get("calls")
+        return Account(
+            total=fields["total"],
+            trained=fields["trained"],
+            truncated=fields["truncated"],
+            dropped=fields["dropped"],
+            endings=fields["endings"],
+            calls=None if calls is None else Capture.from_dict(calls),
+            calls_confirmed=fields.get("calls_confirmed"),
+        )
 
 
 def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Account:
@@ -95,7 +110,7 @@ def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -
 
 
 def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capture:
-    """Count selected trajectories' calls as trained; drop the others' calls for their trajectory's reason."""
+    """Count selected rollouts' calls as trained; drop the others' calls for their rollout's reason."""
     selected = {t.rollout_id: len(t.call_ids) for group in selection.groups for t in group}
 
     def capture(trajectory: Trajectory) -> Capture:
@@ -116,7 +131,7 @@ def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capt
         ]
         raise CaptureMismatch(
             f"{calls.line()}: that is {calls.accounted} of {calls.total}; rollouts that are neither selected "
-            f"nor left out for a reason: {', '.join(nowhere[:5]) or 'none'}",
+            f"nor dropped for a reason: {', '.join(nowhere[:5]) or 'none'}",
             hint="look at the rollouts' `metadata.capture` in trajectories/ and at the trainer's selection",
         )
     return calls

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
+from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.returns import call_returns
 from insitu.types import Ending
@@ -50,18 +51,6 @@ class CurriculumSettings(Protocol):
     def sort_ascending(self) -> bool: ...
     @property
     def random_subsample(self) -> float | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CurriculumState:
-    """The state of the curriculum after an epoch."""
-
-    current_percentile: float
-    last_expansion_epoch: int = -1
-    total_groups: int = 0
-    """Groups of the epoch with a training signal."""
-    included_groups: int = 0
-    """Groups of these within the percentile."""
 
 
 @dataclass(frozen=True, slots=True)

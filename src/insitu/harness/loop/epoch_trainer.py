@@ -11,21 +11,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from insitu.errors import InvalidRequest
+from insitu.harness.files.metrics import EpochLine, ValidationEntry, write_metrics
 from insitu.harness.files.plots import write_plot
+from insitu.harness.interfaces import events
+from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import TrainerConfig
 from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
-from insitu.harness.loop.account import Account, make_account
+from insitu.harness.loop.account import Account
 from insitu.harness.loop.curriculum import Selection, as_chosen, select
-from insitu.harness.loop.metrics import statistics, write_metrics
+from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.validation import early_stop, validate
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
@@ -56,7 +58,7 @@ class EpochTrainer(Trainer):
         if not hasattr(self, "_builder"):
             raise InvalidRequest("the trainer has no parts", hint="call bind_components before initialize")
         self._run = run
-        self.state = fold(run.directory.journal.events(), run.config.finetuning.curriculum_learning)
+        self.state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
         await self._builder.initialize(run)
         await self._adapter.initialize(run)
         self._initialized = True
@@ -77,13 +79,13 @@ class EpochTrainer(Trainer):
         if self._run.validation is not None and not self.state.validated_at(self.state.next_epoch):
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
-        self._note("ended", outcome="succeeded", num_epochs=self.state.next_epoch)
+        self._note(events.Ended("succeeded", self.state.next_epoch))
         return statuses
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collect, select, submit."""
-        if self.state.submitted is not None and self.state.submitted["epoch"] == epoch:
-            return TrainingJobRef(**self.state.submitted["ref"])
+        if self.state.submitted is not None and self.state.submitted.epoch == epoch:
+            return self.state.submitted.ref
 
         async def on_group(group: Sequence[Trajectory]) -> None:
             await self._adapter.accept(run_id, epoch, group)
@@ -94,16 +96,15 @@ class EpochTrainer(Trainer):
         # Through the public method, so that subclasses can override the selection.
         groups = self.apply_curriculum_learning(collection, epoch).trajectories
         selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
-        figures = self._figures(epoch, collection, selection)
+        curriculum = self._run.config.finetuning.curriculum_learning.enabled
+        figures = epoch_line(epoch, collection, selection, curriculum=curriculum)
         self._run.directory.write_left_out(f"epoch-{epoch:04d}", selection.reasons)
         if not selection.groups:
-            self._end_epoch(epoch, figures, selection_state=asdict(selection.state))
+            self._end_epoch(epoch, figures, selection.state)
             return None
         attempt = self.state.failures[epoch]
         ref = await self._adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
-        self._note(
-            "submitted", epoch=epoch, ref=asdict(ref), line=figures, curriculum=asdict(selection.state)
-        )
+        self._note(events.Submitted(epoch, ref, figures, selection.state))
         return ref
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
@@ -117,17 +118,17 @@ class EpochTrainer(Trainer):
             "best": None if self.state.best is None else asdict(self.state.best),
         }
         if self.state.submitted is not None:
-            status = await self._adapter.status(TrainingJobRef(**self.state.submitted["ref"]))
+            status = await self._adapter.status(self.state.submitted.ref)
             metrics["job"] = {"status": status.status, "progress": status.progress, **status.metadata}
         return metrics
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Validate the current weights, record the result, and keep the checkpoint if it is the best."""
         entry = await validate(self._run, self._builder, epoch, self.state.step, run_id)
-        self._note("validated", entry=entry)
+        self._note(events.Validated(entry))
         await self._keep_if_best(entry)
         self._write_files()
-        return entry
+        return {**entry}
 
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
         """Return the groups that this epoch trains on; the curriculum advances when the epoch is over."""
@@ -166,7 +167,7 @@ class EpochTrainer(Trainer):
         else:
             status = await self._trained(epoch, ref)
             if status.status is not TrainingStatusEnum.COMPLETED:
-                self._note("failed", epoch=epoch, message=status.message)
+                self._note(events.Failed(epoch, status.message))
                 return status
         line = self.state.epochs[-1]
         self.log_progress(epoch, line)
@@ -187,17 +188,18 @@ class EpochTrainer(Trainer):
             assert self.state.submitted is not None
             submitted = self.state.submitted
             metrics: dict[str, float] = status.metadata.get("metrics") or {}
-            account = Account.from_dict(submitted["line"]["account"]).after_training(metrics)
-            line = submitted["line"] | {
+            account = Account.from_dict(submitted.line["account"]).after_training(metrics)
+            line: EpochLine = {
+                **submitted.line,
                 "account": account.to_dict(),
                 "step": status.metadata.get("step"),
                 "training": metrics,
             }
-            self._end_epoch(epoch, line, submitted["curriculum"])
+            self._end_epoch(epoch, line, submitted.curriculum)
         return status
 
-    def _end_epoch(self, epoch: int, line: Json, selection_state: Json) -> None:
-        self._note("epoch", epoch=epoch, line=line, curriculum=selection_state)
+    def _end_epoch(self, epoch: int, line: EpochLine, curriculum: CurriculumState) -> None:
+        self._note(events.EpochEnded(epoch, line, curriculum))
 
     def _select(self, collection: TrajectoryCollection, epoch: int) -> Selection:
         finetuning = self._run.config.finetuning
@@ -208,22 +210,6 @@ class EpochTrainer(Trainer):
             self.state.curriculum,
             finetuning.seed,
         )
-
-    def _figures(self, epoch: int, collection: TrajectoryCollection, selection: Selection) -> Json:
-        """Compute the epoch's line in training_metrics.jsonl, except for the backend's own figures."""
-        account = make_account(collection.trajectories, selection)
-        curriculum = self._run.config.finetuning.curriculum_learning
-        return {
-            "epoch": epoch,
-            "timestamp": datetime.now(UTC).isoformat(),
-            "run_id": collection.run_id,
-            **statistics(collection.trajectories),
-            **statistics(selection.groups, "filtered_"),
-            "curriculum_percentile": selection.state.current_percentile if curriculum.enabled else 1.0,
-            "curriculum_state": asdict(selection.state),
-            "account": account.to_dict(),
-            "step": None,
-        }
 
     def _validation_due(self, epoch: int) -> bool:
         interval = self._run.config.finetuning.run_configuration.validation_interval
@@ -243,20 +229,19 @@ class EpochTrainer(Trainer):
         if self.state.validations or self.state.epochs:
             self._write_files()
 
-    async def _keep_if_best(self, entry: Json) -> None:
+    async def _keep_if_best(self, entry: ValidationEntry) -> None:
         reward, step, best = entry["avg_reward"], entry["step"], self.state.best
         if step and reward is not None and (best is None or best.reward is None or reward > best.reward):
-            self._note("best", step=step, reward=reward, path=await self._adapter.keep(step))
+            self._note(events.Best(step, reward, await self._adapter.keep(step)))
 
     async def _keep_last_without_validation(self) -> None:
         if self._run.validation is None and self.state.step:
             step = self.state.step
-            self._note("best", step=step, reward=None, path=await self._adapter.keep(step))
+            self._note(events.Best(step, None, await self._adapter.keep(step)))
 
-    def _note(self, event: str, **data: Any) -> None:
+    def _note(self, event: events.OneKind) -> None:
         """Write to the journal first, then apply to the state, so that the state never runs ahead of disk."""
-        self._run.directory.journal.append(event, **data)
-        self.state.apply({"event": event, **data})
+        self.state.apply(events.note(self._run.directory.journal, event))
 
     def _write_files(self, output_dir: Path | None = None) -> None:
         directory = output_dir or self._run.directory.path

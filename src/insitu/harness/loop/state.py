@@ -1,36 +1,16 @@
-"""The state of a run, read from its journal.
-
-| event | written when | carries |
-|---|---|---|
-| `registered` | the backend has taken the run | its name and address |
-| `submitted` | the backend has acknowledged a step | epoch, job, figures, the curriculum after it |
-| `failed` | a job failed | epoch, message |
-| `epoch` | an epoch is over, trained or not | its line in training_metrics.jsonl, curriculum |
-| `validated` | a validation is over | its entry in validation_history.json |
-| `best` | a checkpoint was kept | step, reward, path |
-| `ended` | the run is over | outcome, number of epochs |
-"""
+"""The state of a run, read from its journal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.loop.curriculum import CurriculumState, initial_state
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The checkpoint to use."""
-
-    step: int
-    reward: float | None
-    path: str | None
+from insitu.harness.files.metrics import EpochLine, ValidationEntry
+from insitu.harness.interfaces.curriculum_state import CurriculumState
+from insitu.harness.interfaces.events import Best, EpochEnded, Event, Failed, Submitted, Validated
+from insitu.harness.loop.curriculum import initial_state
 
 
 @dataclass(slots=True)
@@ -38,13 +18,14 @@ class LoopState:
     """The journal, folded."""
 
     curriculum: CurriculumState
-    epochs: list[Json] = field(default_factory=list[Json])
-    validations: list[Json] = field(default_factory=list[Json])
-    submitted: Json | None = None
-    """The event of a submitted step that is not known to have ended."""
+    epochs: list[EpochLine] = field(default_factory=list[EpochLine])
+    validations: list[ValidationEntry] = field(default_factory=list[ValidationEntry])
+    submitted: Submitted | None = None
+    """The submitted step that is not known to have ended."""
     failures: Counter[int] = field(default_factory=Counter[int])
+    """Failed jobs by epoch."""
     best: Best | None = None
-    ended: Json | None = None
+    """The checkpoint to use."""
 
     @property
     def next_epoch(self) -> int:
@@ -54,33 +35,33 @@ class LoopState:
     @property
     def step(self) -> int:
         """The step of the current weights; 0 before the first update."""
-        return max((int(line["step"]) for line in self.epochs if line.get("step")), default=0)
+        return max((line.get("step") or 0 for line in self.epochs), default=0)
 
     def validated_at(self, epoch: int) -> bool:
         """Return True if the weights after `epoch` epochs have been validated."""
         return any(entry["epoch"] == epoch for entry in self.validations)
 
-    def apply(self, event: Mapping[str, Any]) -> None:
+    def apply(self, event: Event) -> None:
         """Update the state with one event."""
-        kind = event["event"]
-        if kind == "submitted":
-            self.submitted = dict(event)
-        elif kind == "failed":
-            self.failures[int(event["epoch"])] += 1
-            self.submitted = None
-        elif kind == "epoch":
-            self.epochs.append(dict(event["line"]))
-            self.curriculum = CurriculumState(**event["curriculum"])
-            self.submitted = None
-        elif kind == "validated":
-            self.validations.append(dict(event["entry"]))
-        elif kind == "best":
-            self.best = Best(event["step"], event["reward"], event["path"])
-        elif kind == "ended":
-            self.ended = dict(event)
+        match event:
+            case Submitted():
+                self.submitted = event
+            case Failed():
+                self.failures[event.epoch] += 1
+                self.submitted = None
+            case EpochEnded():
+                self.epochs.append(event.line)
+                self.curriculum = event.curriculum
+                self.submitted = None
+            case Validated():
+                self.validations.append(event.entry)
+            case Best():
+                self.best = event
+            case _:  # `registered` and `ended` are for the adapter and for readers of the file
+                pass
 
 
-def fold(events: Iterable[Mapping[str, Any]], curriculum: CurriculumConfig) -> LoopState:
+def fold(events: Iterable[Event], curriculum: CurriculumConfig) -> LoopState:
     """Return the state after these events."""
     state = LoopState(initial_state(curriculum))
     for event in events:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from insitu.config.finetuning import EarlyStopping
 from insitu.errors import InvalidRequest
+from insitu.harness.files.metrics import ValidationEntry
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.metrics import statistics
 
-Json = dict[str, Any]
 
-
-async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str) -> Json:
+async def validate(
+    run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str
+) -> ValidationEntry:
     """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0."""
     name = f"validation-{epoch:04d}"
     title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
     trajectories = await builder.run_eval({"name": name, "title": title})
     failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
     figures = statistics([trajectories])
-    entry = {
+    entry: ValidationEntry = {
         "epoch": epoch,
         "step": step,
         "run_id": run_id,
@@ -40,16 +40,16 @@ async def validate(run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, ste
         raise InvalidRequest(
             f"the validation before the first update failed: all {len(failed)} rollouts, for example "
             f"{failed[0].ending}: {failed[0].reason}",
-            hint="mend the validation dataset, the agent or the evaluator; these rollouts are kept in "
-            f"{kept} and are run again by the same command (another configuration needs another output_dir)",
+            hint="fix the validation dataset, the agent or the evaluator, then repeat the command; these "
+            f"rollouts are kept in {kept} (another configuration needs another output_dir)",
         )
     _say(run, title.capitalize(), entry)
     return entry
 
 
-def early_stop(validations: Sequence[Json], settings: EarlyStopping | None) -> str:
+def early_stop(validations: Sequence[ValidationEntry], settings: EarlyStopping | None) -> str:
     """Return the reason to stop now, or "". Failed validations are ignored."""
-    rewards = [entry["avg_reward"] for entry in validations if entry["avg_reward"] is not None]
+    rewards = [reward for entry in validations if (reward := entry["avg_reward"]) is not None]
     if settings is None or len(rewards) <= settings.patience:
         return ""
     before = max(rewards[: -settings.patience])
@@ -61,7 +61,7 @@ def early_stop(validations: Sequence[Json], settings: EarlyStopping | None) -> s
     )
 
 
-def _say(run: FinetuneRun, title: str, entry: Json) -> None:
+def _say(run: FinetuneRun, title: str, entry: ValidationEntry) -> None:
     counts = f"{entry['num_examples']} examples, {entry['num_failed']} failed"
     if entry["avg_reward"] is None:
         run.progress.warn(f"{title} failed: {counts}: {entry['endings']}")

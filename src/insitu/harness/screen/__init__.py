@@ -1,1 +1,1 @@
-"""What people see: terminal output and pages."""
+"""Terminal output and pages."""

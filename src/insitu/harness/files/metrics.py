@@ -1,0 +1,129 @@
+"""Metrics: the files that people and their scripts read, derived from the journal's events.
+
+They are rewritten in full each time, so that every epoch appears once, however often the run was interrupted.
+Keys that this release does not know, from a newer one, stay in training_metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+import orjson
+
+from insitu.harness.files.run_directory import write_atomic
+
+
+class Statistics(TypedDict):
+    """The rewards of an epoch; None if no rollout has one."""
+
+    avg_reward: float | None
+    min_reward: float | None
+    max_reward: float | None
+    num_trajectories: int
+    num_groups: int
+
+
+class CurriculumFields(TypedDict):
+    """The state of the curriculum, without its settings."""
+
+    current_percentile: float
+    last_expansion_epoch: int
+    total_groups: int
+    included_groups: int
+
+
+class AccountFields(TypedDict):
+    """The outcome of an epoch's rollouts, see `insitu.harness.loop.account.Account`."""
+
+    total: int
+    trained: int
+    truncated: int
+    dropped: dict[str, int]
+    endings: dict[str, int]
+    calls: NotRequired[Mapping[str, object] | None]
+    """Missing in files of earlier releases, as `calls_confirmed`."""
+    calls_confirmed: NotRequired[bool | None]
+    line: str
+
+
+class EpochLine(Statistics):
+    """A line of training_metrics.jsonl."""
+
+    epoch: int
+    timestamp: str
+    run_id: str
+    filtered_avg_reward: float | None
+    filtered_min_reward: float | None
+    filtered_max_reward: float | None
+    filtered_num_trajectories: int
+    filtered_num_groups: int
+    curriculum_percentile: float
+    curriculum_state: CurriculumFields
+    account: AccountFields
+    step: int | None
+    training: NotRequired[Mapping[str, float | None]]
+    """The backend's figures; missing when nothing was trained."""
+
+
+class ValidationEntry(TypedDict):
+    """An entry of validation_history.json, and a few figures that only the journal keeps."""
+
+    epoch: int
+    step: int
+    run_id: str
+    timestamp: str
+    avg_reward: float | None
+    min_reward: float | None
+    max_reward: float | None
+    num_examples: int
+    num_failed: int
+    endings: dict[str, int]
+
+
+_STATISTICS = tuple(Statistics.__annotations__)
+_EPOCH_FIELDS = (
+    *("epoch", "timestamp", "run_id"),
+    *_STATISTICS,
+    *(f"filtered_{name}" for name in _STATISTICS),
+    *("curriculum_percentile", "curriculum_state", "account", "step"),
+)
+_REWARD_FIELDS = ("epoch", "avg_reward", "min_reward", "max_reward", "filtered_avg_reward", "timestamp")
+_VALIDATION_FIELDS = ("epoch", "step", "avg_reward", "num_examples", "num_failed", "endings", "timestamp")
+_CURRICULUM_FIELDS = (*CurriculumFields.__annotations__, "config")
+
+
+def write_metrics(
+    directory: Path,
+    epochs: Sequence[EpochLine],
+    validations: Sequence[ValidationEntry],
+    curriculum: Mapping[str, object],
+) -> None:
+    """Write the four files. The last of several lines of one epoch (or validation) counts."""
+    trained = _in_order({(line["epoch"],): line for line in epochs})
+    checked = _in_order({(entry["epoch"], entry["step"]): entry for entry in validations})
+    lines = [_pick(line, _EPOCH_FIELDS) | line for line in trained]
+    write_atomic(directory / "training_metrics.jsonl", b"".join(map(_line, lines)))
+    _write_json(directory / "reward_history.json", [_pick(line, _REWARD_FIELDS) for line in trained])
+    _write_json(
+        directory / "validation_history.json", [_pick(entry, _VALIDATION_FIELDS) for entry in checked]
+    )
+    _write_json(directory / "curriculum_state.json", _pick(curriculum, _CURRICULUM_FIELDS))
+
+
+def _in_order(lines: Mapping[tuple[int, ...], Mapping[str, object]]) -> list[dict[str, object]]:
+    return [dict(lines[place]) for place in sorted(lines)]
+
+
+def _pick(record: Mapping[str, object], fields: Iterable[str]) -> dict[str, object]:
+    return {name: record.get(name) for name in fields}
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    # orjson writes null for NaN: a missing figure must not make the file invalid.
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _write_json(path: Path, content: object) -> None:
+    write_atomic(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
