@@ -16,7 +16,7 @@ def check_open_files(max_concurrency: int) -> None:
     if allowed < needed:
         fitting = max(1, (allowed - _OTHER_FILES) // _FILES_PER_ROLLOUT)
         raise InvalidRequest(
-            f"eval.general.max_concurrency is {max_concurrency}: so many rollouts at once need about "
-            f"{needed} open files, and this process may have {allowed}",
+            f"eval.general.max_concurrency is {max_concurrency}: that many rollouts at once need about "
+            f"{needed} open files, but this process may open only {allowed}",
             hint=f"raise the hard limit (`ulimit -Hn`), or use -o eval.general.max_concurrency {fitting}",
         )

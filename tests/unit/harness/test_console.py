@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from insitu.harness.interfaces.progress import Figures, Progress
+from insitu.harness.interfaces.progress import Progress
 from insitu.harness.screen import console
-from insitu.harness.screen.console import duration, open_progress
+from insitu.harness.screen.console import open_progress
+from insitu.harness.screen.figures import Figures
+from insitu.harness.screen.live_screen import display
+from insitu.harness.screen.plain_screen import PlainScreen
 from insitu.harness.screen.safe_output import SafeOutput, print_lines, printable
+from insitu.harness.screen.wording import duration
 from insitu.types import Ending
 
 
@@ -141,7 +145,7 @@ def test_plain_lines_of_a_run(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == [
         "INFO - Starting epoch 1 for run run_a1b2c3d4",
         "WARNING - tool said [bold]no[/bold] \\x1b[2J",
-        "INFO - epoch 1/2: 4/4 rollouts in 1 s (1 kept from before), 1 failed (1 timeout)"
+        "INFO - epoch 1/2: 4/4 rollouts in 1 s (1 kept from an earlier start), 1 failed (1 timeout)"
         ", reward 0.500, 300 tokens/s",
         "INFO - Epoch 1/2 took 40 s - avg reward 0.5000 - trained 2/4 trajectories: 1 failed"
         " - about 40 s left",
@@ -151,7 +155,7 @@ def test_plain_lines_of_a_run(tmp_path: Path) -> None:
 def test_plain_progress_lines_are_rare(clock: Clock) -> None:
     out = io.StringIO()
     figures = Figures(clock)
-    screen = console._PlainScreen(SafeOutput(out), clock)  # pyright: ignore[reportPrivateUsage]
+    screen = PlainScreen(SafeOutput(out), clock)
     figures.phase_started("epoch 3/20", 128, done=0)
     for tick in range(4 * 30):
         clock.now += 0.25
@@ -179,7 +183,7 @@ def test_the_live_display_is_small_and_shows_it_all(clock: Clock) -> None:
     for width in (120, 40, 80):
         out = io.StringIO()
         screen = Console(file=out, width=width, force_terminal=False)
-        screen.print(console._display(figures.snapshot(), width))  # pyright: ignore[reportPrivateUsage]
+        screen.print(display(figures.snapshot(), width))
         said = out.getvalue().splitlines()
         assert len(said) <= 8
         assert all(len(line) <= width for line in said)
@@ -310,7 +314,7 @@ def test_a_closed_pipe_ends_the_output_not_the_run() -> None:
     errors = run.stderr.read().decode()
     run.stderr.close()
     assert run.wait(timeout=30) == 3
-    assert errors == "WARNING - nothing more is shown ([Errno 32] Broken pipe); the run goes on\n"
+    assert errors == "WARNING - no more output can be shown ([Errno 32] Broken pipe); the run continues\n"
 
 
 def test_no_standard_output_at_all() -> None:
@@ -324,7 +328,7 @@ def test_print_lines_to_a_closed_stream(capfd: pytest.CaptureFixture[str]) -> No
     stream = io.StringIO()
     stream.close()
     print_lines(["lost"], stream)
-    assert "nothing more is shown" in capfd.readouterr().err
+    assert "no more output can be shown" in capfd.readouterr().err
 
 
 def test_a_failing_run_leaves_the_terminal_in_order(terminal: tuple[int, io.TextIOWrapper]) -> None:

@@ -21,7 +21,7 @@ def test_as_many_rollouts_as_fit_are_accepted(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidRequest) as refused:
         check_open_files(463)
     assert "max_concurrency is 463" in str(refused.value)
-    assert "may have 1024" in str(refused.value)
+    assert "may open only 1024" in str(refused.value)
     assert "-o eval.general.max_concurrency 462" in str(refused.value)
 
 

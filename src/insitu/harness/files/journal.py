@@ -33,11 +33,6 @@ class Journal:
         """The file."""
         return self._lines.path
 
-    @property
-    def torn_bytes(self) -> int:
-        """Size of the unfinished record discarded when the journal was opened."""
-        return self._lines.torn_bytes
-
     def append(self, kind: str, fields: Mapping[str, object]) -> JsonObject:
         """Write the record of an event; return it as it will be read back, with null for NaN.
 

@@ -62,7 +62,8 @@ def early_stop(validations: Sequence[ValidationEntry], settings: EarlyStopping |
 
 
 def _say(run: FinetuneRun, title: str, entry: ValidationEntry) -> None:
-    counts = f"{entry['num_examples']} examples, {entry['num_failed']} failed"
+    number = entry["num_examples"]
+    counts = f"{number} example{'' if number == 1 else 's'}, {entry['num_failed']} failed"
     if entry["avg_reward"] is None:
         run.progress.warn(f"{title} failed: {counts}: {entry['endings']}")
     else:

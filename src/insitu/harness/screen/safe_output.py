@@ -8,8 +8,10 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TextIO
+from typing import Protocol, TextIO
 
+Line = tuple[str, str]
+"""Level (INFO, WARNING) and printable text."""
 _MAX_MESSAGE_CHARS = 4000
 # Control characters, characters that reorder or break lines, and lone surrogates.
 _UNPRINTABLE = re.compile(
@@ -37,6 +39,19 @@ def printable(text: str) -> str:
     text = visible(text)
     # Indented text cannot pass for a log line of its own.
     return "\n".join(line if i == 0 else f"    {line.strip()}" for i, line in enumerate(text.split("\n")))
+
+
+class _Stream(Protocol):
+    def isatty(self) -> bool: ...
+
+
+def is_terminal(stream: _Stream | None) -> bool:
+    """Return True for a terminal that can do more than print lines."""
+    try:
+        live = stream is not None and stream.isatty()
+    except (AttributeError, OSError, ValueError):  # a replaced standard output, or a closed one
+        return False
+    return live and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 class SafeOutput:
@@ -84,5 +99,5 @@ class SafeOutput:
         if self._quiet:
             return
         with suppress(AttributeError, OSError, ValueError):
-            self._stderr.write(f"WARNING - nothing more is shown ({error}); the run goes on\n")
+            self._stderr.write(f"WARNING - no more output can be shown ({error}); the run continues\n")
             self._stderr.flush()

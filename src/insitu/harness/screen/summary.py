@@ -62,11 +62,11 @@ def _headline(summary: Summary) -> list[str]:
     # Verbatim, because it is meant to be copied.
     resume = f"  {summary.resume_command}"
     if summary.outcome == "failed":
-        advice = "Remove the cause, then go on where it stopped (what is done is kept) with:"
+        advice = "Fix the cause, then continue where it stopped (finished work is kept):"
         return [f"FAILED - {reason or 'no reason given'}", run, advice, resume]
     why = f" ({reason})" if reason else ""
     if summary.outcome == "interrupted":
-        return [f"Interrupted{why}. {run} What is done is kept; go on with:", resume]
+        return [f"Interrupted{why}. {run} Finished work is kept; continue with:", resume]
     return [f"Finished{why}. {run}"]
 
 
@@ -108,9 +108,12 @@ def _best(summary: Summary) -> str | None:
 def _commands(summary: Summary) -> list[str]:
     if not summary.updates and not summary.best_step:
         return []
-    commands = ["Ask its newest step at the gateway:", f"  {_curl(summary)}"]
+    commands = ["Query its newest step through the gateway:", f"  {_curl(summary)}"]
     if summary.checkpoint_path and summary.best_step:
-        commands += ["Serve the best checkpoint with vLLM, where its files are:", f"  {_vllm(summary)}"]
+        commands += [
+            "Serve the best checkpoint with vLLM, on the machine that has its files:",
+            f"  {_vllm(summary)}",
+        ]
     return commands
 
 
