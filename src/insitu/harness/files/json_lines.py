@@ -191,7 +191,7 @@ def _whole_record(raw: bytes) -> JsonObject | None:
 def _refuse_non_finite(value: object, where: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidRequest(f"{where} is {value}, which JSON does not have", hint="leave it out")
+            raise InvalidRequest(f"{where} is {value}, which JSON cannot express", hint="store null")
     elif isinstance(value, Mapping):
         for key, inner in cast(Mapping[object, object], value).items():
             _refuse_non_finite(inner, f"{where}.{key}")

@@ -56,7 +56,7 @@ def early_stop(validations: Sequence[ValidationEntry], settings: EarlyStopping |
     if max(rewards[-settings.patience :]) > before + settings.min_delta:
         return ""
     return (
-        f"the last {settings.patience} validations are not better than {before:.4f} by more than "
+        f"the last {settings.patience} validations did not improve on {before:.4f} by more than "
         f"{settings.min_delta}"
     )
 
@@ -65,6 +65,7 @@ def _say(run: FinetuneRun, title: str, entry: ValidationEntry) -> None:
     number = entry["num_examples"]
     counts = f"{number} example{'' if number == 1 else 's'}, {entry['num_failed']} failed"
     if entry["avg_reward"] is None:
-        run.progress.warn(f"{title} failed: {counts}: {entry['endings']}")
+        endings = ", ".join(f"{count} {ending}" for ending, count in sorted(entry["endings"].items()))
+        run.progress.warn(f"{title} failed: {counts} ({endings})")
     else:
         run.progress.info(f"{title} - Avg Reward: {entry['avg_reward']:.4f} ({counts})")
