@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -32,7 +30,7 @@ class Config(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _references(cls, data: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
+    def _references(cls, data: object, handler: ModelWrapValidatorHandler[Config]) -> Config:
         """Check references even when a field is invalid, so that one error lists everything."""
         try:
             config = handler(data)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 from insitu.config.values.problems import Location, dotted
+from insitu.json_values import JsonObject, JsonValue
 
 _MAY_CHANGE = re.compile(
     r"finetuning\.(num_epochs|output_dir|run_configuration\.(config_file|override))"
@@ -25,18 +25,18 @@ Overrides need not be compared: their effect is in the configuration itself.
 _NOTHING = object()
 
 
-def comparable(dump: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(dump: JsonObject) -> JsonObject:
     """Strip a dump of what may change between resumptions, and of empty sections."""
-    return cast("dict[str, Any]", _kept(dump, ()))
+    return _kept_keys(dump, ())
 
 
-def fingerprint(dump: Mapping[str, Any]) -> str:
+def fingerprint(dump: JsonObject) -> str:
     """Hash a dump; dumps that `differences` finds equal have the same hash."""
     text = json.dumps(comparable(dump), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differences(old: JsonObject, new: JsonObject) -> list[str]:
     """List the differences, one line each: `finetuning.seed: 0 → 3`."""
     before, after = dict(_leaves(comparable(old), ())), dict(_leaves(comparable(new), ()))
     places = [*before, *(place for place in after if place not in before)]
@@ -47,24 +47,25 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _kept(value: Any, location: Location) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    kept: dict[str, Any] = {}
-    for key, each in cast("Mapping[str, Any]", value).items():
+def _kept_keys(values: JsonObject, location: Location) -> JsonObject:
+    kept: JsonObject = {}
+    for key, value in values.items():
         place = (*location, key)
-        if not _MAY_CHANGE.fullmatch(dotted(place)) and (inner := _kept(each, place)) != {}:
+        if _MAY_CHANGE.fullmatch(dotted(place)):
+            continue
+        inner = _kept_keys(value, place) if isinstance(value, dict) else value
+        if inner != {}:
             kept[key] = inner
     return kept
 
 
-def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
-    if isinstance(value, Mapping):
-        for key, each in cast("Mapping[str, Any]", value).items():
+def _leaves(value: JsonValue, location: Location) -> Iterator[tuple[Location, JsonValue]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
             yield from _leaves(each, (*location, key))
     else:
         yield location, value
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return "not set" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import yaml
 
 from insitu.config.config import Config
 from insitu.config.values.document import know_short_floats
 from insitu.config.values.secret import hide
+from insitu.json_values import JsonObject
 
 
 class _Dumper(yaml.SafeDumper):
@@ -18,11 +17,11 @@ class _Dumper(yaml.SafeDumper):
 know_short_floats(_Dumper)
 
 
-def dump_config(config: Config) -> dict[str, Any]:
+def dump_config(config: Config) -> JsonObject:
     """Dump everything, defaults included, ready for JSON; every secret that is set becomes `**********`."""
-    return cast("dict[str, Any]", hide(config.model_dump(mode="json", by_alias=True)))
+    return hide(config.model_dump(mode="json", by_alias=True))
 
 
-def to_yaml(dump: dict[str, Any]) -> str:
+def to_yaml(dump: JsonObject) -> str:
     """Format a dump for printing, with the sections in their order."""
     return yaml.dump(dump, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
@@ -11,21 +11,23 @@ from pydantic_core import PydanticCustomError
 from insitu import plugins
 from insitu.config.values.problems import Problem, validation_error
 from insitu.errors import InsituError
+from insitu.json_values import JsonObject, as_object
 from insitu.plugins import ComponentConfig, Kind
 
 
-def _reader(kind: Kind) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+def _reader(kind: Kind) -> Callable[[object], ComponentConfig]:
+    def read(value: object) -> ComponentConfig:
         if isinstance(value, ComponentConfig):
             return value
-        if not isinstance(value, Mapping):
+        entry = as_object(value)
+        if entry is None:
             raise PydanticCustomError("component", "Input should be a mapping with a `_type`")
-        return _read_mapping(kind, cast("Mapping[str, Any]", value))
+        return _read_mapping(kind, entry)
 
     return read
 
 
-def _read_mapping(kind: Kind, value: Mapping[str, Any]) -> ComponentConfig:
+def _read_mapping(kind: Kind, value: JsonObject) -> ComponentConfig:
     type_name = value.get("_type")
     if not isinstance(type_name, str):
         known = ", ".join(plugins.names(kind)) or "none"

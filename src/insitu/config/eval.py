@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from insitu.config.entries import DatasetEntry, EvaluatorEntry
 from insitu.config.values.problems import NOT_HONOURED
+from insitu.json_values import as_object
 from insitu.plugins import Section
 
+Value = TypeVar("Value")
 
-def _asks_for_something(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        settings = cast("Mapping[str, Any]", value)
+
+def _asks_for_something(value: object) -> bool:
+    settings = as_object(value)
+    if settings is not None:
         return any(_asks_for_something(each) for key, each in settings.items() if key != "eviction_policy")
     return bool(value)
 
@@ -24,7 +26,7 @@ def _asks_for_something(value: Any) -> bool:
 def _without_effect(reason: str) -> AfterValidator:
     """Accept a key of the original that has no effect here, as long as it asks for nothing."""
 
-    def check(value: Any) -> Any:
+    def check(value: Value) -> Value:
         if _asks_for_something(value):
             raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": f"has no effect here: {reason}"})
         return value
@@ -38,17 +40,17 @@ class EvalOutput(Section):
     dir: Path | None = None
     cleanup: bool = True
     """Accepted either way: every evaluation writes to its own files, so nothing has to be deleted."""
-    job_management: Annotated[Any, _without_effect("evaluations are not run as queued jobs")] = Field(
+    job_management: Annotated[object, _without_effect("evaluations are not run as queued jobs")] = Field(
         default=None, exclude=True
     )
-    remote_dir: Annotated[Any, _without_effect("results stay on this machine")] = Field(
+    remote_dir: Annotated[object, _without_effect("results stay on this machine")] = Field(
         default=None, exclude=True
     )
-    s3: Annotated[Any, _without_effect("results stay on this machine")] = Field(default=None, exclude=True)
-    custom_scripts: Annotated[Any, _without_effect("run the script after the command")] = Field(
+    s3: Annotated[object, _without_effect("results stay on this machine")] = Field(default=None, exclude=True)
+    custom_scripts: Annotated[object, _without_effect("run the script after the command")] = Field(
         default=None, exclude=True
     )
-    workflow_output_step_filter: Annotated[Any, _without_effect("every model call is recorded")] = Field(
+    workflow_output_step_filter: Annotated[object, _without_effect("every model call is recorded")] = Field(
         default=None, exclude=True
     )
 
@@ -63,7 +65,7 @@ class EvalGeneral(Section):
     workflow_alias: str | None = None
     evaluator_timeout_seconds: float = Field(default=120.0, gt=0)
     profiler: Annotated[
-        Any, _without_effect("timings and token counts of every call are recorded without it")
+        object, _without_effect("timings and token counts of every call are recorded without it")
     ] = Field(default=None, exclude=True)
     per_input_user_id: Annotated[bool, _without_effect("every rollout has an id of its own")] = False
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from insitu.config.values.problems import NOT_HONOURED
+from insitu.json_values import JsonObject, as_object
 from insitu.plugins import Section
 
 RETRIED_STATUS_CODES = frozenset({408, 409, 429})
@@ -36,9 +37,9 @@ class LLMConfig(Section):
     retry_on_errors: list[str] | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """Options sent with every call: the sampling fields that are set, and every extra key."""
-        named = {
+        named: JsonObject = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.seed,
@@ -48,15 +49,13 @@ class LLMConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_name(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        values = cast("dict[str, Any]", data)
+    def _one_name(cls, data: object) -> object:
+        values = as_object(data) or {}
         for name, other in (("model_name", "model"), ("max_retries", "num_retries")):
             if name in values and other in values:
                 text = f"`{name}` and `{other}` are the same setting: keep one"
                 raise PydanticCustomError("insitu", "{text}", {"text": text})
-        return values
+        return data
 
     @field_validator("retry_on_status_codes")
     @classmethod

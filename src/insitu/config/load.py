@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,8 +15,10 @@ from insitu.config.values.document import read_document
 from insitu.config.values.explain import explain, not_finite
 from insitu.config.values.interpolation import interpolate
 from insitu.config.values.overrides import override
-from insitu.config.values.problems import Location, Problem, refusal, value_at
+from insitu.config.values.problems import Location, Problem, refusal
+from insitu.config.values.tree import put, value_at
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject, JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class LoadedConfig:
     path: Path
     directory: Path
     """The folder of the file."""
-    source: dict[str, Any] = field(repr=False)
+    source: JsonObject = field(repr=False)
     """The file after interpolation and overrides, before defaults. It holds secrets."""
 
 
@@ -45,7 +46,7 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
     return LoadedConfig(config, path, path.resolve().parent, source)
 
 
-def parse_config(source: Mapping[str, Any], where: str = "configuration") -> Config:
+def parse_config(source: Mapping[str, JsonValue], where: str = "configuration") -> Config:
     """Validate values that are already loaded, with the same errors as for a file."""
     return _validate(dict(source), where, {})[0]
 
@@ -66,16 +67,14 @@ def read_text(path: Path) -> str:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _validate(
-    source: dict[str, Any], where: str, texts: Mapping[Location, str]
-) -> tuple[Config, dict[str, Any]]:
+def _validate(source: JsonObject, where: str, texts: Mapping[Location, str]) -> tuple[Config, JsonObject]:
     config, problems = check(source, texts)
     if config is None or problems:
         raise refusal(where, problems)
     return config, source
 
 
-def check(source: dict[str, Any], texts: Mapping[Location, str]) -> tuple[Config | None, list[Problem]]:
+def check(source: JsonObject, texts: Mapping[Location, str]) -> tuple[Config | None, list[Problem]]:
     """Return the configuration, if valid, and all problems. Where a string is expected, `texts` are used."""
     problems = list(not_finite(source))
     try:
@@ -89,18 +88,18 @@ def check(source: dict[str, Any], texts: Mapping[Location, str]) -> tuple[Config
         ]
 
 
-def _restore_texts(error: ValidationError, source: dict[str, Any], texts: Mapping[Location, str]) -> bool:
+def _restore_texts(error: ValidationError, source: JsonObject, texts: Mapping[Location, str]) -> bool:
     """Use the text of an interpolation, in place, where a string is expected; True if anything changed."""
     wanted = [line["loc"] for line in error.errors() if line["type"] in ("string_type", "path_type")]
     places = [location for location in texts if location in wanted]
     for location in places:
-        _at(source, location[:-1])[location[-1]] = texts[location]
+        put(source, location, texts[location])
     return bool(places)
 
 
-def _at(values: Any, location: Location) -> Any:
+def _at(values: JsonValue, location: Location) -> JsonValue:
     """Return the value at a location; None if an override removed it."""
     try:
         return value_at(values, location)
-    except (KeyError, IndexError, TypeError):
+    except LookupError:
         return None

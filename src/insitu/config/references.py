@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 from insitu import plugins
 from insitu.config.values.problems import Problem
+from insitu.json_values import as_object
 
 PARTS = {
     "trainer": "trainers",
@@ -15,7 +15,7 @@ PARTS = {
 }
 
 
-def reference_problems(config: Any) -> list[Problem]:
+def reference_problems(config: object) -> list[Problem]:
     """List every missing or unknown name. `config` is a Config, or a mapping that does not validate as one.
 
     `target_functions` are not checked: a workflow may label functions while it runs.
@@ -26,7 +26,7 @@ def reference_problems(config: Any) -> list[Problem]:
     return list(_check(config, finetuning))
 
 
-def _check(config: Any, finetuning: Any) -> Iterator[Problem]:
+def _check(config: object, finetuning: object) -> Iterator[Problem]:
     for field, section in PARTS.items():
         yield from _named(_get(finetuning, field), ("finetuning", field), section, _get(config, section))
     reward_function = _get(finetuning, "reward_function")
@@ -40,24 +40,27 @@ def _check(config: Any, finetuning: Any) -> Iterator[Problem]:
         yield from _named(target, ("finetuning", "target_model"), "llms", _get(config, "llms"))
 
 
-def _named(name: Any, location: tuple[str, ...], section: str, entries: Any) -> Iterator[Problem]:
+def _named(name: object, location: tuple[str, ...], section: str, entries: object) -> Iterator[Problem]:
     if name is None:
         yield Problem(location, f"required when finetuning.enabled is true; it names an entry of `{section}`")
-    elif isinstance(name, str) and (entries is None or isinstance(entries, Mapping)):
-        known = [str(key) for key in cast("Mapping[Any, Any]", entries or {})]
-        if name not in known:
-            yield Problem(
-                location,
-                f"`{section}` has no entry `{name}`{plugins.nearest(name, known)}"
-                + (f" (it has: {', '.join(known)})" if known else " (it is empty)"),
-            )
+    elif isinstance(name, str) and (known := _keys(entries)) is not None and name not in known:
+        yield Problem(
+            location,
+            f"`{section}` has no entry `{name}`{plugins.nearest(name, known)}"
+            + (f" (it has: {', '.join(known)})" if known else " (it is empty)"),
+        )
 
 
-def _get(node: Any, key: str) -> Any:
-    if isinstance(node, Mapping):
-        return cast("Mapping[str, Any]", node).get(key)
-    return getattr(node, key, None)
+def _keys(entries: object) -> list[str] | None:
+    """Return the names in a section; None if it is no mapping, which is reported elsewhere."""
+    mapping = {} if entries is None else as_object(entries)
+    return None if mapping is None else [str(key) for key in mapping]
 
 
-def _is_true(value: Any) -> bool:
+def _get(node: object, key: str) -> object:
+    mapping = as_object(node)
+    return getattr(node, key, None) if mapping is None else mapping.get(key)
+
+
+def _is_true(value: object) -> bool:
     return value is True or str(value).lower() in {"true", "yes", "on", "1"}

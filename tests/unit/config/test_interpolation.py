@@ -64,8 +64,8 @@ def test_keys_and_other_values_stay() -> None:
 @given(st.text())
 def test_any_text_survives_escaped(text: str) -> None:
     escaped = text.replace("${", "$${")
-    result = interpolate(escaped, {})
-    assert (result.value, result.problems) == (text, [])
+    result = interpolate({"a": escaped}, {})
+    assert (result.value, result.problems) == ({"a": text}, [])
 
 
 names = st.text(string.ascii_letters + "_", min_size=1, max_size=8)
@@ -74,7 +74,8 @@ names = st.text(string.ascii_letters + "_", min_size=1, max_size=8)
 @given(names, st.text(), st.text("abc/:. ", max_size=5))
 def test_any_content_is_put_in_as_it_is(name: str, content: str, around: str) -> None:
     """Also content that looks like an interpolation: it is not looked at again."""
-    assert interpolate(f"<{around}${{{name}}}>", {name: content}).value == f"<{around}{content}>"
+    result = interpolate({"a": f"<{around}${{{name}}}>"}, {name: content})
+    assert result.value == {"a": f"<{around}{content}>"}
 
 
 @given(names, st.text())
@@ -86,7 +87,7 @@ def test_a_whole_value_keeps_its_text(name: str, content: str) -> None:
 @given(names, st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)))
 def test_numbers_come_back_as_numbers(name: str, value: float) -> None:
     written = str(value).lower()
-    assert interpolate(f"${{{name}}}", {name: written}).value == value
+    assert interpolate({"a": f"${{{name}}}"}, {name: written}).value == {"a": value}
 
 
 Write = Callable[[str], Path]

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 from insitu.compat.nemo import original
 from insitu.compat.nemo.marked_text import MarkedText
 from insitu.compat.nemo.note import Note, note_at
 from insitu.compat.nemo.notes import trained_entries
 from insitu.config.dump import to_yaml
-from insitu.config.values.problems import Location, Problem, value_at
+from insitu.config.values.problems import Location, Problem
 from insitu.config.values.secret import hide, without_credentials
+from insitu.config.values.tree import section, value_at
+from insitu.json_values import JsonObject, JsonValue
 
 _SECTIONS_OF_CODE = ("workflow", "functions")
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
-def advice(marked: MarkedText, problem: Problem, source: Mapping[str, Any]) -> Note:
+def advice(marked: MarkedText, problem: Problem, source: JsonObject) -> Note:
     """Explain how to fix a problem in the new file."""
     location = problem.location
     if location and location[-1] == "_type":
-        entry = _mapping(value_at(source, location[:-1]))
+        entry = section(value_at(source, location[:-1]))
         type_name = entry.get("_type", entry.get("type"))
         if isinstance(type_name, str):
             found = _component(location[:-1], type_name, entry)
@@ -32,7 +33,7 @@ def advice(marked: MarkedText, problem: Problem, source: Mapping[str, Any]) -> N
     return note_at(marked, location, problem.text)
 
 
-def _component(place: Location, type_name: str, entry: Mapping[str, Any]) -> tuple[str, str | None] | None:
+def _component(place: Location, type_name: str, entry: JsonObject) -> tuple[str, str | None] | None:
     if place[0] in _SECTIONS_OF_CODE:
         text = (
             f"`{type_name}` is an agent of the toolkit. Build it with your framework (docs/frameworks.md) in "
@@ -55,11 +56,15 @@ def _component(place: Location, type_name: str, entry: Mapping[str, Any]) -> tup
     return None
 
 
-def _evaluator(place: Location, type_name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+def _evaluator(place: Location, type_name: str, entry: JsonObject) -> tuple[str, str]:
     judge = original.EVALUATORS.get(type_name)
     llm = entry.get("llm_name") or entry.get("llm")
     if judge is not None and isinstance(llm, str):
-        new = {"_type": judge, "llm": llm, "prompt": entry.get("judge_llm_prompt") or "WHAT A GOOD OUTPUT IS"}
+        new: JsonObject = {
+            "_type": judge,
+            "llm": llm,
+            "prompt": entry.get("judge_llm_prompt") or "WHAT A GOOD OUTPUT IS",
+        }
         text = (
             f"`{type_name}` is the toolkit's. A judge of insitu comes nearest; say in its prompt what counts:"
         )
@@ -71,11 +76,11 @@ def _evaluator(place: Location, type_name: str, entry: Mapping[str, Any]) -> tup
     return text, _written(place, _python(type_name, entry))
 
 
-def _llm(place: Location, type_name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+def _llm(place: Location, type_name: str, entry: JsonObject) -> tuple[str, str]:
     address, key = original.LLM_TYPES.get(type_name, ("http://HOST:PORT/v1", "${API_KEY}"))
     model = entry.get("model_name") or entry.get("model") or entry.get("azure_deployment") or "MODEL"
     kept = {name: entry[name] for name in ("temperature", "top_p", "max_tokens", "seed") if name in entry}
-    new = {
+    new: JsonObject = {
         "_type": "openai",
         "model_name": model,
         "base_url": entry.get("base_url") or address,
@@ -85,27 +90,29 @@ def _llm(place: Location, type_name: str, entry: Mapping[str, Any]) -> tuple[str
     return text, _written(place, new | kept)
 
 
-def _python(type_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _python(type_name: str, entry: JsonObject) -> JsonObject:
     name = re.sub(r"\W", "_", type_name) or "run"
-    new: dict[str, Any] = {
+    new: JsonObject = {
         "_type": "python",
         "entry": f"my_module:{name if name[0].isalpha() else f'_{name}'}",
     }
     llm = entry.get("llm") or entry.get("llm_name")
     if isinstance(llm, str):
         new["llm"] = llm
-    left = {key: value for key, value in entry.items() if key not in ("_type", "type", "llm", "llm_name")}
+    left: JsonObject = {
+        key: value for key, value in entry.items() if key not in ("_type", "type", "llm", "llm_name")
+    }
     return new | ({"args": left} if left else {})
 
 
-def needed_by_hand(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
+def needed_by_hand(marked: MarkedText, source: JsonObject) -> list[Note]:
     """List what loads but cannot train."""
     return [*_generations(marked, source), *_no_trained_entry(marked, source), *_files(marked, source, ())]
 
 
-def _generations(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
-    for name, entry in _mapping(source.get("trajectory_builders")).items():
-        if _mapping(entry).get("num_generations") == 1:
+def _generations(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
+    for name, entry in section(source.get("trajectory_builders")).items():
+        if section(entry).get("num_generations") == 1:
             location = ("trajectory_builders", name, "num_generations")
             text = (
                 "one rollout has nothing to be compared with; there different examples were compared. Write:"
@@ -113,13 +120,13 @@ def _generations(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note
             yield note_at(marked, location, text, 1, "num_generations: 8")
 
 
-def _no_trained_entry(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
-    llms = _mapping(source.get("llms"))
+def _no_trained_entry(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
+    llms = section(source.get("llms"))
     names, run, base = trained_entries(source)
-    finetuning = _mapping(source.get("finetuning"))
-    adapters = _mapping(source.get("trainer_adapters"))
+    finetuning = section(source.get("finetuning"))
+    adapters = section(source.get("trainer_adapters"))
     known = {
-        name: _mapping(each).get("model_name") or _mapping(each).get("model") for name, each in llms.items()
+        name: section(each).get("model_name") or section(each).get("model") for name, each in llms.items()
     }
     if names or not llms or None in known.values() or finetuning.get("trainer_adapter") not in adapters:
         return  # unknown because of a variable, or reported already
@@ -129,9 +136,9 @@ def _no_trained_entry(marked: MarkedText, source: Mapping[str, Any]) -> Iterator
     yield note_at(marked, ("llms",), text, yaml=f"model_name: {json.dumps(base)}")
 
 
-def _files(marked: MarkedText, node: Any, location: Location) -> Iterator[Note]:
-    if isinstance(node, Mapping):
-        for key, value in cast("Mapping[Any, Any]", node).items():
+def _files(marked: MarkedText, node: JsonValue, location: Location) -> Iterator[Note]:
+    if isinstance(node, dict):
+        for key, value in node.items():
             yield from _files(marked, value, (*location, str(key)))
     elif isinstance(node, str) and node.startswith("file://"):
         yield note_at(
@@ -139,15 +146,11 @@ def _files(marked: MarkedText, node: Any, location: Location) -> Iterator[Note]:
         )
 
 
-def _written(place: Location, values: Mapping[str, Any]) -> str:
+def _written(place: Location, values: JsonObject) -> str:
     """Format an entry as YAML, under its own name."""
-    document: dict[str, Any] = dict(hide(values))
+    document = hide(values)
     # The name of a variable is not a secret.
     document |= {key: value for key, value in values.items() if _VARIABLE.fullmatch(str(value))}
     for part in reversed(place):
         document = {str(part): document}
     return without_credentials(to_yaml(document).rstrip())
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

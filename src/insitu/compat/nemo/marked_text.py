@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import yaml
 
 from insitu.config.values.document import compose, read_document
-from insitu.config.values.problems import Location, value_at
+from insitu.config.values.problems import Location
+from insitu.config.values.tree import put, remove, section, value_at
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject, JsonValue
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*|\d+(\.\d+){3}")
 
@@ -55,9 +57,8 @@ class MarkedText:
         entry = self._entries.get(location)
         if entry is None:
             return False
-        *above, name = location
-        expected = _apart(self.document)
-        del value_at(expected, tuple(above))[name]
+        name, expected = location[-1], self._copy()
+        remove(expected, location)
         if entry.outer_line is None:
             new = _commented(self.text, entry, f"# insitu migrate: {reason}")
         else:
@@ -69,8 +70,8 @@ class MarkedText:
         entry = self._entries.get(location)
         if entry is None or not isinstance(entry.value, yaml.ScalarNode):
             return False
-        expected = _apart(self.document)
-        value_at(expected, location[:-1])[location[-1]] = value
+        expected = self._copy()
+        put(expected, location, value)
         plain = entry.value.style is None and _PLAIN.fullmatch(value) is not None
         written = value if plain else json.dumps(value, ensure_ascii=False)
         start, end = entry.value.start_mark.index, entry.value.end_mark.index
@@ -79,12 +80,11 @@ class MarkedText:
     def rename(self, location: Location, name: str) -> bool:
         """Rename a key."""
         entry = self._entries.get(location)
-        holder = value_at(self.document, location[:-1])
+        holder = section(value_at(self.document, location[:-1]))
         if entry is None or name in holder:
             return False
-        expected = _apart(self.document)
-        renamed = value_at(expected, location[:-1])
-        renamed[name] = renamed.pop(location[-1])
+        expected = self._copy()
+        put(expected, (*location[:-1], name), remove(expected, location))
         start, end = entry.key.start_mark.index, entry.key.end_mark.index
         return self._accept(self.text[:start] + name + self.text[end:], expected)
 
@@ -95,7 +95,10 @@ class MarkedText:
             return location
         return self._whole_block(location[:-1])
 
-    def _accept(self, text: str, expected: dict[str, Any]) -> bool:
+    def _copy(self) -> JsonObject:
+        return {key: _apart(each) for key, each in self.document.items()}
+
+    def _accept(self, text: str, expected: JsonObject) -> bool:
         try:
             document = read_document(text, self._where)
         except InvalidRequest:
@@ -174,8 +177,8 @@ def _entries(
             yield from _entries(value, (*location, number), outer_line, seen)
 
 
-def _apart(value: Any) -> Any:
+def _apart(value: JsonValue) -> JsonValue:
     """Copy the value so that an anchor and its aliases share nothing."""
     if isinstance(value, dict):
-        return {key: _apart(each) for key, each in cast("dict[Any, Any]", value).items()}
-    return [_apart(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+        return {key: _apart(each) for key, each in value.items()}
+    return [_apart(each) for each in value] if isinstance(value, list) else value

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from insitu import plugins
 from insitu.compat.nemo import original
@@ -27,9 +26,10 @@ from insitu.config.values.problems import (
     UNSET_VARIABLE,
     Location,
     Problem,
-    value_at,
 )
+from insitu.config.values.tree import put, section, value_at
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject, JsonValue
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Migration:
 
 @dataclass(slots=True)
 class _Checked:
-    source: dict[str, Any]
+    source: JsonObject
     """The values, with the file's own text where a variable is not set."""
     problems: list[Problem]
     unset: list[Problem]
@@ -99,9 +99,8 @@ def _check(marked: MarkedText, environment: Mapping[str, str]) -> _Checked:
     unknown = {each.location for each in unset}
     problems += [each for each in found if each.location not in unknown]
     for location in unknown:
-        *above, name = location
-        value_at(read.value, tuple(above))[name] = value_at(marked.document, location)
-    return _Checked(cast("dict[str, Any]", read.value), problems, unset)
+        put(read.value, location, value_at(marked.document, location))
+    return _Checked(read.value, problems, unset)
 
 
 def _leave_out(
@@ -155,7 +154,7 @@ def _rewrite(marked: MarkedText, first: MarkedText, result: Migration) -> None:
         _clean_llm(marked, first, result, name, entry)
     for name, entry in _mappings(marked.document.get("trainer_adapters")):
         location = ("trainer_adapters", name, "backend", "ip")
-        ip = _get(_get(entry, "backend"), "ip")
+        ip = section(entry.get("backend")).get("ip")
         if isinstance(ip, str) and "@" in ip and marked.replace(location, ip.rpartition("@")[2]):
             text = "the host alone: api_key is sent with every request"
             result.rewritten.append(note_at(first, location, text))
@@ -163,7 +162,7 @@ def _rewrite(marked: MarkedText, first: MarkedText, result: Migration) -> None:
 
 
 def _clean_llm(
-    marked: MarkedText, first: MarkedText, result: Migration, name: str, entry: Mapping[str, Any]
+    marked: MarkedText, first: MarkedText, result: Migration, name: str, entry: JsonObject
 ) -> None:
     reasons = {key: reason for key, reason in original.LLM_KEYS.items() if key in entry}
     for kept, other in (("max_retries", "num_retries"), ("model_name", "model")):
@@ -180,33 +179,29 @@ def _rename_types(marked: MarkedText, first: MarkedText, result: Migration) -> N
     places: list[Location] = [("workflow",), ("eval", "general", "dataset")]
     sections = ("llms", "functions", "trajectory_builders", "trainer_adapters", "trainers")
     places += [(section, name) for section in sections for name, _ in _mappings(document.get(section))]
-    evaluators = _get(document.get("eval"), "evaluators")
+    evaluators = section(document.get("eval")).get("evaluators")
     places += [("eval", "evaluators", name) for name, _ in _mappings(evaluators)]
     for place in places:
-        entry: Any = document
+        entry = document
         for part in place:
-            entry = _get(entry, str(part))
-        if _get(entry, "type") is not None and marked.rename((*place, "type"), "_type"):
+            entry = section(entry.get(str(part)))
+        if entry.get("type") is not None and marked.rename((*place, "type"), "_type"):
             result.rewritten.append(note_at(first, (*place, "type"), "`_type` here"))
 
 
 def _target_model(marked: MarkedText, first: MarkedText, result: Migration) -> None:
     """Replace the model name that the original expects with the name of its `llms` entry."""
-    target = _get(marked.document.get("finetuning"), "target_model")
+    target = section(marked.document.get("finetuning")).get("target_model")
     llms = dict(_mappings(marked.document.get("llms")))
     if not isinstance(target, str) or target in llms:
         return
-    called = [name for name, llm in llms.items() if target in (_get(llm, "model_name"), _get(llm, "model"))]
+    called = [name for name, llm in llms.items() if target in (llm.get("model_name"), llm.get("model"))]
     location = ("finetuning", "target_model")
     if len(called) == 1 and marked.replace(location, called[0]):
         text = f"`{called[0]}`: the entry of `llms`, where the original wants the name of its model"
         result.rewritten.append(note_at(first, location, text))
 
 
-def _mappings(section: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    items = cast("Mapping[Any, Any]", section).items() if isinstance(section, Mapping) else ()
-    return [(str(k), cast("Mapping[str, Any]", v)) for k, v in items if isinstance(v, Mapping)]
-
-
-def _get(node: Any, key: str) -> Any:
-    return cast("Mapping[str, Any]", node).get(key) if isinstance(node, Mapping) else None
+def _mappings(value: JsonValue) -> list[tuple[str, JsonObject]]:
+    """Return the named mappings of a section of the file."""
+    return [(str(name), entry) for name, entry in section(value).items() if isinstance(entry, dict)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.compat.nemo.marked_text import MarkedText
 from insitu.config.values.problems import Location, dotted
@@ -23,14 +22,20 @@ class Note:
     yaml: str | None = None
     """YAML to write instead."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int]:
         """Return the fields that are set."""
-        fields = {name: getattr(self, name) for name in ("path", "line", "value", "text", "yaml")}
+        fields = {
+            "path": self.path,
+            "line": self.line,
+            "value": self.value,
+            "text": self.text,
+            "yaml": self.yaml,
+        }
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def note_at(
-    marked: MarkedText, location: Location, text: str, value: Any = None, yaml: str | None = None
+    marked: MarkedText, location: Location, text: str, value: object = None, yaml: str | None = None
 ) -> Note:
     """Make a note about a location in the text."""
     secret = any(names_a_secret(part) for part in location)

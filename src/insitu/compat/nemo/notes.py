@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 from insitu.compat.nemo import original
 from insitu.compat.nemo.marked_text import MarkedText
 from insitu.compat.nemo.note import Note, note_at
 from insitu.config.values.problems import Location
+from insitu.config.values.tree import section
+from insitu.json_values import JsonObject, JsonValue
 
 _ADAPTER = "trainer_adapters.*.training"
 
 
-def newly_effective(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
+def newly_effective(marked: MarkedText, source: JsonObject) -> list[Note]:
     """List every setting that insitu reads and the original ignored, with its value."""
     notes = [
         note_at(marked, location, _why_effective(location, value), value)
@@ -24,12 +25,12 @@ def newly_effective(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]
     return notes
 
 
-def _settings(node: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+def _settings(node: JsonValue, location: Location) -> Iterator[tuple[Location, JsonValue]]:
     """Yield every key in the file with its value; a mapping is replaced by its own keys."""
-    if not isinstance(node, Mapping):
+    if not isinstance(node, dict):
         yield location, node
         return
-    for key, value in cast("Mapping[Any, Any]", node).items():
+    for key, value in node.items():
         yield from _settings(value, (*location, str(key)))
 
 
@@ -43,7 +44,7 @@ def _was_ignored(location: Location) -> bool:
     return False
 
 
-def _why_effective(location: Location, value: Any) -> str:
+def _why_effective(location: Location, value: JsonValue) -> str:
     holder = original.place_of(location[:-1])
     if holder == _ADAPTER and location[-1] == "learning_rate":
         rate = original.DEFAULT_LEARNING_RATE
@@ -56,9 +57,9 @@ def _why_effective(location: Location, value: Any) -> str:
     return "ignored there"
 
 
-def changed_meaning(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]:
+def changed_meaning(marked: MarkedText, source: JsonObject) -> list[Note]:
     """List what reads the same but means something else."""
-    finetuning = _mapping(source.get("finetuning"))
+    finetuning = section(source.get("finetuning"))
     return [
         *_trained_entries(marked, source),
         *_concurrency(marked, source),
@@ -73,24 +74,24 @@ def changed_meaning(marked: MarkedText, source: Mapping[str, Any]) -> list[Note]
     ]
 
 
-def trained_entries(source: Mapping[str, Any]) -> tuple[list[str], str, str]:
+def trained_entries(source: JsonObject) -> tuple[list[str], str, str]:
     """Return the `llms` entries that insitu takes for the trained model, the run's name and base model."""
-    finetuning = _mapping(source.get("finetuning"))
-    adapter = _mapping(_mapping(source.get("trainer_adapters")).get(str(finetuning.get("trainer_adapter"))))
-    backend = _mapping(adapter.get("backend"))
+    finetuning = section(source.get("finetuning"))
+    adapter = section(section(source.get("trainer_adapters")).get(str(finetuning.get("trainer_adapter"))))
+    backend = section(adapter.get("backend"))
     run = str(backend.get("name") or "trainer_run")
     base = str(backend.get("base_model") or "Qwen/Qwen2.5-7B-Instruct")
-    llms = {name: _mapping(each) for name, each in _mapping(source.get("llms")).items()}
+    llms = {name: section(each) for name, each in section(source.get("llms")).items()}
     names = [
         name for name, each in llms.items() if (each.get("model_name") or each.get("model")) in (run, base)
     ]
     return names, run, base
 
 
-def _trained_entries(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
+def _trained_entries(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
     names, run, base = trained_entries(source)
     for name in names:
-        llm = _mapping(_mapping(source.get("llms")).get(name))
+        llm = section(section(source.get("llms")).get(name))
         key = "model_name" if "model_name" in llm else "model"
         text = (
             f"agents call the newest weights, under the name of the run (`{run}`), at an address per rollout"
@@ -102,19 +103,19 @@ def _trained_entries(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[
             yield note_at(marked, ("llms", name, "logprobs"), "not needed: logprobs are recorded without it")
 
 
-def _concurrency(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
-    general = _mapping(_mapping(source.get("eval")).get("general"))
+def _concurrency(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
+    general = section(section(source.get("eval")).get("general"))
     most = general.get("max_concurrency", 8)
-    builders = _mapping(source.get("trajectory_builders"))
-    chosen = _mapping(builders.get(str(_mapping(source.get("finetuning")).get("trajectory_builder"))))
+    builders = section(source.get("trajectory_builders"))
+    chosen = section(builders.get(str(section(source.get("finetuning")).get("trajectory_builder"))))
     count = chosen.get("num_generations", 2)
     if chosen and isinstance(most, int) and isinstance(count, int) and count > 1:
         text = f"{most} rollouts at once in all; there {most} for each generation, {most * count} at once"
         yield note_at(marked, ("eval", "general", "max_concurrency"), text)
 
 
-def _curriculum(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[Note]:
-    curriculum = _mapping(finetuning.get("curriculum_learning"))
+def _curriculum(marked: MarkedText, finetuning: JsonObject) -> Iterator[Note]:
+    curriculum = section(finetuning.get("curriculum_learning"))
     location = ("finetuning", "curriculum_learning")
     if curriculum.get("enabled") is not True:
         text = "groups of equal rewards are left out without a curriculum too"
@@ -127,7 +128,7 @@ def _curriculum(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[N
         yield note_at(marked, (*location, "random_subsample"), text)
 
 
-def _targets(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[Note]:
+def _targets(marked: MarkedText, finetuning: JsonObject) -> Iterator[Note]:
     functions = finetuning.get("target_functions")
     if isinstance(functions, list) and functions != ["<workflow>"]:
         text = "name these parts of your code: `with insitu.function(NAME):`, or an entry of `functions`"
@@ -137,13 +138,9 @@ def _targets(marked: MarkedText, finetuning: Mapping[str, Any]) -> Iterator[Note
         yield note_at(marked, ("finetuning", "target_model"), text)
 
 
-def _checkpoints(marked: MarkedText, source: Mapping[str, Any]) -> Iterator[Note]:
-    for name, entry in _mapping(source.get("trainer_adapters")).items():
-        backend = _mapping(_mapping(entry).get("backend"))
+def _checkpoints(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
+    for name, entry in section(source.get("trainer_adapters")).items():
+        backend = section(section(entry).get("backend"))
         if backend.get("delete_old_checkpoints") is True:
             location = ("trainer_adapters", name, "backend", "delete_old_checkpoints")
             yield note_at(marked, location, "once before training; the newest two and the best one are kept")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Literal, get_origin
 
 from pydantic import SecretStr
 
 from insitu.config.values import shape
 from insitu.config.values.document import read_scalar
+from insitu.config.values.shape import Annotation
+from insitu.json_values import JsonValue, parse_json
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -34,7 +35,7 @@ class CannotConvert(Exception):
         self.wanted = wanted
 
 
-def convert(text: str, there: Any, annotation: Any) -> Any:
+def convert(text: str, there: object, annotation: Annotation) -> JsonValue:
     """Convert the text to the field's type or, where no model declares one, to the current value's type."""
     arms = shape.arms(annotation)
     if text.strip().lower() in NULL_WORDS and (type(None) in arms or (annotation is None and there is None)):
@@ -50,7 +51,7 @@ def convert(text: str, there: Any, annotation: Any) -> Any:
     return converted
 
 
-def _wanted(there: Any, arms: list[Any]) -> type | None:
+def _wanted(there: object, arms: list[Annotation]) -> type | None:
     """Return bool, int, float, str, list or dict; None if nothing is known."""
     kinds = {_kind(arm) for arm in arms} - {None}
     if len(kinds) == 1:
@@ -62,7 +63,7 @@ def _wanted(there: Any, arms: list[Any]) -> type | None:
     return None if there is None and not kinds else str
 
 
-def _kind(arm: Any) -> type | None:
+def _kind(arm: Annotation) -> type | None:
     base = shape.bare(arm)
     origin = get_origin(base) or base
     if origin in (bool, int, float, dict, list):
@@ -76,7 +77,7 @@ def _kind(arm: Any) -> type | None:
     return str if isinstance(origin, type) and issubclass(origin, Enum) else None
 
 
-def _read(text: str, wanted: type) -> bool | int | float | list[Any] | dict[str, Any] | None:
+def _read(text: str, wanted: type) -> JsonValue:
     word = text.strip().lower()
     if wanted is bool:
         return True if word in TRUE_WORDS else False if word in FALSE_WORDS else None
@@ -85,7 +86,7 @@ def _read(text: str, wanted: type) -> bool | int | float | list[Any] | dict[str,
             return int(word)
         if wanted is float:
             return _number(word)
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return None
     return value if isinstance(value, wanted) else None
@@ -99,10 +100,10 @@ def _number(word: str) -> int | float | None:
         return number if math.isfinite(number) else None
 
 
-def _as_it_looks(text: str) -> Any:
+def _as_it_looks(text: str) -> JsonValue:
     if text.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             return text
     return read_scalar(text)

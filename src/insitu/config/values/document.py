@@ -1,4 +1,4 @@
-"""Parse YAML text into plain values."""
+"""Parse YAML text into plain values, typed once here: the rest of the package sees `JsonValue`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 import yaml
 
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject, JsonValue, as_object
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _SHORT_FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
@@ -26,7 +27,7 @@ def know_short_floats(reader_or_writer: type) -> None:
 know_short_floats(_Loader)
 
 
-def read_document(text: str, where: str) -> dict[str, Any]:
+def read_document(text: str, where: str) -> JsonObject:
     """Parse the text as a mapping; otherwise InvalidRequest says why, with the line where known."""
     try:
         loader = cast("Any", _Loader(text))  # PyYAML's stubs leave these methods untyped
@@ -42,10 +43,11 @@ def read_document(text: str, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
     if document is None:
         raise InvalidRequest(f"{where}: the file is empty", hint="write `llms`, `workflow`, `eval` … into it")
-    if not isinstance(document, dict):
+    sections = as_object(document)
+    if sections is None:
         kind = "a list" if isinstance(document, list) else f"the value {document!r}"
         raise InvalidRequest(f"{where}: the file holds {kind}, not a mapping of sections")
-    return cast("dict[str, Any]", document)
+    return sections
 
 
 def compose(text: str) -> yaml.Node | None:
@@ -53,7 +55,7 @@ def compose(text: str) -> yaml.Node | None:
     return cast("Any", yaml).compose(text, Loader=_Loader)
 
 
-def read_scalar(text: str) -> Any:
+def read_scalar(text: str) -> JsonValue:
     """Read the text as a lone YAML scalar: null, a bool or a number; anything else stays text."""
     loader = cast("Any", _Loader(""))
     tag: str = loader.resolve(yaml.ScalarNode, text, (True, False))

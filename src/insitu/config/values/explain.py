@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,12 +12,15 @@ from insitu import plugins
 from insitu.config.values import shape
 from insitu.config.values.problems import UNKNOWN_KEY, Location, Problem
 from insitu.config.values.secret import HIDDEN, names_a_secret, shown
+from insitu.config.values.shape import Annotation
+from insitu.config.values.tree import child
+from insitu.json_values import JsonObject, JsonValue
 
 _KINDS = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_type": "model_type"}
 """Error types that pydantic names differently for dataclasses."""
 
 
-def explain(error: ValidationError, root: type[BaseModel], source: Any) -> list[Problem]:
+def explain(error: ValidationError, root: type[BaseModel], source: JsonObject) -> list[Problem]:
     """Return one problem per location, in the order of the fields."""
     found: dict[Location, tuple[list[str], str, str]] = {}
     for line in error.errors(include_url=False):
@@ -62,39 +64,43 @@ def _value(line: ErrorDetails) -> str:
     return f", not {value}" if line["msg"].startswith("Input should") else f" (it is {value})"
 
 
-def _place(line: ErrorDetails, root: type[BaseModel], source: Any) -> tuple[Location, type | None, bool]:
+def _place(
+    line: ErrorDetails, root: type[BaseModel], source: JsonObject
+) -> tuple[Location, type | None, bool]:
     """Return the part of pydantic's location in the file, the model around it, and whether it is secret.
 
     Pydantic's location also names the members of a union. A missing key is kept although the file lacks it.
     """
     location: list[str | int] = []
-    value, annotation, secret = source, cast("Any", root), False
+    value: JsonValue = source
+    annotation: Annotation = root
     holder: type | None = None
+    secret = False
     for part in line["loc"]:
         inside = _has(value, part)
-        if not inside and not (line["type"] in ("missing", "insitu") and isinstance(value, Mapping | list)):
+        if not inside and not (line["type"] in ("missing", "insitu") and isinstance(value, dict | list)):
             break
         holder = shape.model_of(annotation, value)
         annotation = shape.child(annotation, value, part)
-        value = cast("Any", value)[part] if inside else None
+        value = child(value, part) if inside else None
         secret = secret or names_a_secret(part) or shape.is_secret(annotation)
         location.append(part)
     return tuple(location), holder, secret
 
 
-def _has(value: Any, part: str | int) -> bool:
-    if isinstance(value, Mapping):
+def _has(value: JsonValue, part: str | int) -> bool:
+    if isinstance(value, dict):
         return part in value
-    return isinstance(value, list) and isinstance(part, int) and part < len(cast("list[Any]", value))
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
-def not_finite(value: Any, location: Location = ()) -> Iterator[Problem]:
+def not_finite(value: JsonValue, location: Location = ()) -> Iterator[Problem]:
     """Report every .nan and .inf: no setting accepts one, and JSON cannot hold it."""
     if isinstance(value, dict):
-        for key, each in cast("dict[str, Any]", value).items():
+        for key, each in value.items():
             yield from not_finite(each, (*location, key))
     elif isinstance(value, list):
-        for index, each in enumerate(cast("list[Any]", value)):
+        for index, each in enumerate(value):
             yield from not_finite(each, (*location, index))
     elif isinstance(value, float) and not math.isfinite(value):
         yield Problem(location, f"should be a finite number, not {value}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from insitu.config.values.document import read_scalar
 from insitu.config.values.problems import UNSET_VARIABLE, Location, Problem
+from insitu.json_values import JsonObject, JsonValue
 
 _PATTERN = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|\$\{")
 
@@ -22,32 +22,40 @@ _PATTERN = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defa
 class Interpolated:
     """The document with its variables replaced, or the problems that prevent it."""
 
-    value: Any
+    value: JsonObject = field(default_factory=dict[str, JsonValue])
     texts: dict[Location, str] = field(default_factory=dict[Location, str])
     """Text of the whole-value interpolations, by location."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
 
-def interpolate(document: Any, environment: Mapping[str, str]) -> Interpolated:
+def interpolate(document: JsonObject, environment: Mapping[str, str]) -> Interpolated:
     """Replace variables in every string value; keys stay as they are."""
-    result = Interpolated(None)
-    result.value = _walk(document, (), environment, result)
+    result = Interpolated()
+    result.value = _walk_mapping(document, (), environment, result)
     return result
 
 
-def _walk(value: Any, location: Location, environment: Mapping[str, str], result: Interpolated) -> Any:
+def _walk_mapping(
+    values: JsonObject, location: Location, environment: Mapping[str, str], result: Interpolated
+) -> JsonObject:
+    return {key: _walk(each, (*location, key), environment, result) for key, each in values.items()}
+
+
+def _walk(
+    value: JsonValue, location: Location, environment: Mapping[str, str], result: Interpolated
+) -> JsonValue:
     if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {key: _walk(each, (*location, key), environment, result) for key, each in items}
+        return _walk_mapping(value, location, environment, result)
     if isinstance(value, list):
-        entries = enumerate(cast("list[Any]", value))
-        return [_walk(each, (*location, index), environment, result) for index, each in entries]
+        return [_walk(each, (*location, index), environment, result) for index, each in enumerate(value)]
     if isinstance(value, str) and "${" in value:
         return _replace(value, location, environment, result)
     return value
 
 
-def _replace(text: str, location: Location, environment: Mapping[str, str], result: Interpolated) -> Any:
+def _replace(
+    text: str, location: Location, environment: Mapping[str, str], result: Interpolated
+) -> JsonValue:
     def substitute(match: re.Match[str]) -> str:
         if match[0] == "$${":
             return "${"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -15,6 +14,9 @@ from insitu.config.values import shape
 from insitu.config.values.conversion import CannotConvert, convert
 from insitu.config.values.problems import Location, Problem, refusal
 from insitu.config.values.secret import HIDDEN, names_a_secret, shown
+from insitu.config.values.shape import Annotation
+from insitu.config.values.tree import child, put
+from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 
 
 @dataclass(slots=True)
@@ -26,16 +28,14 @@ class _Refused(Exception):
 class _Place:
     """The current position while walking along a path."""
 
-    value: Any
+    value: JsonObject | list[JsonValue]
     """A mapping or a list of the file, made from the model's default where the file says nothing."""
-    annotation: Any
+    annotation: Annotation
     location: Location = ()
     secret: bool = False
 
 
-def override(
-    source: dict[str, Any], overrides: Iterable[tuple[str, str]], root: type[BaseModel]
-) -> dict[str, Any]:
+def override(source: JsonObject, overrides: Iterable[tuple[str, str]], root: type[BaseModel]) -> JsonObject:
     """Return a copy of the source with every override applied, in order."""
     changed = copy.deepcopy(source)
     problems: list[Problem] = []
@@ -57,27 +57,33 @@ def _apply(place: _Place, parts: list[str], text: str) -> None:
         secret = place.secret or names_a_secret(key) or shape.is_secret(annotation)
         if not parts:
             try:
-                place.value[key] = convert(text, there, annotation)
+                put(place.value, (key,), convert(text, there, annotation))
             except CannotConvert as error:
                 value = HIDDEN if secret else shown(text)
                 raise _Refused(f"{value} cannot be read as {error.wanted}") from error
             return
-        if there is None and shape.model_of(annotation, there) is not None:
-            there = {}
-        if not isinstance(there, dict | list):
+        inside = _inside(there, annotation)
+        if inside is None:
             inner = ".".join(str(part) for part in (*place.location, key))
             what = "not set" if there is None else "a single value"
             raise _Refused(f"`{inner}` is {what}, there is no `{'.'.join(parts)}` in it")
-        place.value[key] = there
-        place = _Place(cast("Any", there), annotation, (*place.location, key), secret)
+        put(place.value, (key,), inside)
+        place = _Place(inside, annotation, (*place.location, key), secret)
 
 
-def _key(place: _Place, parts: list[str]) -> tuple[Any, list[str]]:
+def _inside(there: object, annotation: Annotation) -> JsonObject | list[JsonValue] | None:
+    """Return the mapping or list to walk into: an empty mapping for a section that is not set."""
+    if there is None and shape.model_of(annotation, there) is not None:
+        return {}
+    mapping = as_object(there)
+    return as_list(there) if mapping is None else mapping
+
+
+def _key(place: _Place, parts: list[str]) -> tuple[str | int, list[str]]:
     """Return the key or index that the path names next, and the rest of the path. A key may contain dots."""
-    value = place.value
-    if isinstance(value, list):
-        return _index(cast("list[Any]", value), parts[0]), parts[1:]
-    mapping = cast("dict[Any, Any]", value)
+    mapping = place.value
+    if isinstance(mapping, list):
+        return _index(mapping, parts[0]), parts[1:]
     keys = {str(key): key for key in mapping}
     for length in range(len(parts), 0, -1):
         name = ".".join(parts[:length])
@@ -91,7 +97,7 @@ def _key(place: _Place, parts: list[str]) -> tuple[Any, list[str]]:
     return (written or [parts[0]])[0], parts[1:]
 
 
-def _index(entries: list[Any], part: str) -> int:
+def _index(entries: list[JsonValue], part: str) -> int:
     if not part.isdecimal() or int(part) >= len(entries):
         valid = f"0 to {len(entries) - 1}" if entries else "none, it is empty"
         raise _Refused(f"`{part}` is no index of the list (valid: {valid})")
@@ -106,15 +112,15 @@ def _unknown(place: _Place, name: str, keys: list[str], model: type | None) -> s
     return text + (near or (f" (it has: {', '.join(known)})" if known else " (it is empty)"))
 
 
-def _there(place: _Place, key: Any) -> Any:
+def _there(place: _Place, key: str | int) -> object:
     """Return the current value: the file's, or else the model's default, as plain values."""
     if isinstance(key, int) or key in place.value:
-        return place.value[key]
+        return child(place.value, key)
     model = shape.model_of(place.annotation, place.value)
     found = shape.field_of(model, key) if model else None
-    default = found[1].get_default(call_default_factory=True, validated_data={}) if found else None
+    default: object = found[1].get_default(call_default_factory=True, validated_data={}) if found else None
     if default is PydanticUndefined:
         return None
-    if shape.is_model(type(cast("Any", default))):
+    if shape.is_model(type(default)):
         return {}
     return copy.deepcopy(default)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from insitu.errors import InvalidRequest
 
-Location = tuple[str | int, ...]
+Location: TypeAlias = tuple[str | int, ...]
+"""A place in a file: the keys and indices that lead to it."""
 
 UNKNOWN_KEY = "extra_forbidden"
 """The kind of a key that no model knows; the name is pydantic's."""
@@ -36,13 +37,6 @@ class Problem:
 def dotted(location: Location) -> str:
     """Format a location as on the command line: `finetuning.target_functions.0`."""
     return ".".join(str(part) for part in location) or "the file"
-
-
-def value_at(values: Any, location: Location) -> Any:
-    """Return the value at a location in a document."""
-    for part in location:
-        values = values[part]
-    return values
 
 
 def refusal(where: str, problems: Iterable[Problem], hint: str = "") -> InvalidRequest:

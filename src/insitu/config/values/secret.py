@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+
+from insitu.json_values import JsonObject, JsonValue
 
 HIDDEN = "**********"
 
@@ -20,14 +21,17 @@ def names_a_secret(key: object) -> bool:
     return isinstance(key, str) and _SECRET_KEY.search(key) is not None
 
 
-def hide(value: Any, secret: bool = False) -> Any:
+def hide(values: JsonObject, secret: bool = False) -> JsonObject:
     """Replace every string and number under a secret's key."""
-    if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value).items()
-        return {key: hide(each, secret or names_a_secret(key)) for key, each in items}
+    return {key: _hide(each, secret or names_a_secret(key)) for key, each in values.items()}
+
+
+def _hide(value: JsonValue, secret: bool) -> JsonValue:
+    if isinstance(value, dict):
+        return hide(value, secret)
     if isinstance(value, list):
-        return [hide(each, secret) for each in cast("list[Any]", value)]
-    return HIDDEN if secret and value and isinstance(value, str | int | float) else value
+        return [_hide(each, secret) for each in value]
+    return HIDDEN if secret and value else value
 
 
 def without_credentials(text: str) -> str:
@@ -35,7 +39,7 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub(f"://{HIDDEN}@", text)
 
 
-def shown(value: Any, limit: int = 80) -> str:
+def shown(value: object, limit: int = 80) -> str:
     """Format a value for an error message. Mappings and lists are not printed: they may hold secrets."""
     if isinstance(value, Mapping):
         return "a mapping"

@@ -4,48 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from insitu import plugins
+from insitu.config.values.tree import section
 from insitu.errors import InsituError
 from insitu.plugins import Kind
 
+Annotation: TypeAlias = object
+"""A type as a model writes it: a class, a union, `Annotated[…]`; None where no model says anything."""
 
-def arms(annotation: Any) -> list[Any]:
+
+def arms(annotation: Annotation) -> list[Annotation]:
     """Return the members of a union; any other annotation is its own only member."""
     if get_origin(annotation) in (Union, UnionType):
         return [arm for each in get_args(annotation) for arm in arms(each)]
     return [annotation]
 
 
-def bare(annotation: Any) -> Any:
+def bare(annotation: Annotation) -> Annotation:
     """Strip a type of its `Annotated` metadata."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def is_model(kind: Any) -> TypeGuard[type[Any]]:
+def is_model(kind: Annotation) -> TypeGuard[type[object]]:
     """Return True if the file writes the type as a mapping of known keys: a pydantic model or a dataclass."""
     return inspect.isclass(kind) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind))
 
 
-def model_of(annotation: Any, value: Any) -> type | None:
+def model_of(annotation: Annotation, value: object) -> type[object] | None:
     """Return the model that parses a mapping; for a component, the one its `_type` selects."""
     for arm in arms(annotation):
         kind = next((each for each in get_args(arm)[1:] if isinstance(each, Kind)), None)
         if kind is not None and get_origin(arm) is Annotated:
             return _component_model(kind, value)
-        if is_model(bare(arm)):
-            return bare(arm)
+        if is_model(model := bare(arm)):
+            return model
     return None
 
 
-def _component_model(kind: Kind, value: Any) -> type[BaseModel] | None:
-    type_name = cast("Mapping[str, Any]", value).get("_type") if isinstance(value, Mapping) else None
+def _component_model(kind: Kind, value: object) -> type[BaseModel] | None:
+    type_name = section(value).get("_type")
     try:
         return plugins.find(kind, type_name).config if isinstance(type_name, str) else None
     except InsituError:  # a wrong `_type` is reported elsewhere, with the reason
@@ -60,21 +63,22 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     return [alias] if isinstance(alias, str) else [name]
 
 
-def fields_of(model: type) -> dict[str, FieldInfo]:
+def fields_of(model: type[object]) -> dict[str, FieldInfo]:
     """Return a model's fields by name."""
     if issubclass(model, BaseModel):
         return model.model_fields
-    kind = cast("Any", model)
-    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    if not dataclasses.is_dataclass(model):
+        return {}
+    hints, fields = get_type_hints(model, include_extras=True), dataclasses.fields(model)
     return {field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in fields}
 
 
-def keys_of(model: type) -> list[str]:
+def keys_of(model: type[object]) -> list[str]:
     """Return every key that the model accepts."""
     return [key for name, field in fields_of(model).items() for key in names_of(name, field)]
 
 
-def field_of(model: type, key: str) -> tuple[str, FieldInfo] | None:
+def field_of(model: type[object], key: str) -> tuple[str, FieldInfo] | None:
     """Return the field written as `key`, with its name."""
     for name, field in fields_of(model).items():
         if key in names_of(name, field):
@@ -82,7 +86,7 @@ def field_of(model: type, key: str) -> tuple[str, FieldInfo] | None:
     return None
 
 
-def child(annotation: Any, value: Any, key: str | int) -> Any:
+def child(annotation: Annotation, value: object, key: str | int) -> Annotation:
     """Return the annotation one level deeper; None where the models say nothing."""
     model = model_of(annotation, value)
     if model is not None:
@@ -97,6 +101,6 @@ def child(annotation: Any, value: Any, key: str | int) -> Any:
     return None
 
 
-def is_secret(annotation: Any) -> bool:
+def is_secret(annotation: Annotation) -> bool:
     """Return True if the field, or a value of the map, is a SecretStr."""
     return annotation is SecretStr or any(is_secret(each) for each in get_args(annotation))
