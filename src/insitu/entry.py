@@ -6,13 +6,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
 
 
-def load_entry(entry: str, *directories: Path) -> Callable[..., Any]:
+def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
     """Import the named function; ``package.module.function`` is accepted too.
 
     Modules are searched for first in the current directory, as `python` itself does, and last in
@@ -25,7 +25,7 @@ def load_entry(entry: str, *directories: Path) -> Callable[..., Any]:
             hint="write package.module:function, for example rewards:score",
         )
     _add_paths(directories)
-    found: Any = _import(entry, module_name)
+    found: object = _import(entry, module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise InvalidRequest(
@@ -49,7 +49,7 @@ def _add_paths(directories: tuple[Path, ...]) -> None:
             sys.path.append(place)
 
 
-def _import(entry: str, module_name: str) -> Any:
+def _import(entry: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -59,7 +59,7 @@ def _import(entry: str, module_name: str) -> Any:
                 hint=f"run from the directory that holds it (now {Path.cwd()}), or install its package",
             ) from error
         raise _broken(entry, module_name, error) from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # the user's own code runs here, and may raise anything
         raise _broken(entry, module_name, error) from error
 
 

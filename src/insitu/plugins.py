@@ -11,14 +11,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import UnionType
-from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -27,7 +27,7 @@ from insitu.errors import Conflict, InsituError, InvalidRequest
 
 ENTRY_POINT_GROUP = "insitu.components"
 
-Maker = TypeVar("Maker", bound=Callable[..., Any])
+Maker = TypeVar("Maker", bound=Callable[..., object])
 
 
 class Kind(StrEnum):
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     TRAINER = "trainer"
 
 
-def _is_union(annotation: Any) -> bool:
+def _is_union(annotation: object) -> bool:
     return get_origin(annotation) in (Union, UnionType)
 
 
@@ -58,7 +58,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """Reject booleans for numbers: `num_epochs: true` would pass as 1."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None:
@@ -98,7 +98,7 @@ class Component:
     kind: Kind
     type_name: str
     config: type[ComponentConfig]
-    make: Callable[..., Any]
+    make: Callable[..., object]
     origin: str
     """The module that registered it."""
 
@@ -174,7 +174,7 @@ def _load(point: EntryPoint) -> None:
         point.load()
     except InsituError:
         raise
-    except Exception as error:
+    except Exception as error:  # the package's own code runs here, and may raise anything
         owner = point.dist.name if point.dist else "?"
         raise InvalidRequest(
             f"the components of package {owner} cannot be imported: {point.value}: "
@@ -184,7 +184,7 @@ def _load(point: EntryPoint) -> None:
 
 
 @asynccontextmanager
-async def build(component: Component, config: ComponentConfig, parts: Parts) -> AsyncIterator[Any]:
+async def build(component: Component, config: ComponentConfig, parts: Parts) -> AsyncGenerator[Any]:
     """Yield the instance for as long as the context is open, then await its own `aclose` if it has one."""
     if inspect.isasyncgenfunction(component.make):
         async with asynccontextmanager(component.make)(config, parts) as instance:
@@ -194,9 +194,9 @@ async def build(component: Component, config: ComponentConfig, parts: Parts) -> 
     try:
         yield instance
     finally:
-        close = getattr(instance, "aclose", None)
+        close: Callable[[], Awaitable[object]] | None = getattr(instance, "aclose", None)
         if close is not None:
-            await cast(Any, close())
+            await close()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,11 +8,11 @@ import sys
 import click
 
 _COMMANDS = {
-    "finetune": ("insitu.cli.finetune", "Train the model of your agent, from one YAML file."),
-    "migrate": ("insitu.cli.migrate", "Bring a configuration of the NeMo Agent Toolkit along."),
-    "serve": ("insitu.cli.serve", "Serve a model, record its calls, train it."),
-    "trajectories": ("insitu.cli.trajectories", "Look at the rollouts of a run."),
-    "gateway": ("insitu.cli.gateway", "Record calls in front of any vLLM server."),
+    "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
+    "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
+    "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
+    "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
+    "gateway": ("insitu.cli.gateway", "Record the calls to any vLLM server."),
 }
 
 
@@ -34,7 +34,7 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="insitu")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option("--debug", is_flag=True, help="Show the traceback when a command fails.")
 def cli(debug: bool) -> None:
     """Reinforcement learning for LLM agents, in place."""
 

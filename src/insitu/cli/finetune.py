@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from insitu.config.load import LoadedConfig
+
+Result = TypeVar("Result")
 
 
 @click.command()
 @click.option(
-    "--config_file", "--config-file", required=True, type=click.Path(path_type=Path), help="The YAML file."
+    "--config_file",
+    "--config-file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Your configuration, in YAML.",
 )
 @click.option("--dataset", help="Train on this file instead of eval.general.dataset.")
 @click.option(
     "--result_json_path",
     "--result-json-path",
-    help="Where the answer is in what --endpoint returns. Default: $, all of it.",
+    help="JSONPath of the answer in the response of --endpoint. Default: $, the whole response.",
 )
-@click.option("--endpoint", help="Run the agent behind this URL instead of `workflow`.")
+@click.option("--endpoint", help="Call the agent at this URL instead of running `workflow`.")
 @click.option(
-    "--endpoint_timeout", "--endpoint-timeout", type=float, help="Seconds for one answer of --endpoint."
+    "--endpoint_timeout",
+    "--endpoint-timeout",
+    type=float,
+    help="Seconds that --endpoint may take to answer. Default: 300.",
 )
 @click.option(
     "-o",
@@ -28,22 +41,25 @@ import click
     nargs=2,
     multiple=True,
     metavar="PATH VALUE",
-    help="Set a value of the file, for example -o finetuning.num_epochs 50.",
+    help="Override one setting, for example -o finetuning.num_epochs 50. May be repeated.",
 )
-@click.option("--validation_dataset", "--validation-dataset", help="Validate on this file.")
+@click.option("--validation_dataset", "--validation-dataset", help="Validate on this dataset.")
 @click.option(
     "--validation_interval", "--validation-interval", type=int, help="Epochs between validations. Default: 5."
 )
 @click.option(
     "--validation_config_file",
     "--validation-config-file",
-    help="Validate with the workflow, reward and dataset of this file.",
+    help="Validate with the workflow, reward and dataset of this configuration.",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, say what would run, run nothing.")
-def finetune(config_file: Path, override: tuple[tuple[str, str], ...], dry_run: bool, **given: Any) -> None:
-    """Run your agent over a dataset, score it, train its model, and repeat.
+@click.option("--dry-run", is_flag=True, help="Check everything and show what would run, without running it.")
+def finetune(
+    config_file: Path, override: tuple[tuple[str, str], ...], dry_run: bool, **given: str | float | None
+) -> None:
+    """Run your agent on a dataset, score its answers, train its model, and repeat.
 
-    The same command continues a run that was interrupted. Exit codes: 0 trained, 1 failed, 130 interrupted.
+    Run the same command again to resume an interrupted run. Exit codes: 0 trained, 1 failed,
+    130 interrupted.
     """
     import asyncio
     import sys
@@ -59,7 +75,7 @@ def finetune(config_file: Path, override: tuple[tuple[str, str], ...], dry_run: 
     sys.exit(_run(loaded))
 
 
-def _run(loaded: Any) -> int:
+def _run(loaded: LoadedConfig) -> int:
     import asyncio
     import shlex
     import sys
@@ -80,7 +96,7 @@ def _run(loaded: Any) -> int:
     return exit_code(summary)
 
 
-async def _until_signal(running: Any) -> Any:
+async def _until_signal(running: Coroutine[None, None, Result]) -> Result:
     """Cancel the run on Ctrl-C or SIGTERM so that it cleans up; a second signal ends the process at once."""
     import asyncio
     import signal

@@ -12,7 +12,7 @@ import click
     multiple=True,
     required=True,
     metavar="URL",
-    help="A vLLM server started with --enable-scale-out; repeat it for several replicas.",
+    help="A vLLM server started with --enable-scale-out. Repeat the option for several replicas.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="Port to listen on.")
@@ -21,17 +21,18 @@ import click
     default="calls.db",
     show_default=True,
     type=click.Path(dir_okay=False),
-    help="The file that calls are recorded in.",
+    help="SQLite file to record calls in.",
 )
 @click.option(
     "--tokenizer",
     type=click.Path(exists=True, file_okay=False),
-    help="The directory of the served model's tokenizer.json, when the engine is on another machine.",
+    help="Directory of the served model's tokenizer.json, needed when the engine runs on another machine.",
 )
 def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str, tokenizer: str | None) -> None:
-    """Serve OpenAI-protocol calls from vLLM and record their tokens.
+    """Forward calls in the OpenAI protocol to vLLM and record their tokens.
 
-    The key of clients is taken from INSITU_API_KEY (`default` when unset, on loopback only).
+    Clients must send the key in INSITU_API_KEY. If it is not set, the key is `default`, which is accepted
+    on loopback only.
     """
     from pathlib import Path
 

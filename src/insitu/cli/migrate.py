@@ -20,17 +20,17 @@ BY_HAND = 3
     "-o",
     "--output",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The file to write; `-` prints it. Default: CONFIG with .insitu.yml for its ending.",
+    help="File to write, or `-` for standard output. Default: CONFIG with the suffix .insitu.yml.",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
-@click.option("--json", "as_json", is_flag=True, help="What there is to say, as JSON.")
+@click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> None:
-    """Turn a configuration of the NeMo Agent Toolkit's finetuning harness into one of insitu.
+    """Convert a configuration of the NeMo Agent Toolkit's finetuning harness to insitu.
 
-    The new file is the old one, comments and order included, but for settings that nothing here acts on:
-    those are commented out with the reason. What takes effect for the first time, what means something else
-    and what has to be done by hand is printed. Exit codes: 0 the new file loads, 3 something has to be
-    done by hand first, 1 the file cannot be read or written, 2 wrong usage.
+    The new file keeps the comments and the order of the old one. Settings without effect here are commented
+    out, with the reason. A report lists settings that take effect for the first time, settings whose meaning
+    changed, and what remains to be done by hand. Exit codes: 0 the new file loads, 1 the file cannot be read
+    or written, 2 wrong usage, 3 something remains to be done by hand.
     """
     import os
     import sys
@@ -64,7 +64,10 @@ def _write(target: Path, text: str, force: bool, windows: bool) -> None:
     content = text.replace("\n", "\r\n").encode() if windows else text.encode()
     try:
         if target.exists() and not force and target.read_bytes() != content:
-            raise Conflict(f"{target}: the file is there", hint="-o ANOTHER, or --force to write over it")
+            raise Conflict(
+                f"{target}: the file exists and differs",
+                hint="choose another file with -o FILE, or overwrite it with --force",
+            )
         target.write_bytes(content)
     except OSError as error:
         raise InvalidRequest(f"{target}: cannot be written: {error.strerror or error}") from error
@@ -72,12 +75,12 @@ def _write(target: Path, text: str, force: bool, windows: bool) -> None:
 
 def _titles(result: Migration) -> list[tuple[str, str, list[Note]]]:
     return [
-        ("by_hand", "To be done by hand", result.by_hand),
-        ("takes_effect", "Takes effect here, and did not there", result.takes_effect),
+        ("by_hand", "To do by hand", result.by_hand),
+        ("takes_effect", "Takes effect here, had no effect there", result.takes_effect),
         ("left_out", "Left out", result.left_out),
         ("rewritten", "Rewritten", result.rewritten),
-        ("changed_meaning", "Means something else", result.changed_meaning),
-        ("unset_variables", "Variables that are not set now", result.unset_variables),
+        ("changed_meaning", "Changed meaning", result.changed_meaning),
+        ("unset_variables", "Variables not set now", result.unset_variables),
     ]
 
 
@@ -101,7 +104,7 @@ def _lines(config: Path, target: Path | None, result: Migration) -> list[str]:
     lines += ["", f"next: insitu finetune --config_file={name} --dry-run"]
     if result.by_hand:
         lines[-1] = (
-            f"next: do by hand what is to be done in {name}, then insitu migrate {name} checks it again"
+            f"next: do the steps listed under `To do by hand` in {name}, then check it: insitu migrate {name}"
         )
     return lines
 

@@ -4,79 +4,140 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
+if TYPE_CHECKING:
+    from insitu.backend.settings import ServeSettings
+
+
+class _Options(TypedDict):
+    """The options of the command, by click's names."""
+
+    model: str | None
+    model_name: str | None
+    host: str
+    port: int
+    gateway_port: int
+    allowed_host: tuple[str, ...]
+    state_dir: Path | None
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    threads: int | None
+    block_size: int | None
+    publication: Literal["auto", "adapter", "merged"]
+    placement: Literal["shared", "dedicated"]
+    replicas: int
+    trainer_ranks: int
+    ray_address: str | None
+    max_seq_length: int
+    max_num_seqs: int
+    compiled: bool | None
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    probe_threshold: float | None
+    keep_checkpoints: int
+    engine_start_seconds: float
+    drain_seconds: float
+    hold_seconds: float
+
 
 @click.command()
-@click.option("--model", help="Model to preload: a directory or a hub id. Default: the first registration's.")
 @click.option(
-    "--model-name", help="Name clients use for it. Default: the last part of a directory, or the hub id."
+    "--model",
+    help="Model to load at start: a directory or a hub id. Default: wait for the first registration.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of gateway and API.")
+@click.option(
+    "--model-name", help="Name that clients call it by. Default: the directory's last part, or the hub id."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address that the API and the gateway listen on."
+)
 @click.option("--port", default=7623, show_default=True, help="Port of the API.")
 @click.option("--gateway-port", default=8000, show_default=True, help="Port of the gateway.")
-@click.option("--allowed-host", multiple=True, help="A host name by which clients may call the API.")
 @click.option(
-    "--state-dir", type=click.Path(path_type=Path), envvar="INSITU_STATE_DIR", help="Runs, ledger, logs."
+    "--allowed-host", multiple=True, help="Host name under which clients may call the API. May be repeated."
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="INSITU_STATE_DIR",
+    help="Directory of runs, ledger and logs. Default: ~/.local/state/insitu.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Device of engine and trainer; auto: CUDA if there is one, else the CPU.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
     default="auto",
     show_default=True,
-    help="Precision of engine and trainer: auto is bfloat16 where the hardware has it, else float32.",
+    help="Precision of engine and trainer; auto: bfloat16 if the hardware supports it, else float32.",
 )
-@click.option("--threads", type=int, help="CPU threads of engine and trainer. Default: all cores allowed.")
-@click.option("--block-size", type=int, help="Tokens in a block of the KV cache. Default: 32 on a CPU.")
+@click.option(
+    "--threads",
+    type=int,
+    help="CPU threads of engine and trainer. Default: all cores available to the process.",
+)
+@click.option("--block-size", type=int, help="Tokens per block of the KV cache. Default: 32 on a CPU.")
 @click.option(
     "--publication",
     type=click.Choice(["auto", "adapter", "merged"]),
     default="auto",
     show_default=True,
-    help="How new weights reach the engines: auto is merged on a CPU, adapter on CUDA.",
+    help="How new weights reach the engines; auto: merged on a CPU, adapter on CUDA.",
 )
 @click.option(
     "--placement",
     type=click.Choice(["shared", "dedicated"]),
     default="shared",
     show_default=True,
-    help="shared: calls wait while a step trains. dedicated: the old version goes on answering.",
+    help="shared: calls wait during a training step. dedicated: the old version keeps answering.",
 )
 @click.option("--replicas", default=1, show_default=True, help="Number of vLLM engines.")
 @click.option("--trainer-ranks", default=1, show_default=True, help="Number of trainer processes (FSDP2).")
 @click.option("--ray-address", help="Join this Ray cluster instead of starting a local one.")
 @click.option(
-    "--max-seq-length", default=2048, show_default=True, help="Longest prompt plus answer, in tokens."
+    "--max-seq-length",
+    default=2048,
+    show_default=True,
+    help="Maximum length of prompt plus answer, in tokens.",
 )
-@click.option("--max-num-seqs", default=64, show_default=True, help="Calls that an engine computes at once.")
+@click.option("--max-num-seqs", default=64, show_default=True, help="Calls that an engine processes at once.")
 @click.option(
     "--compile/--eager", "compiled", default=None, help="Compile the engine's model. Default: on CUDA."
 )
 @click.option(
     "--tool-call-parser", help="vLLM's parser of tool calls (hermes, llama3_json, …), for agents with tools."
 )
-@click.option("--reasoning-parser", help="vLLM's parser of what the model thinks before it answers.")
+@click.option("--reasoning-parser", help="vLLM's parser of the model's reasoning (qwen3, deepseek_r1, …).")
 @click.option(
-    "--probe-threshold", type=float, help="Mean |Δlogprob| of sampler and trainer that fails a step."
+    "--probe-threshold",
+    type=float,
+    help="Fail a step if sampler and trainer differ by more than this: mean |Δlogprob| per token.",
 )
-@click.option("--keep-checkpoints", default=3, show_default=True)
+@click.option(
+    "--keep-checkpoints", default=3, show_default=True, help="Checkpoints to keep per run, at least 2."
+)
 @click.option(
     "--engine-start-seconds", default=600.0, show_default=True, help="Deadline for an engine to start."
 )
 @click.option(
-    "--drain-seconds", default=300.0, show_default=True, help="Deadline for calls under way to end."
+    "--drain-seconds", default=300.0, show_default=True, help="Deadline for running calls to finish."
 )
 @click.option(
-    "--hold-seconds", default=3600.0, show_default=True, help="How long a call may wait for a step."
+    "--hold-seconds", default=3600.0, show_default=True, help="Longest time a call waits for a training step."
 )
-def serve(**options: Any) -> None:
-    """Serve a model with vLLM, record every call, train LoRA adapters on them.
+def serve(**options: Unpack[_Options]) -> None:
+    """Serve a model with vLLM, record every call, and train LoRA adapters on the recorded calls.
 
-    The key that clients must send is read from INSITU_API_KEY. Without it the key is `default`, which is
-    accepted on loopback only.
+    Clients must send the key in INSITU_API_KEY. If it is not set, the key is `default`, which is accepted
+    on loopback only.
     """
     from rich.console import Console
 
@@ -86,7 +147,7 @@ def serve(**options: Any) -> None:
     run(_settings(options), lambda line: console.print(line, markup=False))
 
 
-def _settings(options: dict[str, Any]) -> Any:
+def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.fleet.compute import Asked, choose
     from insitu.backend.fleet.cpu import read_cpu
     from insitu.backend.precision import kept_precision

@@ -16,7 +16,7 @@ from insitu.config.values.explain import explain, not_finite
 from insitu.config.values.interpolation import interpolate
 from insitu.config.values.overrides import override
 from insitu.config.values.problems import Location, Problem, refusal
-from insitu.config.values.tree import put, value_at
+from insitu.config.values.tree import put, section, value_at
 from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, JsonValue
 
@@ -46,9 +46,9 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
     return LoadedConfig(config, path, path.resolve().parent, source)
 
 
-def parse_config(source: Mapping[str, JsonValue], where: str = "configuration") -> Config:
+def parse_config(source: Mapping[str, object], where: str = "configuration") -> Config:
     """Validate values that are already loaded, with the same errors as for a file."""
-    return _validate(dict(source), where, {})[0]
+    return _validate(section(dict(source)), where, {})[0]
 
 
 def read_text(path: Path) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class DaemonThreads:
@@ -26,7 +28,7 @@ class DaemonThreads:
         self._running: set[object] = set()
         self._abandoned: set[object] = set()
 
-    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+    async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Return the function's result or raise its exception; it sees the caller's context variables."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
@@ -34,19 +36,19 @@ class DaemonThreads:
         token = object()
 
         def work() -> None:
-            result, error = _outcome(context, function, args)
+            settle = _outcome(answer, functools.partial(context.run, function, *args))
             with self._lock:
                 self._running.discard(token)
                 self._abandoned.discard(token)
             # The loop may be closed by now; then nobody is waiting.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answer, result, error)
+                loop.call_soon_threadsafe(_unless_done, answer, settle)
 
         with self._lock:
             self._running.add(token)
         try:
             threading.Thread(target=work, name=self._name, daemon=True).start()
-        except BaseException:
+        except (RuntimeError, MemoryError):  # there is no thread
             with self._lock:
                 self._running.discard(token)
             raise
@@ -67,35 +69,30 @@ class DaemonThreads:
 _shared = DaemonThreads("insitu-function")
 
 
-async def run_in_daemon_thread(function: Callable[..., Result], *args: Any) -> Result:
+async def run_in_daemon_thread(function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
     """`DaemonThreads.run` for callers that do not count abandoned threads."""
     return await _shared.run(function, *args)
 
 
-def _outcome(
-    context: contextvars.Context, function: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Any, Exception | None]:
+def _outcome(answer: asyncio.Future[Result], call: Callable[[], Result]) -> Callable[[], None]:
+    """Call the function; return what sets the answer to its result or its failure."""
     try:
-        return context.run(function, *args), None
-    except StopIteration as error:
-        # A future cannot carry it.
-        return None, _as_runtime_error(error)
-    except Exception as error:  # noqa: BLE001 - handed to the task that waits
-        return None, error
-    except BaseException as error:  # noqa: BLE001 - sys.exit() of a function is its failure, not our end
-        return None, _as_runtime_error(error)
+        result = call()
+    except BaseException as error:  # noqa: BLE001
+        # Any failure of the user's function belongs to the task that waits for it, even its sys.exit().
+        return functools.partial(answer.set_exception, _carried(error))
+    return functools.partial(answer.set_result, result)
 
 
-def _as_runtime_error(error: BaseException) -> RuntimeError:
+def _carried(error: BaseException) -> Exception:
+    """Wrap what a future cannot carry (StopIteration), and what would end the program (SystemExit)."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
     wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
     wrapped.__cause__ = error
     return wrapped
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
+def _unless_done(answer: asyncio.Future[Result], settle: Callable[[], None]) -> None:
+    if not answer.done():
+        settle()

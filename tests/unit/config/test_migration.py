@@ -236,7 +236,7 @@ def test_the_command_writes_beside_the_file_and_says_how_it_went(write: Callable
     assert CliRunner().invoke(command, [str(target)]).exit_code == 0, "the new file is checked where it is"
     assert sorted(path.name for path in config.parent.iterdir()) == ["config.insitu.yml", "config.yml"]
     target.write_text("mine: 1\n")
-    with pytest.raises(InsituError, match="the file is there"):
+    with pytest.raises(InsituError, match="the file exists and differs"):
         CliRunner().invoke(command, [str(config)], catch_exceptions=False)
     assert target.read_text() == "mine: 1\n"
     report = json.loads(CliRunner().invoke(command, [str(config), "--force", "--json"]).output)

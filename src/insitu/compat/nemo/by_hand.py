@@ -99,10 +99,12 @@ def _python(type_name: str, entry: JsonObject) -> JsonObject:
     llm = entry.get("llm") or entry.get("llm_name")
     if isinstance(llm, str):
         new["llm"] = llm
-    left: JsonObject = {
+    args: JsonObject = {
         key: value for key, value in entry.items() if key not in ("_type", "type", "llm", "llm_name")
     }
-    return new | ({"args": left} if left else {})
+    if args:
+        new["args"] = args
+    return new
 
 
 def needed_by_hand(marked: MarkedText, source: JsonObject) -> list[Note]:
@@ -148,9 +150,10 @@ def _files(marked: MarkedText, node: JsonValue, location: Location) -> Iterator[
 
 def _written(place: Location, values: JsonObject) -> str:
     """Format an entry as YAML, under its own name."""
-    document = hide(values)
+    document: JsonObject = hide(values)
     # The name of a variable is not a secret.
     document |= {key: value for key, value in values.items() if _VARIABLE.fullmatch(str(value))}
     for part in reversed(place):
-        document = {str(part): document}
+        outer: JsonObject = {str(part): document}
+        document = outer
     return without_credentials(to_yaml(document).rstrip())
