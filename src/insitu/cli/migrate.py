@@ -29,8 +29,8 @@ def migrate(config: Path, output: Path | None, force: bool, as_json: bool) -> No
 
     The new file keeps the comments and the order of the old one. Settings without effect here are commented
     out, with the reason. A report lists settings that take effect for the first time, settings whose meaning
-    changed, and what remains to be done by hand. Exit codes: 0 the new file loads, 1 the file cannot be read
-    or written, 2 wrong usage, 3 something remains to be done by hand.
+    changed, and what remains to be done by hand. Exit codes: 0 the new file loads, 3 something remains to be
+    done by hand, 1 the file cannot be read or written, 2 wrong usage.
     """
     import os
     import sys
