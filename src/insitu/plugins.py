@@ -139,8 +139,8 @@ def find(kind: Kind, type_name: str) -> Component:
     if component is None:
         raise InvalidRequest(
             f"no {kind} has the _type `{type_name}`{nearest(type_name, names(kind))}",
-            hint=f"known: {', '.join(names(kind)) or 'none'}; others come with packages that have an entry "
-            f"point in the group `{ENTRY_POINT_GROUP}`",
+            hint=f"known: {', '.join(names(kind)) or 'none'}; packages add others by an entry point in the "
+            f"group `{ENTRY_POINT_GROUP}`",
         )
     return component
 

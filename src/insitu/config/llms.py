@@ -66,7 +66,7 @@ class LLMConfig(Section):
                 text.isdigit() and (int(text) in RETRIED_STATUS_CODES or int(text) >= 500)
             )
             if not retried:
-                text = "only 408, 409, 429 and 5xx are tried again"
+                text = "only 408, 409, 429 and 5xx are retried"
                 raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
         return codes
 
@@ -74,6 +74,6 @@ class LLMConfig(Section):
     @classmethod
     def _retried_by_status(cls, errors: list[str] | None) -> list[str] | None:
         if any(error.lower() not in RETRIED_ERRORS for error in errors or []):
-            text = "calls are tried again by status code (408, 409, 429, 5xx), not by message"
+            text = "calls are retried by status code (408, 409, 429, 5xx), not by message"
             raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
         return errors

@@ -1,1 +1,1 @@
-"""What a process needs from its machine: keys, logs, paths, threads, open files, SQLite."""
+"""Services of the machine to one process: keys, logs, paths, threads, open files, SQLite."""

@@ -28,5 +28,6 @@ def use_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
             break
     if mode is None or str(mode[0]).lower() != "wal":
         raise Unavailable(
-            f"SQLite refuses WAL mode, it says {mode}", hint="put its files on a local file system"
+            f"SQLite refuses WAL mode: the journal mode is {mode[0] if mode else 'unknown'}",
+            hint="keep the database on a local file system",
         )

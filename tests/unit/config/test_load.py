@@ -134,7 +134,7 @@ def test_every_problem_is_listed_at_once(write: Write, basic: str) -> None:
             "model_name: tiny\n    model: other",
             "`model_name` and `model` are the same setting",
         ),
-        ("temperature: 0.4", "retry_on_status_codes: [418]", "only 408, 409, 429 and 5xx are tried again"),
+        ("temperature: 0.4", "retry_on_status_codes: [418]", "only 408, 409, 429 and 5xx are retried"),
         ("temperature: 0.4", "retry_on_errors: [oops]", "not by message"),
         (
             "api_key: sk-do-not-show",
@@ -277,8 +277,8 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_repeated_keys_are_refused_with_their_lines(write: Write) -> None:
     message = refused(write("llms: {}\nfinetuning:\n  seed: 1\n  num_epochs: 2\n  seed: 3\nllms: {}\n"))
-    assert "line 6: `llms`, already in line 1" in message
-    assert "line 5: `seed`, already in line 3" in message
+    assert "line 6: `llms`, already on line 1" in message
+    assert "line 5: `seed`, already on line 3" in message
 
 
 def test_a_key_repeated_in_one_line(write: Write) -> None:

@@ -134,29 +134,30 @@ def test_of_a_file_with_many_faults_everything_is_said_and_no_comment_is_lost() 
     text = WRONG.read_text()
     result = run(text)
     assert {note.path: note.text for note in result.left_out} == {
-        "general": "front end, telemetry and logging are the toolkit's; insitu has none of its own",
-        "retrievers": "your function makes its own retriever",
-        "llms.policy.model": "the same setting here as model_name, which stays",
-        "llms.policy.num_retries": "the same setting here as max_retries, which stays",
-        "llms.policy.optimizable_params": "belongs to `nat optimize`; here every key goes with the call",
-        "llms.policy.retry_on_errors": "calls are tried again by status code (408, 409, 429, 5xx), "
+        "general": "front end, telemetry and logging belong to the toolkit",
+        "retrievers": "your function creates its own retriever",
+        "llms.policy.model": "the same setting as model_name, which stays",
+        "llms.policy.num_retries": "the same setting as max_retries, which stays",
+        "llms.policy.optimizable_params": "belongs to `nat optimize`; here every key is sent with the call",
+        "llms.policy.retry_on_errors": "calls are retried by status code (408, 409, 429, 5xx), "
         "not by message",
-        "eval.general.workers": "ignored there, unknown here",
-        "eval.general.validate_llm_endpoints": "the gateway is always asked whether it serves the run",
+        "eval.general.workers": "ignored by the toolkit, unknown to insitu",
+        "eval.general.validate_llm_endpoints": "insitu always checks that the gateway serves the run",
         "eval.general.per_input_user_id": "has no effect here: every rollout has an id of its own",
         "eval.general.output.job_management": "has no effect here: evaluations are not run as queued jobs",
         "eval.general.dataset.structure.trajectory_key": "trajectory_key has no effect here: trajectories "
         "come from recorded model calls, never from the dataset",
         "eval.general.dataset.s3": "datasets are local files",
-        "eval.general.dataset.colour": "unknown here and there",
-        "trajectory_builders.b.num_generation": "ignored there, unknown here; did you mean "
+        "eval.general.dataset.colour": "unknown to insitu and to the toolkit",
+        "trajectory_builders.b.num_generation": "ignored by the toolkit, unknown to insitu; did you mean "
         "`num_generations`?",
-        "trajectory_builders.b.reward": "the toolkit itself puts finetuning.reward_function in its place",
+        "trajectory_builders.b.reward": "the toolkit itself overrides it with finetuning.reward_function",
         "trainer_adapters.a.backend.server_config": "cannot be honoured here; engines take `engine_args`, "
         "the server its own options",
-        "trainer_adapters.a.training.per_device_train_batch_size": "ignored there, unknown here",
-        "finetuning.reward_function.weight": "ignored there, unknown here",
-        "finetuning.epochs": "ignored there, unknown here; did you mean `num_epochs`?",
+        "trainer_adapters.a.training.per_device_train_batch_size": "ignored by the toolkit, "
+        "unknown to insitu",
+        "finetuning.reward_function.weight": "ignored by the toolkit, unknown to insitu",
+        "finetuning.epochs": "ignored by the toolkit, unknown to insitu; did you mean `num_epochs`?",
     }
     assert {note.path for note in result.by_hand} == {
         "llms.judge._type",

@@ -36,12 +36,12 @@ def advice(marked: MarkedText, problem: Problem, source: JsonObject) -> Note:
 def _component(place: Location, type_name: str, entry: JsonObject) -> tuple[str, str | None] | None:
     if place[0] in _SECTIONS_OF_CODE:
         text = (
-            f"`{type_name}` is an agent of the toolkit. Build it with your framework (docs/frameworks.md) in "
-            "`async def NAME(question, context)`, and name that:"
+            f"`{type_name}` is one of the toolkit's agents. Build it with your framework "
+            "(docs/frameworks.md) in `async def NAME(question, context)`, and refer to that function:"
             if type_name in original.AGENTS
-            else f"`{type_name}` is registered in the toolkit only. Make its inner function a plain one, "
-            '`async def NAME(question, context)`, with the LLM from `context.client("langchain")` in '
-            "place of `builder.get_llm(...)`, and name it:"
+            else f"`{type_name}` is registered in the toolkit only. Turn its inner function into a plain "
+            '`async def NAME(question, context)`, take the LLM from `context.client("langchain")` instead of '
+            "`builder.get_llm(...)`, and refer to it:"
         )
         return text, _written(place, _python(type_name, entry))
     if place[:2] == ("eval", "evaluators"):
@@ -50,9 +50,10 @@ def _component(place: Location, type_name: str, entry: JsonObject) -> tuple[str,
         return _llm(place, type_name, entry)
     if type_name.startswith(original.DPO_PREFIXES):
         text = (
-            "there is no training on preference pairs here; the same rewards per turn train as step rewards"
+            "insitu does not train on preference pairs. Use the rewards per turn as step rewards "
+            "(docs/evaluation.md), with `_type: insitu` for the three parts"
         )
-        return f"{text} (docs/evaluation.md), with `openpipe_art_…` for the three parts", None
+        return text, None
     return None
 
 
@@ -66,12 +67,13 @@ def _evaluator(place: Location, type_name: str, entry: JsonObject) -> tuple[str,
             "prompt": entry.get("judge_llm_prompt") or "WHAT A GOOD OUTPUT IS",
         }
         text = (
-            f"`{type_name}` is the toolkit's. A judge of insitu comes nearest; say in its prompt what counts:"
+            f"`{type_name}` exists in the toolkit only. The closest evaluator here is a judge; "
+            "say in its prompt what counts:"
         )
         return text, _written(place, new)
     text = (
-        f"`{type_name}` is registered in the toolkit only. Make its `evaluate_item` a plain function "
-        "`def NAME(item)` that returns the score (item.output, item.expected, item.row), and name it:"
+        f"`{type_name}` is registered in the toolkit only. Turn its `evaluate_item` into a plain function "
+        "`def NAME(item)` that returns the score (item.output, item.expected, item.row), and refer to it:"
     )
     return text, _written(place, _python(type_name, entry))
 
@@ -86,7 +88,7 @@ def _llm(place: Location, type_name: str, entry: JsonObject) -> tuple[str, str]:
         "base_url": entry.get("base_url") or address,
         "api_key": key,
     }
-    text = f"models are called over the OpenAI protocol; `{type_name}` as such an address:"
+    text = f"models are called over the OpenAI protocol. Write `{type_name}` as such an endpoint:"
     return text, _written(place, new | kept)
 
 
@@ -117,7 +119,8 @@ def _generations(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
         if section(entry).get("num_generations") == 1:
             location = ("trajectory_builders", name, "num_generations")
             text = (
-                "one rollout has nothing to be compared with; there different examples were compared. Write:"
+                "a single rollout has nothing to be compared with; the toolkit compared different examples. "
+                "Write:"
             )
             yield note_at(marked, location, text, 1, "num_generations: 8")
 
@@ -133,7 +136,7 @@ def _no_trained_entry(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
     if names or not llms or None in known.values() or finetuning.get("trainer_adapter") not in adapters:
         return  # unknown because of a variable, or reported already
     text = (
-        f"no entry is the model being trained (run `{run}` of `{base}`). Of the one your agent calls, write:"
+        f"no entry is the model being trained (run `{run}` of `{base}`). In the one your agent calls, write:"
     )
     yield note_at(marked, ("llms",), text, yaml=f"model_name: {json.dumps(base)}")
 
@@ -144,7 +147,9 @@ def _files(marked: MarkedText, node: JsonValue, location: Location) -> Iterator[
             yield from _files(marked, value, (*location, str(key)))
     elif isinstance(node, str) and node.startswith("file://"):
         yield note_at(
-            marked, location, "the toolkit puts the file's text here; insitu does not: write the text"
+            marked,
+            location,
+            "the toolkit reads the text from this file; insitu does not. Write the text itself",
         )
 
 

@@ -63,7 +63,9 @@ def migrate(text: str, where: str, environment: Mapping[str, str]) -> Migration:
         marked = MarkedText(text, where)
     except InvalidRequest as error:
         if "${" in text and not error.hint:
-            error.hint = 'the original put variables in before it read the YAML; here write quotes: "${VAR}"'
+            error.hint = (
+                'write variables in quotes: "${VAR}"; the toolkit replaces them before it parses the YAML'
+            )
         raise
     first = MarkedText(text, where)
     result = Migration(text)
@@ -131,19 +133,19 @@ def _reason(problem: Problem) -> str:
     holder = original.place_of(problem.location[:-1])
     near = problem.text.removeprefix("unknown key") if "did you mean" in problem.text else ""
     if holder in original.STRICT:
-        return f"unknown here and there{near}"
-    return f"ignored there, unknown here{near}"
+        return f"unknown to insitu and to the toolkit{near}"
+    return f"ignored by the toolkit, unknown to insitu{near}"
 
 
 def _needed_anyway(first: MarkedText, location: Location, result: Migration) -> None:
     """Add a note if the user has to replace what was left out."""
     if location[0] in original.HAND_SECTIONS and len(location) == 1:
-        text = "write the sections of that file into this one"
+        text = "copy the sections of that file into this one"
         if location[0] != "base":
-            text = "if your workflow uses it, make it in your function"
+            text = "if your workflow uses it, create it in your function"
         result.by_hand.append(note_at(first, location, text))
     elif location[:3] == ("eval", "general", "dataset") and location[-1] == "s3":
-        text = "fetch the file yourself and let file_path name it"
+        text = "download the file and set file_path to it"
         result.by_hand.append(note_at(first, location, text))
 
 
@@ -156,7 +158,7 @@ def _rewrite(marked: MarkedText, first: MarkedText, result: Migration) -> None:
         location = ("trainer_adapters", name, "backend", "ip")
         ip = section(entry.get("backend")).get("ip")
         if isinstance(ip, str) and "@" in ip and marked.replace(location, ip.rpartition("@")[2]):
-            text = "the host alone: api_key is sent with every request"
+            text = "reduced to the host: api_key is sent with every request"
             result.rewritten.append(note_at(first, location, text))
     _target_model(marked, first, result)
 
@@ -167,7 +169,7 @@ def _clean_llm(
     reasons = {key: reason for key, reason in original.LLM_KEYS.items() if key in entry}
     for kept, other in (("max_retries", "num_retries"), ("model_name", "model")):
         if kept in entry and other in entry:
-            reasons[other] = f"the same setting here as {kept}, which stays"
+            reasons[other] = f"the same setting as {kept}, which stays"
     for key, reason in reasons.items():
         if marked.drop(("llms", name, key), reason):
             result.left_out.append(note_at(first, ("llms", name, key), reason))
@@ -186,7 +188,7 @@ def _rename_types(marked: MarkedText, first: MarkedText, result: Migration) -> N
         for part in place:
             entry = section(entry.get(str(part)))
         if entry.get("type") is not None and marked.rename((*place, "type"), "_type"):
-            result.rewritten.append(note_at(first, (*place, "type"), "`_type` here"))
+            result.rewritten.append(note_at(first, (*place, "type"), "written `_type` here"))
 
 
 def _target_model(marked: MarkedText, first: MarkedText, result: Migration) -> None:
@@ -198,7 +200,7 @@ def _target_model(marked: MarkedText, first: MarkedText, result: Migration) -> N
     called = [name for name, llm in llms.items() if target in (llm.get("model_name"), llm.get("model"))]
     location = ("finetuning", "target_model")
     if len(called) == 1 and marked.replace(location, called[0]):
-        text = f"`{called[0]}`: the entry of `llms`, where the original wants the name of its model"
+        text = f"`{called[0]}`: the entry of `llms`, where the toolkit expects the name of its model"
         result.rewritten.append(note_at(first, location, text))
 
 

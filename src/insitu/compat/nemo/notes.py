@@ -21,7 +21,9 @@ def newly_effective(marked: MarkedText, source: JsonObject) -> list[Note]:
         for location, value in _settings(source, ())
         if _was_ignored(location)
     ]
-    notes.append(Note("--dataset, --validation_dataset", "fail there by a type error; they work here"))
+    notes.append(
+        Note("--dataset, --validation_dataset", "fail with a type error in the toolkit; they work here")
+    )
     return notes
 
 
@@ -48,13 +50,13 @@ def _why_effective(location: Location, value: JsonValue) -> str:
     holder = original.place_of(location[:-1])
     if holder == _ADAPTER and location[-1] == "learning_rate":
         rate = original.DEFAULT_LEARNING_RATE
-        return f"there every update used {rate}; write {rate} to train as before"
+        return f"the toolkit always trained with {rate}; write {rate} to train as before"
     if holder == _ADAPTER and location[-1] == "beta":
         kind = "no KL penalty, as before" if not value else "a KL penalty to the base model"
-        return f"there it was 0 whatever was written; here: {kind}"
+        return f"the toolkit always used 0; here: {kind}"
     if holder == "finetuning.run_configuration":
-        return "there the command line replaced the section; here it holds unless the command line says more"
-    return "ignored there"
+        return "in the toolkit the command line replaced this section; here it overrides single options"
+    return "ignored by the toolkit"
 
 
 def changed_meaning(marked: MarkedText, source: JsonObject) -> list[Note]:
@@ -66,11 +68,17 @@ def changed_meaning(marked: MarkedText, source: JsonObject) -> list[Note]:
         *_curriculum(marked, finetuning),
         *_targets(marked, finetuning),
         *_checkpoints(marked, source),
-        Note("validation", "also after the last update; a failed evaluation is a failure, not a reward of 0"),
-        Note("rollouts", "a failed rollout or reward is counted with its reason, and is not a reward of 0"),
-        Note("${VAR}", "a variable that is not set is an error; there it was the empty text"),
-        Note("exit code", "0 trained, 1 failed, 130 interrupted; there 0 also when training failed"),
-        Note("the same command again", "continues an interrupted run; there it started from the beginning"),
+        Note(
+            "validation",
+            "also runs after the last update; a failed evaluation is a failure, not a reward of 0",
+        ),
+        Note("rollouts", "a failed rollout or reward is counted with its reason; it is not a reward of 0"),
+        Note("${VAR}", "an unset variable is an error; the toolkit read it as empty text"),
+        Note(
+            "exit code",
+            "0 trained, 1 failed, 130 interrupted; the toolkit exits with 0 even when training failed",
+        ),
+        Note("the same command again", "resumes an interrupted run; the toolkit started from the beginning"),
     ]
 
 
@@ -97,10 +105,10 @@ def _trained_entries(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
             f"agents call the newest weights, under the name of the run (`{run}`), at an address per rollout"
         )
         if llm.get(key) == base and base != run:
-            text += f"; there they called `{base}`, which is the untrained model unless the server renames it"
+            text += f"; in the toolkit they called `{base}`, the untrained model unless the server renames it"
         yield note_at(marked, ("llms", name, key), text)
         if "logprobs" in llm:
-            yield note_at(marked, ("llms", name, "logprobs"), "not needed: logprobs are recorded without it")
+            yield note_at(marked, ("llms", name, "logprobs"), "not needed: logprobs are always recorded")
 
 
 def _concurrency(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
@@ -110,7 +118,9 @@ def _concurrency(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
     chosen = section(builders.get(str(section(source.get("finetuning")).get("trajectory_builder"))))
     count = chosen.get("num_generations", 2)
     if chosen and isinstance(most, int) and isinstance(count, int) and count > 1:
-        text = f"{most} rollouts at once in all; there {most} for each generation, {most * count} at once"
+        text = (
+            f"{most} rollouts at once in total; the toolkit ran {most} per generation, {most * count} at once"
+        )
         yield note_at(marked, ("eval", "general", "max_concurrency"), text)
 
 
@@ -118,9 +128,9 @@ def _curriculum(marked: MarkedText, finetuning: JsonObject) -> Iterator[Note]:
     curriculum = section(finetuning.get("curriculum_learning"))
     location = ("finetuning", "curriculum_learning")
     if curriculum.get("enabled") is not True:
-        text = "groups of equal rewards are left out without a curriculum too"
+        text = "groups with equal rewards are dropped even without a curriculum"
         if "min_reward_diff" in curriculum:
-            text += "; min_reward_diff itself needs enabled: true, here as there"
+            text += "; min_reward_diff itself needs enabled: true, as in the toolkit"
             location = (*location, "min_reward_diff")
         yield note_at(marked, location, text)
     elif curriculum.get("random_subsample") is not None:
@@ -134,7 +144,7 @@ def _targets(marked: MarkedText, finetuning: JsonObject) -> Iterator[Note]:
         text = "name these parts of your code: `with insitu.function(NAME):`, or an entry of `functions`"
         yield note_at(marked, ("finetuning", "target_functions"), text)
     if finetuning.get("target_model") is not None:
-        text = "an entry of `llms`; there it is compared with the name of the model that answered"
+        text = "names an entry of `llms`; the toolkit compared it with the name of the model that answered"
         yield note_at(marked, ("finetuning", "target_model"), text)
 
 
@@ -143,4 +153,6 @@ def _checkpoints(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
         backend = section(section(entry).get("backend"))
         if backend.get("delete_old_checkpoints") is True:
             location = ("trainer_adapters", name, "backend", "delete_old_checkpoints")
-            yield note_at(marked, location, "once before training; the newest two and the best one are kept")
+            yield note_at(
+                marked, location, "happens once, before training; the newest two and the best one are kept"
+            )

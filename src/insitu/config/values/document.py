@@ -42,7 +42,9 @@ def read_document(text: str, where: str) -> JsonObject:
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
     if document is None:
-        raise InvalidRequest(f"{where}: the file is empty", hint="write `llms`, `workflow`, `eval` … into it")
+        raise InvalidRequest(
+            f"{where}: the file is empty", hint="start with the sections `llms`, `workflow` and `eval`"
+        )
     sections = as_object(document)
     if sections is None:
         kind = "a list" if isinstance(document, list) else f"the value {document!r}"
@@ -89,7 +91,7 @@ def _check(root: yaml.Node, where: str) -> None:
     visit(root, frozenset())
     if repeated:
         raise InvalidRequest(
-            f"{where}: a key stands twice in one mapping\n" + "\n".join(f"  {line}" for line in repeated),
+            f"{where}: duplicate keys\n" + "\n".join(f"  {line}" for line in repeated),
             hint="keep one of each",
         )
 
@@ -101,6 +103,6 @@ def _repeated_keys(node: yaml.MappingNode) -> list[str]:
         if isinstance(key, yaml.ScalarNode):
             line, name = key.start_mark.line + 1, (key.tag, key.value)
             if name in first:
-                repeated.append(f"line {line}: `{key.value}`, already in line {first[name]}")
+                repeated.append(f"line {line}: `{key.value}`, already on line {first[name]}")
             first.setdefault(name, line)
     return repeated

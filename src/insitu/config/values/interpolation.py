@@ -61,16 +61,14 @@ def _replace(
             return "${"
         name = match["name"]
         if name is None:
-            problem = "`${` must be followed by a name and `}`; write `$${` for the characters themselves"
+            problem = "`${` must be followed by a name and `}`; write `$${` for a literal `${`"
             result.problems.append(Problem(location, problem))
             return ""
         value, default = environment.get(name), match["default"]
         if default is not None:
             return value or default
         if value is None:
-            problem = (
-                f"the environment variable {name} is not set, and there is no default (${{{name}:-default}})"
-            )
+            problem = f"the environment variable {name} is not set and has no default (${{{name}:-default}})"
             result.problems.append(Problem(location, problem, UNSET_VARIABLE))
         return value or ""
 

@@ -66,7 +66,7 @@ def _apply(place: _Place, parts: list[str], text: str) -> None:
         if inside is None:
             inner = ".".join(str(part) for part in (*place.location, key))
             what = "not set" if there is None else "a single value"
-            raise _Refused(f"`{inner}` is {what}, there is no `{'.'.join(parts)}` in it")
+            raise _Refused(f"`{inner}` is {what}: it has no `{'.'.join(parts)}`")
         put(place.value, (key,), inside)
         place = _Place(inside, annotation, (*place.location, key), secret)
 
@@ -99,8 +99,8 @@ def _key(place: _Place, parts: list[str]) -> tuple[str | int, list[str]]:
 
 def _index(entries: list[JsonValue], part: str) -> int:
     if not part.isdecimal() or int(part) >= len(entries):
-        valid = f"0 to {len(entries) - 1}" if entries else "none, it is empty"
-        raise _Refused(f"`{part}` is no index of the list (valid: {valid})")
+        valid = f"valid: 0 to {len(entries) - 1}" if entries else "it is empty"
+        raise _Refused(f"`{part}` is not an index of the list ({valid})")
     return int(part)
 
 
