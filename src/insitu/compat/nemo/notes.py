@@ -105,7 +105,8 @@ def _trained_entries(marked: MarkedText, source: JsonObject) -> Iterator[Note]:
             f"agents call the newest weights, under the name of the run (`{run}`), at an address per rollout"
         )
         if llm.get(key) == base and base != run:
-            text += f"; in the toolkit they called `{base}`, the untrained model unless the server renames it"
+            text += f"; in the toolkit they called `{base}`, "
+            text += "which is the untrained model unless the server renames it"
         yield note_at(marked, ("llms", name, key), text)
         if "logprobs" in llm:
             yield note_at(marked, ("llms", name, "logprobs"), "not needed: logprobs are always recorded")
