@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, cast
 
 from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 from insitu import plugins
 from insitu.config.values.problems import Problem, validation_error
 from insitu.errors import InsituError
-from insitu.json_values import JsonObject, as_object
 from insitu.plugins import ComponentConfig, Kind
 
 
@@ -19,15 +18,14 @@ def _reader(kind: Kind) -> Callable[[object], ComponentConfig]:
     def read(value: object) -> ComponentConfig:
         if isinstance(value, ComponentConfig):
             return value
-        entry = as_object(value)
-        if entry is None:
+        if not isinstance(value, Mapping):
             raise PydanticCustomError("component", "Input should be a mapping with a `_type`")
-        return _read_mapping(kind, entry)
+        return _read_mapping(kind, cast("Mapping[str, object]", value))
 
     return read
 
 
-def _read_mapping(kind: Kind, value: JsonObject) -> ComponentConfig:
+def _read_mapping(kind: Kind, value: Mapping[str, object]) -> ComponentConfig:
     type_name = value.get("_type")
     if not isinstance(type_name, str):
         known = ", ".join(plugins.names(kind)) or "none"

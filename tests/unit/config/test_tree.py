@@ -44,7 +44,7 @@ def test_only_mappings_and_lists_hold_values(document: JsonObject) -> None:
 
 
 def test_yaml_keys_may_be_numbers() -> None:
-    assert value_at({1: {"a": 2}}, (1, "a")) == 2  # pyright: ignore[reportArgumentType]
+    assert value_at(section({1: {"a": 2}}), (1, "a")) == 2
 
 
 def test_a_section_that_is_no_mapping_is_empty() -> None:
