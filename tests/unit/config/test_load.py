@@ -80,7 +80,7 @@ def test_every_problem_is_listed_at_once(write: Write, basic: str) -> None:
             "port: 7623, prot: 1",
             "trainer_adapters.adapter.backend.prot: unknown key; did you mean `port`?",
         ),
-        ("port: 7623", "port: true", "trainer_adapters.adapter.backend.port: should be a number, not True"),
+        ("port: 7623", "port: true", "trainer_adapters.adapter.backend.port: should be a number, not true"),
         ("ip: localhost, ", "", "trainer_adapters.adapter.backend.ip: is missing"),
         (
             "{_type: test_builder}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -40,12 +41,12 @@ def without_credentials(text: str) -> str:
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Format a value for an error message. Mappings and lists are not printed: they may hold secrets."""
+    """Format a value as YAML writes it, for an error; never a mapping or list, which may hold secrets."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
