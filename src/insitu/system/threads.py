@@ -20,7 +20,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class DaemonThreads:
-    """Runs functions in daemon threads named `name`. Any number of tasks may share one."""
+    """Runs functions in daemon threads named `name`. Tasks may share one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,7 +79,7 @@ def _outcome(answer: asyncio.Future[Result], call: Callable[[], Result]) -> Call
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001
-        # Any failure of the user's function belongs to the task that waits for it, even its sys.exit().
+        # Every failure of the user's function belongs to the task that waits for it, even its sys.exit().
         return functools.partial(answer.set_exception, _carried(error))
     return functools.partial(answer.set_result, result)
 
