@@ -14,7 +14,7 @@ MIN_PUBLIC_KEY_CHARS = 32
 def check_key(api_key: str, host: str) -> None:
     """Reject a missing key, and a weak one on an address that others can reach."""
     if not api_key:
-        raise InvalidRequest("the API key is empty", hint='export INSITU_API_KEY="$(openssl rand -hex 32)"')
+        raise InvalidRequest("the API key is empty", hint="set INSITU_API_KEY")
     if is_loopback(host):
         return
     if api_key == DEFAULT_KEY or len(api_key) < MIN_PUBLIC_KEY_CHARS:
