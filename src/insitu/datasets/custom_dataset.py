@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from insitu.datasets.dataset import Dataset
 from insitu.datasets.dataset_config import CustomDatasetConfig
@@ -32,38 +32,42 @@ class CustomDataset(Dataset):
     def load(self) -> list[Example]:
         """Return all examples, filtered and de-duplicated; InvalidRequest names the function and the row."""
         rows = self._rows()
-        if rows and all(isinstance(row, Example) for row in rows):
-            self._check_examples(rows)
-            ids = [example.id for example in rows]
-            chosen, self.notes = select([example.row for example in rows], ids, self._config, self._source)
-            examples = [rows[at] for at in chosen]
+        given = [row for row in rows if isinstance(row, Example)]
+        if given and len(given) == len(rows):
+            ids = self._checked_ids(given)
+            chosen, self.notes = select([one.row for one in given], ids, self._config, self._source)
+            examples = [given[at] for at in chosen]
         else:
-            self._check_rows(rows)
-            examples, self.notes = to_examples(rows, self._config, self._source)
+            examples, self.notes = to_examples(self._checked_rows(rows), self._config, self._source)
         for note in self.notes:
             _log.info(note)
         return examples
 
-    def _rows(self) -> list[Any]:
+    def _rows(self) -> list[object]:
         path = self._config.file_path
         place = {} if path is None else {"file_path": str(path.expanduser())}
         try:
             rows = self._function(**place, **self._config.kwargs)
-        except Exception as error:
+        except Exception as error:  # the user's function may raise anything
             raise InvalidRequest(f"{self._source} raised {type(error).__name__}: {error}") from error
         if not isinstance(rows, (list, tuple)):
             raise InvalidRequest(
                 f"{self._source} returned a {type(rows).__name__}",
                 hint="return a list of dicts or of insitu.datasets.example.Example",
             )
-        return list(rows)
+        return list(cast("Sequence[object]", rows))
 
-    def _check_rows(self, rows: list[Any]) -> None:
+    def _checked_rows(self, rows: list[object]) -> list[Mapping[str, object]]:
+        checked: list[Mapping[str, object]] = []
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise InvalidRequest(f"{self._source}: row {number} is a {type(row).__name__}, not a dict")
+            checked.append(cast("Mapping[str, object]", row))
+        return checked
 
-    def _check_examples(self, examples: list[Example]) -> None:
-        for number, example in enumerate(examples):
-            if not isinstance(example.id, str) or not example.id:
-                raise InvalidRequest(f"{self._source}: example {number} has the id {example.id!r}, not text")
+    def _checked_ids(self, examples: list[Example]) -> list[str]:
+        ids: list[object] = [example.id for example in examples]
+        for number, given in enumerate(ids):
+            if not isinstance(given, str) or not given:
+                raise InvalidRequest(f"{self._source}: example {number} has the id {given!r}, not text")
+        return cast("list[str]", ids)

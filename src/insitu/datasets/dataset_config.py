@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import AliasChoices, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -107,7 +107,7 @@ class CustomDatasetConfig(DatasetConfig):
     function: str
     """``package.module:function`` or ``package.module.function``."""
     file_path: Path | None = None
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, object] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_file_path(self) -> Self:

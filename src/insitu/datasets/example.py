@@ -12,6 +12,7 @@ class Example:
     """One row of a dataset."""
 
     id: str
+    # The user's own data, which their code reads without a cast.
     input: Any
     expected: Any
     row: Mapping[str, Any]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from insitu.datasets.dataset_config import DatasetConfig
 from insitu.datasets.example import Example
 from insitu.datasets.row_filter import apply_filters, columns_of
 from insitu.datasets.values import to_jsonable, to_text
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject, JsonValue
 from insitu.plugins import nearest
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def to_examples(
-    rows: Sequence[Mapping[str, Any]], config: DatasetConfig, source: str
+    rows: Sequence[Mapping[str, object]], config: DatasetConfig, source: str
 ) -> tuple[list[Example], list[str]]:
     """Turn rows into examples; also return notes for readers of the results."""
     if not rows:
@@ -29,7 +29,7 @@ def to_examples(
 
 
 def select(
-    rows: Sequence[Mapping[str, Any]], ids: Sequence[str], config: DatasetConfig, source: str
+    rows: Sequence[Mapping[str, object]], ids: Sequence[str], config: DatasetConfig, source: str
 ) -> tuple[list[int], list[str]]:
     """Return the positions of rows that pass the filters, each id once, and notes on the others."""
     filtered = apply_filters(rows, config.filter)
@@ -51,7 +51,7 @@ def select(
     return list(first.values()), notes
 
 
-def _clean(row: Mapping[str, Any], number: int, source: str) -> Row:
+def _clean(row: Mapping[str, object], number: int, source: str) -> Row:
     clean: Row = {}
     for column, value in row.items():
         try:
@@ -80,7 +80,7 @@ def _ids(rows: Sequence[Row], key: str, source: str) -> tuple[list[str], list[st
     return [_id(row[key], number, source) for number, row in enumerate(rows)], []
 
 
-def _id(value: Any, number: int, source: str) -> str:
+def _id(value: JsonValue, number: int, source: str) -> str:
     if isinstance(value, (bool, list, dict)):
         raise InvalidRequest(f"{source}: row {number}: {value!r} cannot be an id; text and numbers can")
     return to_text(value)

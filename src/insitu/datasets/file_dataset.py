@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from insitu.datasets.dataset import Dataset
 from insitu.datasets.dataset_config import FileDatasetConfig
@@ -18,7 +17,7 @@ from insitu.plugins import Kind, Parts, register
 
 _log = logging.getLogger(__name__)
 
-READERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+READERS: dict[str, Callable[[Path], Sequence[Mapping[str, object]]]] = {
     "json": read_json,
     "jsonl": read_jsonl,
     "csv": read_csv,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from insitu.datasets.dataset_config import FilterConfig, Pattern
 from insitu.datasets.values import to_text
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def _check_column(rows: Sequence[Row], column: str, list_name: str) -> None:
         )
 
 
-def _matches(cell: Any, patterns: Sequence[Pattern]) -> bool:
+def _matches(cell: object, patterns: Sequence[Pattern]) -> bool:
     text = "" if cell is None else to_text(cell)
     return any(
         fnmatchcase(text, pattern) if isinstance(pattern, str) else text in (to_text(pattern), str(pattern))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 from insitu.errors import InvalidRequest
 
-Row = dict[str, Any]
+Row = Mapping[str, object]
+Line = Sequence[object]
+"""The cells of one row."""
 
 _ZIP = b"PK\x03\x04"
 """First bytes of an .xlsx file, whatever its name."""
@@ -22,7 +25,7 @@ def read_parquet(path: Path) -> list[Row]:
     arrow = _library("pyarrow")
     parquet = _library("pyarrow.parquet")
     try:
-        return parquet.ParquetFile(path).read().to_pylist()
+        return cast("list[Row]", parquet.ParquetFile(path).read().to_pylist())
     except (arrow.ArrowException, OSError) as error:
         raise InvalidRequest(f"{path} is not a Parquet file: {_one_line(error)}") from error
 
@@ -31,56 +34,53 @@ def read_excel(path: Path) -> list[Row]:
     """Read the first sheet of an .xlsx or .xls file; its first row is the header."""
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
-    lines = _xlsx_lines(path) if is_zip else _xls_lines(path)
+    library = _library("openpyxl" if is_zip else "xlrd")
+    try:
+        lines = _xlsx_lines(library, path) if is_zip else _xls_lines(library, path)
+    except Exception as error:
+        # openpyxl lets through whatever zipfile, its XML parser and its own checks raise; on a damaged file
+        # xlrd raises anything from XLRDError to struct.error.
+        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
     if not lines:
         raise InvalidRequest(f"the first sheet of {path} is empty")
     header = _header(path, lines[0])
     return [dict(zip(header, line, strict=False)) for line in lines[1:]]
 
 
-def _xlsx_lines(path: Path) -> list[Sequence[Any]]:
-    openpyxl = _library("openpyxl")
-    try:
-        # An open file, because openpyxl judges a path by its extension.
-        with path.open("rb") as file:
-            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            lines = _trimmed(book.worksheets[0].iter_rows(values_only=True))
-    except Exception as error:
-        # openpyxl lets through whatever zipfile, its XML parser and its own checks raise.
-        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
+def _xlsx_lines(openpyxl: ModuleType, path: Path) -> list[Line]:
+    # An open file, because openpyxl judges a path by its extension.
+    with path.open("rb") as file:
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        lines = _trimmed(book.worksheets[0].iter_rows(values_only=True))
     return [[None if cell in _ERROR_CELLS else cell for cell in line] for line in lines]
 
 
-def _xls_lines(path: Path) -> list[Sequence[Any]]:
-    xlrd = _library("xlrd")
-    try:
-        with xlrd.open_workbook(path, on_demand=True) as book:
-            rows = book.sheet_by_index(0).get_rows()
-            return _trimmed([_xls_value(xlrd, book, cell) for cell in row] for row in rows)
-    except Exception as error:
-        # On a damaged file xlrd raises anything from XLRDError to struct.error.
-        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
+def _xls_lines(xlrd: ModuleType, path: Path) -> list[Line]:
+    with xlrd.open_workbook(path, on_demand=True) as book:
+        rows = book.sheet_by_index(0).get_rows()
+        return _trimmed([_xls_value(xlrd, book.datemode, cell) for cell in row] for row in rows)
 
 
-def _xls_value(xlrd: Any, book: Any, cell: Any) -> Any:
+def _xls_value(xlrd: ModuleType, datemode: int, cell: Any) -> object:
+    """Return the value of one of xlrd's cells, a class without types."""
     if cell.ctype in (xlrd.XL_CELL_EMPTY, xlrd.XL_CELL_BLANK, xlrd.XL_CELL_ERROR):
         return None
     if cell.ctype == xlrd.XL_CELL_BOOLEAN:
         return bool(cell.value)
     if cell.ctype == xlrd.XL_CELL_DATE:
-        return xlrd.xldate.xldate_as_datetime(cell.value, book.datemode)
+        return xlrd.xldate.xldate_as_datetime(cell.value, datemode)
     if cell.ctype == xlrd.XL_CELL_NUMBER and cell.value.is_integer():
         # The format knows only floats; Excel shows 7, not 7.0.
         return int(cell.value)
     return cell.value
 
 
-def _trimmed(lines: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+def _trimmed(lines: Iterable[Line]) -> list[Line]:
     """Remove the empty rows that spreadsheets tend to keep."""
     return [line for line in lines if any(cell not in (None, "") for cell in line)]
 
 
-def _header(path: Path, cells: Sequence[Any]) -> list[str]:
+def _header(path: Path, cells: Line) -> list[str]:
     names = ["" if cell is None else str(cell) for cell in cells]
     while names and not names[-1]:
         names.pop()
@@ -92,7 +92,7 @@ def _header(path: Path, cells: Sequence[Any]) -> list[str]:
     return names
 
 
-def _library(name: str) -> Any:
+def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:

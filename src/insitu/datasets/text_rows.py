@@ -6,37 +6,41 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from insitu.datasets.values import parse_json
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonObject
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from _csv import Reader  # the type of `csv.reader(...)`, which only type checkers know by name
 
 _MAX_CELL_CHARACTERS = 2**30
 """The csv module's own limit, 128 Ki characters, is too low for long prompts."""
 
 
-def read_json(path: Path) -> list[Row]:
+def read_json(path: Path) -> list[JsonObject]:
     """Read a list of objects."""
     try:
-        rows = parse_json(_decode(path, path.read_bytes()))
+        found = parse_json(_decode(path, path.read_bytes()))
     except ValueError as error:
         raise InvalidRequest(f"{path} is not JSON: {error}") from error
-    if not isinstance(rows, list):
+    if not isinstance(found, list):
         raise InvalidRequest(
-            f"{path} holds a {type(rows).__name__}, not a list of objects",
-            hint="put the rows into one list: [{...}, {...}]; one object per line is _type: jsonl",
+            f"{path} holds a {type(found).__name__}, not a list of objects",
+            hint="put the rows into one list: [{...}, {...}]; for one object per line use _type: jsonl",
         )
-    for number, row in enumerate(rows):
+    rows: list[JsonObject] = []
+    for number, row in enumerate(found):
         if not isinstance(row, dict):
             raise InvalidRequest(f"{path}: row {number} is a {type(row).__name__}, not an object")
+        rows.append(row)
     return rows
 
 
-def read_jsonl(path: Path) -> list[Row]:
+def read_jsonl(path: Path) -> list[JsonObject]:
     """Read one object per line; empty lines are skipped."""
-    rows: list[Row] = []
+    rows: list[JsonObject] = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         text = _decode(path, line, line=number).strip()
         if not text:
@@ -51,13 +55,13 @@ def read_jsonl(path: Path) -> list[Row]:
     return rows
 
 
-def read_csv(path: Path) -> list[Row]:
+def read_csv(path: Path) -> list[dict[str, str]]:
     """Read comma-separated values with a header; all cells are text."""
     text = _decode(path, path.read_bytes())
     former = csv.field_size_limit(_MAX_CELL_CHARACTERS)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        header = next(reader, [])
+        header = next(reader, list[str]())
         _check_header(path, header)
         return [dict(zip(header, cells, strict=True)) for cells in _records(path, reader, len(header))]
     except csv.Error as error:
@@ -66,7 +70,7 @@ def read_csv(path: Path) -> list[Row]:
         csv.field_size_limit(former)
 
 
-def _records(path: Path, reader: Any, num_columns: int) -> Iterator[list[str]]:
+def _records(path: Path, reader: Reader, num_columns: int) -> Iterator[list[str]]:
     for cells in reader:
         if not cells:
             continue

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import NoReturn, cast
 from uuid import UUID
 
+from insitu.json_values import JsonValue
 
-def to_jsonable(value: Any) -> Any:
+
+def to_jsonable(value: object) -> JsonValue:
     """Convert a value to what JSON can carry: NaN and NaT become None, dates ISO text, bytes base64 text.
 
     ValueError names what has no such form: infinities and unknown types.
@@ -20,18 +22,20 @@ def to_jsonable(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
+        items = cast("Mapping[object, object]", value).items()
+        return {str(key): to_jsonable(item) for key, item in items}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_jsonable(item) for item in value]
-    if hasattr(value, "tolist"):
+        return [to_jsonable(item) for item in cast("Iterable[object]", value)]
+    to_list = getattr(value, "tolist", None)
+    if to_list is not None:
         # numpy's scalars and arrays, without importing numpy.
-        return to_jsonable(value.tolist())
+        return to_jsonable(to_list())
     if isinstance(value, (float, Decimal)):
         return _number(value)
     return _other(value)
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Return text unchanged, everything else as JSON; a float without a fraction becomes an integer."""
     if isinstance(value, str):
         return value
@@ -40,10 +44,10 @@ def to_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> JsonValue:
     """Parse strict JSON; ValueError for NaN and Infinity, and for nesting deeper than Python can follow."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return cast(JsonValue, json.loads(text, parse_constant=_refuse_constant))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -58,7 +62,7 @@ def _number(value: float | Decimal) -> float | int | None:
     return float(value)
 
 
-def _other(value: Any) -> Any:
+def _other(value: object) -> JsonValue:
     if isinstance(value, (date, time)):
         # The one date that differs from itself is NaT.
         return value.isoformat() if value == value else None
@@ -66,10 +70,10 @@ def _other(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, UUID):
         return str(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
     raise ValueError(f"a {type(value).__name__} has no form in JSON")
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
