@@ -6,6 +6,14 @@ they travel as ``{"error": {"type": ..., "message": ..., "hint": ...}}`` with ``
 
 from __future__ import annotations
 
+import re
+from typing import cast
+
+_MAX_REASON_CHARS = 500
+_MAX_OWN_REASON_CHARS = 4_000
+"""For insitu's own errors, which may include the last output of a program."""
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+
 
 class InsituError(Exception):
     """Base of all deliberate errors. `hint` is the next thing to do, `status` the HTTP status."""
@@ -101,3 +109,39 @@ class ProbeFailed(InsituError):
 
 class CorruptCheckpoint(InsituError):
     """A checkpoint does not match its manifest."""
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error in one line: ``Type: message``, or message and hint of one that insitu raised."""
+    while members := members_of(error):
+        error = members[0]
+    if isinstance(error, InsituError):
+        return one_line("; ".join(filter(None, (error.message, error.hint))), _MAX_OWN_REASON_CHARS)
+    message = message_of(error)
+    return one_line(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the error's own message, also if its class cannot show it."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a foreign __str__ may raise anything; say so instead
+        return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def members_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members of an exception group; none for any other exception."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ()
+    return cast("BaseExceptionGroup[BaseException]", error).exceptions
+
+
+def one_line(text: str, limit: int = _MAX_REASON_CHARS) -> str:
+    """Collapse `text` to one line, escape control characters, and truncate to `limit`."""
+    line = escape(" ".join(text[: 10 * limit].split()))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def escape(text: str) -> str:
+    """Escape control characters and broken Unicode, so that they cannot affect a terminal or a log."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

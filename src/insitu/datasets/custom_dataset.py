@@ -26,7 +26,9 @@ class CustomDataset(Dataset):
         self._config = config
         self._function = load_entry(config.function, parts.directory)
         if inspect.iscoroutinefunction(self._function) or inspect.isasyncgenfunction(self._function):
-            raise InvalidRequest(f"dataset function `{config.function}` is async; give a plain one")
+            raise InvalidRequest(
+                f"dataset function `{config.function}` is async", hint="write it as a plain `def`"
+            )
         self._source = f"dataset function `{config.function}`"
 
     def load(self) -> list[Example]:

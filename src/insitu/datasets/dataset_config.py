@@ -129,8 +129,8 @@ def dataset_config(path: str | Path, base: ComponentConfig | None = None) -> Com
     suffix = Path(path).suffix.lower()
     if suffix not in TYPE_BY_SUFFIX:
         raise InvalidRequest(
-            f"the type of dataset `{path}` cannot be told from its extension `{suffix}`",
-            hint=f"known: {', '.join(TYPE_BY_SUFFIX)}; give others as eval.general.dataset with a _type",
+            f"dataset `{path}` has the extension `{suffix}`, which names no type of dataset",
+            hint=f"known: {', '.join(TYPE_BY_SUFFIX)}; for other files set eval.general.dataset with a _type",
         )
     type_name = TYPE_BY_SUFFIX[suffix]
     return find(Kind.DATASET, type_name).config.model_validate(

@@ -38,15 +38,15 @@ def select(
     removed = [f"{name} removed {count}" for name, count in filtered.removed.items()]
     if not first:
         raise InvalidRequest(
-            f"{source}: none of {len(rows)} rows is left: {', '.join(removed)}",
+            f"{source}: the filters removed all {len(rows)} rows: {', '.join(removed)}",
             hint="loosen eval.general.dataset.filter",
         )
     notes = [f"{source}: of {len(rows)} rows, {', '.join(removed)}"] if removed else []
     if dropped:
         num_different = sum(rows[at] != rows[first[ids[at]]] for at in dropped)
         notes.append(
-            f"{source}: {len(dropped)} rows dropped because their id came before, {num_different} of them "
-            "with other content"
+            f"{source}: {len(dropped)} rows dropped because an earlier row has the same id, "
+            f"{num_different} of them with other content"
         )
     return list(first.values()), notes
 
@@ -70,19 +70,19 @@ def _ids(rows: Sequence[Row], key: str, source: str) -> tuple[list[str], list[st
                 hint=f"columns: {', '.join(columns_of(rows))}",
             )
         return [str(number) for number in range(len(rows))], [
-            f"{source}: no row has an id; row numbers serve"
+            f"{source}: no row has an id; the row numbers are the ids"
         ]
     if missing:
         raise InvalidRequest(
-            f"{source}: row {missing[0]} has no `{key}`, and {len(missing) - 1} others neither",
-            hint="give every row an id, or none: then the row numbers serve",
+            f"{source}: {len(missing)} of {len(rows)} rows have no `{key}`, the first is row {missing[0]}",
+            hint="give every row an id, or give none and the row numbers become the ids",
         )
     return [_id(row[key], number, source) for number, row in enumerate(rows)], []
 
 
 def _id(value: JsonValue, number: int, source: str) -> str:
     if isinstance(value, (bool, list, dict)):
-        raise InvalidRequest(f"{source}: row {number}: {value!r} cannot be an id; text and numbers can")
+        raise InvalidRequest(f"{source}: row {number} has the id {value!r}; an id is text or a number")
     return to_text(value)
 
 
@@ -104,7 +104,7 @@ def _check_structure(rows: Sequence[Row], config: DatasetConfig, source: str) ->
             f"{source} has no column `{structure.answer_key}`{nearest(structure.answer_key, known)}",
             hint=f"columns: {', '.join(known)}; choose with structure.answer_key",
         )
-    return [f"{source} has no column `{structure.answer_key}`: nothing is expected of any example"]
+    return [f"{source} has no column `{structure.answer_key}`: the examples have no expected answers"]
 
 
 def _example(row: Row, example_id: str, number: int, config: DatasetConfig, source: str) -> Example:

@@ -1,13 +1,12 @@
 """Rewards that are plain functions: ``(item) -> number or EvalResult``, async or not.
 
-An `EvalResult` may carry step rewards.
+An `EvalResult` may carry rewards of single calls.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from pydantic import Field
 
@@ -23,7 +22,7 @@ from insitu.system.threads import DaemonThreads
 class FunctionEvaluator(Evaluator):
     """Calls a function for every item; a synchronous one runs in its own thread."""
 
-    def __init__(self, function: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., object], name: str, *args: object, **kwargs: object) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an instance may have an async __call__
@@ -32,12 +31,10 @@ class FunctionEvaluator(Evaluator):
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
         """Call the function and check its result."""
-        if self._is_async:
-            return to_result(item, await self._call(item))
-        value = await self._threads.run(self._call, item)
+        value = self._call(item) if self._is_async else await self._threads.run(self._call, item)
         return to_result(item, await value if inspect.isawaitable(value) else value)
 
-    def _call(self, item: EvalItem) -> Any:
+    def _call(self, item: EvalItem) -> object:
         return self._function(item, *self._args, **self._kwargs)
 
 
@@ -46,7 +43,7 @@ class PythonEvaluatorConfig(ComponentConfig):
 
     entry: str
     """``package.module:function``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """The function's arguments after the item, by name."""
 
 
@@ -68,7 +65,7 @@ def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEva
     return FunctionEvaluator(function, config.entry, **config.args)
 
 
-def refuse_generators(function: Callable[..., Any], name: str) -> None:
+def refuse_generators(function: Callable[..., object], name: str) -> None:
     """Reject generator functions: they return no score."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidRequest(f"evaluator `{name}` is a generator; return the score instead of yielding")

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from insitu.rewards.calls import Call
+
+# `Any` below is the user's own data: evaluators read it without a cast.
+
 
 @dataclass(frozen=True, slots=True)
 class EvalItem:
@@ -18,22 +22,46 @@ class EvalItem:
     output: Any
     """The workflow's return value."""
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    calls: Sequence[Mapping[str, Any]] = ()
-    """The recorded model calls in order, with the fields of `ModelCall` except the tokens themselves: id,
-    messages, tools, answer, function, model, run, finish_reason, sampling, timings (seconds by phase),
-    started_at (Unix time), num_prompt_tokens, num_output_tokens. See `insitu.rewards.trajectory`."""
+    calls: Sequence[Call] = ()
+    """The recorded model calls in order, without the tokens themselves. See `insitu.rewards.trajectory`."""
     rollout_id: str = ""
     seconds: float | None = None
     """Duration of the rollout."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class EvalResult:
     """A score, or the error that explains why there is none; never both. An error never counts as 0."""
 
     id: str
     score: float | None
-    reasoning: Any = None
-    error: str | None = None
-    step_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    reasoning: Any
+    error: str | None
+    call_rewards: Mapping[str, float]
     """Optional extra reward per model call, by the id of the call; the others count as 0."""
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the field's name
+        score: float | None,
+        reasoning: Any = None,
+        error: str | None = None,
+        call_rewards: Mapping[str, float] | None = None,
+        *,
+        step_rewards: Mapping[str, float] | None = None,
+    ) -> None:
+        """`step_rewards` is the former name of `call_rewards`; give one of them."""
+        if step_rewards is not None:
+            if call_rewards:
+                raise TypeError("step_rewards is the former name of call_rewards: give only call_rewards")
+            call_rewards = step_rewards
+        object.__setattr__(self, "id", id)
+        object.__setattr__(self, "score", score)
+        object.__setattr__(self, "reasoning", reasoning)
+        object.__setattr__(self, "error", error)
+        object.__setattr__(self, "call_rewards", {} if call_rewards is None else call_rewards)
+
+    @property
+    def step_rewards(self) -> Mapping[str, float]:
+        """The former name of `call_rewards`."""
+        return self.call_rewards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import regex
 from pydantic import Field, model_validator
@@ -47,7 +47,7 @@ class RegexMatch(Evaluator):
 
     def __init__(self, config: RegexMatchConfig, parts: Parts) -> None:  # noqa: ARG002 - every component's shape
         self._config = config
-        self._pattern: Any = regex.compile(config.pattern)
+        self._pattern = regex.compile(config.pattern)
         self._threads = DaemonThreads("insitu-regex")
 
     async def evaluate_item(self, item: EvalItem) -> EvalResult:
@@ -66,7 +66,8 @@ class RegexMatch(Evaluator):
             match = self._pattern.search(text, timeout=limit, concurrent=True)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"pattern {self._config.pattern!r} was not done with {len(text)} characters in {limit:g} s",
+                f"pattern {self._config.pattern!r} searched {len(text)} characters for longer than "
+                f"{limit:g} s",
                 hint="write a pattern without nested repetition, or raise timeout_seconds",
             ) from error
         return None if match is None else match.group(self._config.group or 0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import Component, ComponentConfig, Kind, Parts, add
 from insitu.rewards.function_evaluator import FunctionEvaluator, refuse_generators
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def register_evaluator(
@@ -40,7 +40,7 @@ def register_evaluator(
     return decorate
 
 
-def _takes_config(function: Callable[..., Any], type_name: str) -> bool:
+def _takes_config(function: Callable[..., object], type_name: str) -> bool:
     signature = inspect.signature(function)
     for arguments in ((None,), (None, None)):
         try:

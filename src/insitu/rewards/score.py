@@ -8,26 +8,31 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import SupportsFloat, SupportsIndex, TypeVar, cast
 
-from insitu.errors import InsituError
+from insitu.errors import describe
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
+
+Value = TypeVar("Value")
 
 _GRACE_SECONDS = 1.0
 """Time for a cancelled evaluator to clean up before it is abandoned."""
 _MAX_ERROR_CHARACTERS = 500
 
 
-async def score_item(evaluator: Evaluator, item: EvalItem, timeout_seconds: float | None) -> EvalResult:
+async def score_item(
+    evaluator: Evaluator | GroupEvaluator, item: EvalItem, timeout_seconds: float | None
+) -> EvalResult:
     """Return the item's score or error; raises only if the caller is cancelled. None means no time limit."""
     if not isinstance(evaluator, Evaluator):
         return _error(item, f"{type(evaluator).__name__} does not score single rollouts")
     try:
-        return to_result(item, await _limited(evaluator.evaluate_item(item), timeout_seconds))
-    except Exception as error:  # noqa: BLE001 - whatever an evaluator raises is the item's error
-        return _error(item, describe(error))
+        value = await _limited(lambda: evaluator.evaluate_item(item), timeout_seconds)
+    except _NoResult as error:
+        return _error(item, str(error))
+    return _checked(item, value)
 
 
 async def score_group(
@@ -39,17 +44,14 @@ async def score_group(
     if isinstance(evaluator, Evaluator):
         return list(await asyncio.gather(*(score_item(evaluator, item, timeout_seconds) for item in items)))
     try:
-        values = await _limited(evaluator.evaluate_group(items), timeout_seconds)
-        if not isinstance(values, (list, tuple)):
-            raise TypeError(f"the evaluator returned a {type(values).__name__}, not a list of results")
-        if len(values) != len(items):
-            raise ValueError(f"the evaluator returned {len(values)} results for {len(items)} rollouts")
-        return [_checked(item, value) for item, value in zip(items, values, strict=True)]
-    except Exception as error:  # noqa: BLE001 - whatever an evaluator raises is the error of all its items
-        return [_error(item, describe(error)) for item in items]
+        given = await _limited(lambda: evaluator.evaluate_group(items), timeout_seconds)
+        values = _one_each(given, len(items))
+    except _NoResult as error:
+        return [_error(item, str(error)) for item in items]
+    return [_checked(item, value) for item, value in zip(items, values, strict=True)]
 
 
-def to_result(item: EvalItem, value: Any) -> EvalResult:
+def to_result(item: EvalItem, value: object) -> EvalResult:
     """Check that an evaluator returned an `EvalResult` or a number; raise ValueError or TypeError if not."""
     if not isinstance(value, EvalResult):
         return EvalResult(item.id, to_score(value))
@@ -57,39 +59,36 @@ def to_result(item: EvalItem, value: Any) -> EvalResult:
         raise ValueError(f"the evaluator returned the result of `{value.id}` for `{item.id}`")
     reasoning = _plain(value.reasoning)
     if value.error is not None:
-        return EvalResult(
-            item.id, None, reasoning, str(value.error)[:_MAX_ERROR_CHARACTERS] or "no reason given"
-        )
-    steps = to_step_rewards(item, value.step_rewards)
-    return EvalResult(item.id, to_score(value.score), reasoning, step_rewards=steps)
+        reason = str(value.error)[:_MAX_ERROR_CHARACTERS] or "the evaluator gave no reason"
+        return EvalResult(item.id, None, reasoning, reason)
+    rewards = to_call_rewards(item, value.call_rewards)
+    return EvalResult(item.id, to_score(value.score), reasoning, call_rewards=rewards)
 
 
-def to_step_rewards(item: EvalItem, value: Any) -> dict[str, float]:
+def to_call_rewards(item: EvalItem, value: object) -> dict[str, float]:
     """Check for finite floats by ids of the rollout's calls; raise ValueError or TypeError if not."""
-    if value is None:
-        return {}
     if not isinstance(value, Mapping):
-        raise TypeError(f"step_rewards is a {type(value).__name__}, not a mapping of call ids to numbers")
-    given = cast("Mapping[Any, Any]", value)
+        raise TypeError(f"call_rewards is a {type(value).__name__}, not a mapping of call ids to numbers")
+    given = cast("Mapping[object, object]", value)
     known = {call.get("id") for call in item.calls}
     if unknown := [key for key in given if key not in known]:
         listed = ", ".join(map(repr, unknown[:3]))
-        raise ValueError(f"step_rewards names {listed}, not among the {len(known)} calls of the rollout")
-    return {call_id: _step_reward(call_id, reward) for call_id, reward in given.items()}
+        raise ValueError(f"call_rewards names {listed}, not among the {len(known)} calls of the rollout")
+    return {str(call_id): _call_reward(call_id, reward) for call_id, reward in given.items()}
 
 
-def _step_reward(call_id: str, value: Any) -> float:
+def _call_reward(call_id: object, value: object) -> float:
     try:
         return to_score(value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"step reward of call {call_id}: {error}") from error
+        raise type(error)(f"reward of call {call_id}: {error}") from error
 
 
-def to_score(value: Any) -> float:
+def to_score(value: object) -> float:
     """Convert a score to a finite float: true counts as 1, numpy's numbers are accepted, text never is."""
     if value is None:
         raise ValueError("the evaluator returned no score")
-    if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
+    if not isinstance(value, (SupportsFloat, SupportsIndex)):
         raise TypeError(
             f"the score is a {type(value).__name__}, not a number: {value!r}"[:_MAX_ERROR_CHARACTERS]
         )
@@ -99,15 +98,13 @@ def to_score(value: Any) -> float:
     return score
 
 
-def describe(error: BaseException) -> str:
-    """Describe an error in one line."""
-    text = error.message if isinstance(error, InsituError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:_MAX_ERROR_CHARACTERS]
+class _NoResult(Exception):
+    """The reason why an evaluator returned nothing that can be used."""
 
 
-async def _limited(work: Coroutine[Any, Any, Any], timeout_seconds: float | None) -> Any:
+async def _limited(start: Callable[[], Awaitable[Value]], timeout_seconds: float | None) -> Value:
     """Await the evaluator in its own task, so that it cannot block ours by refusing to end."""
-    task = asyncio.ensure_future(_contained(work))
+    task = asyncio.ensure_future(_contained(start))
     try:
         await asyncio.wait({task}, timeout=timeout_seconds)
     except asyncio.CancelledError:
@@ -115,36 +112,48 @@ async def _limited(work: Coroutine[Any, Any, Any], timeout_seconds: float | None
         raise
     if not task.done():
         await _end(task)
-        raise TimeoutError(f"no score within {timeout_seconds:g} s")
+        raise _NoResult(f"the evaluator gave no score within {timeout_seconds:g} s")
     if task.cancelled():
-        raise RuntimeError("the evaluator cancelled itself")
+        raise _NoResult("the evaluator cancelled itself")
+    error = task.exception()
+    if error is not None:
+        raise _NoResult(describe(error)) from error
     return task.result()
 
 
-async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+async def _contained(start: Callable[[], Awaitable[Value]]) -> Value:
     try:
-        return await work
+        return await start()
     except SystemExit as error:
         # Inside a task it would end the whole event loop.
         raise RuntimeError(f"the evaluator called sys.exit({error.code})") from error
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
+async def _end(task: asyncio.Task[Value]) -> None:
     task.cancel()
     task.add_done_callback(_retrieve)
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
 
 
-def _retrieve(task: asyncio.Future[Any]) -> None:
+def _retrieve(task: asyncio.Task[Value]) -> None:
     """Retrieve the exception of an abandoned task, or asyncio complains about it later."""
     if not task.cancelled():
         task.exception()
 
 
-def _checked(item: EvalItem, value: Any) -> EvalResult:
+def _one_each(values: object, count: int) -> Sequence[object]:
+    if not isinstance(values, (list, tuple)):
+        raise _NoResult(f"the evaluator returned a {type(values).__name__}, not a list of results")
+    results = cast("Sequence[object]", values)
+    if len(results) != count:
+        raise _NoResult(f"the evaluator returned {len(results)} results for {count} rollouts")
+    return results
+
+
+def _checked(item: EvalItem, value: object) -> EvalResult:
     try:
         return to_result(item, value)
-    except Exception as error:  # noqa: BLE001 - one bad result leaves the others of the group as they are
+    except Exception as error:  # noqa: BLE001 - the user's objects may raise anything, and only this item's are bad
         return _error(item, describe(error))
 
 
@@ -152,7 +161,7 @@ def _error(item: EvalItem, reason: str) -> EvalResult:
     return EvalResult(item.id, None, error=reason)
 
 
-def _plain(reasoning: Any) -> Any:
+def _plain(reasoning: object) -> object:
     """Turn reasoning that JSON cannot carry into text: it is written to files."""
     try:
         json.dumps(reasoning, allow_nan=False)

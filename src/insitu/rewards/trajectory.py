@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from insitu.datasets.values import parse_json
+from insitu.json_values import JsonValue, as_list
+from insitu.rewards.calls import AskedTool, Call, Message
 from insitu.rewards.items import EvalItem
 
-Json = dict[str, Any]
-Call = Mapping[str, Any]
-Message = Mapping[str, Any]
+Recorded = TypeVar("Recorded", bound=Mapping[str, object])
+"""A `Call`, or a recorded call with its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,10 @@ class ToolCall:
     """One tool call of the agent."""
 
     call_id: str
-    """The model call that asked for it; a key for `EvalResult.step_rewards`."""
+    """The model call that asked for it; a key for `EvalResult.call_rewards`."""
     id: str
     name: str
-    arguments: Any
+    arguments: Any  # like `result`, read by the user's code, which knows its tools
     """Parsed; None when the model wrote something that is not JSON."""
     text: str
     """The arguments as the model wrote them."""
@@ -30,15 +31,15 @@ class ToolCall:
     """The tool's answer, as text if it is text; None if no later model call shows one."""
 
 
-def messages(item: EvalItem) -> list[Json]:
+def messages(item: EvalItem) -> list[Message]:
     """Return all messages in order, each once; a sampled one has the `call_id` of its call.
 
     A call that continues no earlier one (a sub-agent, a rewritten history) starts over with all its messages.
     """
-    return [
-        dict(message) | ({} if call is None else {"call_id": call["id"]})
-        for message, call in spoken(item.calls)
-    ]
+    told: list[Message] = []
+    for message, call in spoken(item.calls):
+        told.append(message.copy() if call is None else {**message, "call_id": call["id"]})
+    return told
 
 
 def tool_calls(item: EvalItem) -> list[ToolCall]:
@@ -46,31 +47,39 @@ def tool_calls(item: EvalItem) -> list[ToolCall]:
     return [
         _tool_call(asked, call, item.calls[number + 1 :])
         for number, call in enumerate(item.calls)
-        for asked in (call.get("answer") or {}).get("tool_calls") or ()
+        for asked in _answer(call).get("tool_calls") or ()
     ]
 
 
-def spoken(calls: Sequence[Call]) -> Iterator[tuple[Message, Call | None]]:
+def spoken(calls: Sequence[Recorded]) -> Iterator[tuple[Message, Recorded | None]]:
     """Yield each message of the calls once, with its call if it was sampled, else with None."""
-    seen: list[list[Json]] = []
+    seen: list[list[dict[str, object]]] = []
     for call in calls:
-        told: list[Json] = list(call.get("messages") or [])
+        told = _messages(call)
         said = [_essence(message) for message in told]
         known = max((len(talk) for talk in seen if said[: len(talk)] == talk), default=0)
         for message in told[known:]:
             yield message, None
-        answer: Json = {**(call.get("answer") or {}), "role": "assistant"}
+        answer = _answer(call)
         yield answer, call
         seen.append([*said, _essence(answer)])
 
 
-def _essence(message: Message) -> Json:
+def _messages(call: Mapping[str, object]) -> list[Message]:
+    return cast("list[Message]", call.get("messages") or [])
+
+
+def _answer(call: Mapping[str, object]) -> Message:
+    return {**cast(Message, call.get("answer") or {}), "role": "assistant"}
+
+
+def _essence(message: Message) -> dict[str, object]:
     """Strip empty fields: clients send an answer back with or without them."""
     return {key: value for key, value in message.items() if value not in (None, "", [], {})}
 
 
-def _tool_call(asked: Mapping[str, Any], call: Call, later: Sequence[Call]) -> ToolCall:
-    function: Json = asked.get("function") or {}
+def _tool_call(asked: AskedTool, call: Call, later: Sequence[Call]) -> ToolCall:
+    function = asked.get("function") or {}
     given = function.get("arguments")
     text = given if isinstance(given, str) else ""
     return ToolCall(
@@ -83,18 +92,18 @@ def _tool_call(asked: Mapping[str, Any], call: Call, later: Sequence[Call]) -> T
     )
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> JsonValue:
     try:
         return parse_json(text)
     except ValueError:
         return None
 
 
-def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> Any:
+def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> object:
     """Find the tool's answer. Some agents reuse ids in each turn: messages before the call do not count."""
-    before: Sequence[Message] = call.get("messages") or []
+    before = _messages(call)
     for other in later:
-        told: Sequence[Message] = other.get("messages") or []
+        told = _messages(other)
         goes_on = told[: len(before)] == before
         # for a rewritten history all we know is that the newest answer is the one to this call
         candidates = told[len(before) :] if goes_on else told[::-1]
@@ -104,13 +113,12 @@ def _result(tool_call_id: str, call: Call, later: Sequence[Call]) -> Any:
     return None
 
 
-def _text(content: Any) -> Any:
+def _text(content: object) -> object:
     """Join parts of text; an empty answer is empty text, because None means that there was none."""
     if content is None:
         return ""
-    if not isinstance(content, list):
+    parts = as_list(content)
+    if parts is None:
         return content
-    parts = cast("list[Any]", content)
-    if all(isinstance(part, dict) and "text" in part for part in parts):
-        return "".join(str(part["text"]) for part in parts)
-    return parts
+    texts = [str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part]
+    return "".join(texts) if len(texts) == len(parts) else parts

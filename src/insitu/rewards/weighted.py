@@ -75,7 +75,7 @@ async def weighted(config: WeightedConfig, parts: Parts) -> AsyncIterator[Evalua
 
 
 def combine(item: EvalItem, results: Mapping[str, EvalResult], weights: Mapping[str, float]) -> EvalResult:
-    """Return the weighted mean of the members' scores and step rewards, with each score as reasoning."""
+    """Return the weighted mean of the members' scores and rewards of calls, with each score as reasoning."""
     reasoning = {
         name: {"score": result.score, "weight": weights[name], "reasoning": result.reasoning}
         for name, result in results.items()
@@ -84,8 +84,8 @@ def combine(item: EvalItem, results: Mapping[str, EvalResult], weights: Mapping[
     if errors:
         return EvalResult(item.id, None, reasoning, "; ".join(errors))
     total = sum(weights[name] * (result.score or 0.0) for name, result in results.items())
-    steps: dict[str, float] = {}
+    rewards: dict[str, float] = {}
     for name, result in results.items():
-        for call_id, reward in result.step_rewards.items():
-            steps[call_id] = steps.get(call_id, 0.0) + weights[name] * reward / sum(weights.values())
-    return EvalResult(item.id, total / sum(weights.values()), reasoning, step_rewards=steps)
+        for call_id, reward in result.call_rewards.items():
+            rewards[call_id] = rewards.get(call_id, 0.0) + weights[name] * reward / sum(weights.values())
+    return EvalResult(item.id, total / sum(weights.values()), reasoning, call_rewards=rewards)

@@ -7,9 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from insitu.errors import Conflict
+from insitu.errors import Conflict, describe, one_line
 from insitu.system.threads import run_in_daemon_thread
-from insitu.workflow.classify import describe, one_line
 from insitu.workflow.waiting import end_task
 
 Callback = Callable[[], Awaitable[None] | None]

@@ -16,8 +16,9 @@ import json
 import time
 from typing import Any
 
+from insitu.errors import describe
 from insitu.types import Ending
-from insitu.workflow.classify import describe, ending_of
+from insitu.workflow.classify import ending_of
 from insitu.workflow.context import WorkflowContext, entered
 from insitu.workflow.outcome import Outcome, WorkflowFailed
 from insitu.workflow.waiting import end_task, finish

@@ -34,6 +34,7 @@ class StandinParts:
                 "options": {},
                 "max_retries": 2,
                 "request_timeout": 5.0,
+                "headers": {},
             }
             | self.llms[name]
         )

@@ -333,5 +333,5 @@ def test_a_function_that_reads_files_reads_the_other_file(component):
 
 
 def test_an_unknown_extension_is_refused():
-    with pytest.raises(InvalidRequest, match=r"`a\.txt` cannot be told from its extension"):
+    with pytest.raises(InvalidRequest, match=r"`a\.txt` has the extension `\.txt`, which names no type"):
         dataset_config("a.txt")

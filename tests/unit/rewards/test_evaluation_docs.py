@@ -85,7 +85,7 @@ async def test_the_reward_of_single_steps(evaluator, modules):
         {"id": "c2", "messages": [answer, *results], "answer": {"content": "It is 4"}},
     ]
     result = await score_item(reward, EvalItem("a", "2+2", 4, "It is 4", calls=calls), 5)
-    assert result == EvalResult("a", 1.0, step_rewards={"c1": -0.4})
+    assert result == EvalResult("a", 1.0, call_rewards={"c1": -0.4})
 
 
 async def test_the_registered_reward(evaluator, modules):

@@ -32,18 +32,20 @@ def test_duplicates_keep_the_first_and_are_told():
     rows = [row(id=1, n=1), row(id="1", n=2), row(id=1.0, n=1), row(id=2)]
     examples, notes = load(rows)
     assert [(example.id, example.row.get("n")) for example in examples] == [("1", 1), ("2", None)]
-    assert notes == ["data.json: 2 rows dropped because their id came before, 1 of them with other content"]
+    assert notes == [
+        "data.json: 2 rows dropped because an earlier row has the same id, 1 of them with other content"
+    ]
 
 
 def test_without_any_ids_the_row_numbers_serve_before_filters():
     rows = [row(level="a"), row(level="b", id=None), row(level="b", id="")]
     examples, notes = load(rows, filter={"denylist": {"field": {"level": ["a"]}}})
     assert [example.id for example in examples] == ["1", "2"]
-    assert notes[0] == "data.json: no row has an id; row numbers serve"
+    assert notes[0] == "data.json: no row has an id; the row numbers are the ids"
 
 
 def test_a_row_without_id_among_others_is_refused():
-    with pytest.raises(InvalidRequest, match="row 1 has no `id`, and 1 others neither"):
+    with pytest.raises(InvalidRequest, match="2 of 3 rows have no `id`, the first is row 1"):
         load([row(id=1), row(), row(id=None)])
 
 
@@ -54,7 +56,7 @@ def test_a_named_id_column_must_exist():
 
 @pytest.mark.parametrize("value", [True, [1], {"a": 1}])
 def test_what_cannot_be_an_id(value):
-    with pytest.raises(InvalidRequest, match=r"row 0: .* cannot be an id"):
+    with pytest.raises(InvalidRequest, match=r"row 0 has the id .*; an id is text or a number"):
         load([row(id=value)])
 
 
@@ -88,7 +90,8 @@ def test_filters_come_before_duplicates_and_before_missing_questions():
 def test_nothing_left_says_what_each_filter_removed():
     wanted = {"allowlist": {"field": {"level": ["h*"]}}, "denylist": {"field": {"level": ["hard"]}}}
     with pytest.raises(
-        InvalidRequest, match="none of 3 rows is left: allowlist level removed 1, denylist level removed 2"
+        InvalidRequest,
+        match="the filters removed all 3 rows: allowlist level removed 1, denylist level removed 2",
     ):
         load([row(id=1, level="hard"), row(id=2, level="hard"), row(id=3, level="easy")], filter=wanted)
 
@@ -126,7 +129,7 @@ def test_missing_columns_are_refused_with_those_that_exist():
 def test_answers_may_be_missing_and_that_is_told():
     (example,), notes = load([{"id": 1, "question": "x"}])
     assert example.expected is None
-    assert notes == ["data.json has no column `answer`: nothing is expected of any example"]
+    assert notes == ["data.json has no column `answer`: the examples have no expected answers"]
 
 
 @pytest.mark.parametrize("name", ["generated_answer_key", "trajectory_key", "expected_trajectory_key"])

@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def _raise(error):
         (lambda item: _raise(TimeoutError("mine")), "TimeoutError: mine"),
         (lambda item: _raise(ValueError("x" * 10_000)), "ValueError: xxx"),
         (lambda item: EvalResult("b", 1.0), "result of `b` for `a`"),
-        (lambda item: EvalResult("a", None, error=""), "no reason given"),
+        (lambda item: EvalResult("a", None, error=""), "gave no reason"),
         (lambda item: EvalResult("a", 1.0, error="broken"), "broken"),
         (lambda item: asyncio.sleep(60), "no score within 0.05 s"),
     ],
@@ -140,7 +141,7 @@ async def test_an_evaluator_that_refuses_to_end_does_not_hold_up_the_harness(mon
 
     started = time.monotonic()
     result = await score_item(Does(stubborn), ITEM, 0.05)
-    assert result.error == "TimeoutError: no score within 0.05 s"
+    assert result.error == "the evaluator gave no score within 0.05 s"
     assert time.monotonic() - started < 1
     release.set()
     await asyncio.sleep(0.05)
@@ -203,12 +204,12 @@ async def test_groups_of_nothing_and_the_wrong_kind():
 CALLED = EvalItem("a", "in", "out", "out", calls=[{"id": "c1"}, {"id": "c2"}])
 
 
-async def test_step_rewards_are_plain_floats_by_call():
+async def test_call_rewards_are_plain_floats_by_call():
     given = {"c1": np.float32(0.5), "c2": True}
-    result = await score_item(Does(lambda item: EvalResult(item.id, 1, step_rewards=given)), CALLED, 1)
-    assert result == EvalResult("a", 1.0, step_rewards={"c1": 0.5, "c2": 1.0})
-    assert {type(value) for value in result.step_rewards.values()} == {float}
-    assert json.loads(json.dumps(result.step_rewards)) == result.step_rewards
+    result = await score_item(Does(lambda item: EvalResult(item.id, 1, call_rewards=given)), CALLED, 1)
+    assert result == EvalResult("a", 1.0, call_rewards={"c1": 0.5, "c2": 1.0})
+    assert {type(value) for value in result.call_rewards.values()} == {float}
+    assert json.loads(json.dumps(result.call_rewards)) == result.call_rewards
 
 
 @pytest.mark.parametrize(
@@ -216,16 +217,47 @@ async def test_step_rewards_are_plain_floats_by_call():
     [
         ({"c1": 1.0, "c9": 1.0}, "names 'c9', not among the 2 calls"),
         ({0: 1.0}, "names 0, not among"),
-        ({"c1": math.nan}, "step reward of call c1: the score is nan"),
-        ({"c2": -math.inf}, "step reward of call c2: the score is -inf"),
-        ({"c1": "0.5"}, "step reward of call c1: the score is a str"),
-        ({"c1": None}, "step reward of call c1: the evaluator returned no score"),
-        ([0.5, 0.5], "step_rewards is a list, not a mapping"),
+        ({"c1": math.nan}, "reward of call c1: the score is nan"),
+        ({"c2": -math.inf}, "reward of call c2: the score is -inf"),
+        ({"c1": "0.5"}, "reward of call c1: the score is a str"),
+        ({"c1": None}, "reward of call c1: the evaluator returned no score"),
+        ([0.5, 0.5], "call_rewards is a list, not a mapping"),
     ],
 )
-async def test_step_rewards_that_cannot_be_used_are_the_error_of_the_item(given, complaint):
-    wrong = EvalResult("a", 1.0, step_rewards=given)
+async def test_call_rewards_that_cannot_be_used_are_the_error_of_the_item(given, complaint):
+    wrong = EvalResult("a", 1.0, call_rewards=given)
     results = await score_group(Group(lambda _: [wrong, EvalResult("a", 2.0)]), [CALLED, CALLED], 1)
     assert complaint in (results[0].error or "")
-    assert (results[0].score, results[0].step_rewards) == (None, {})
+    assert (results[0].score, results[0].call_rewards) == (None, {})
     assert results[1] == EvalResult("a", 2.0)
+
+
+async def test_step_rewards_is_the_former_name_of_call_rewards_and_still_works():
+    rewards = {"c1": 0.5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        former = EvalResult("a", 1.0, step_rewards=rewards)
+        assert former.step_rewards is former.call_rewards is rewards
+    assert former == EvalResult("a", 1.0, call_rewards=rewards) == EvalResult("a", 1.0, None, None, rewards)
+    assert (await score_item(Does(lambda item: former), CALLED, 1)).step_rewards == rewards
+    assert replace(former, score=2.0).call_rewards == rewards
+    assert replace(EvalResult("a", 1.0), step_rewards=rewards) == former
+    assert asdict(former)["call_rewards"] == rewards
+    assert EvalResult("a", 1.0, step_rewards=None).call_rewards == {}
+    with pytest.raises(TypeError, match="former name of call_rewards: give only call_rewards"):
+        EvalResult("a", 1.0, call_rewards=rewards, step_rewards={"c2": 1.0})
+    with pytest.raises(AttributeError):
+        former.score = 2.0  # type: ignore[misc]
+
+
+async def test_an_evaluator_that_fails_before_it_awaits_is_an_error():
+    class NotAsync(Evaluator):
+        def evaluate_item(self, item):  # type: ignore[override]
+            raise KeyError("colour")
+
+    assert (await score_item(NotAsync(), ITEM, 1)).error == "KeyError: 'colour'"
+
+
+async def test_a_failure_that_insitu_raised_says_what_to_do_next():
+    told = Does(lambda item: _raise(InvalidRequest("no such file", hint="correct file_path")))
+    assert (await score_item(told, ITEM, 1)).error == "no such file; correct file_path"

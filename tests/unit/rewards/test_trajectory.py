@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+from insitu.rewards.calls import Call
 from insitu.rewards.items import EvalItem
-from insitu.rewards.trajectory import ToolCall, messages, tool_calls
+from insitu.rewards.trajectory import ToolCall, messages, spoken, tool_calls
+from insitu.types import ModelCall
 
 ASK = {"role": "user", "content": "What is 2 + 2, and 3 + 3?"}
 
@@ -79,3 +82,16 @@ def test_plain_completions_and_rollouts_without_calls() -> None:
     plain = {"id": "c1", "messages": None, "answer": {"text": "4"}}
     assert messages(item(plain)) == [{"role": "assistant", "text": "4", "call_id": "c1"}]
     assert tool_calls(item(plain)) == tool_calls(item()) == messages(item()) == []
+
+
+def test_a_call_has_the_fields_of_a_recorded_call_with_counts_in_place_of_its_tokens() -> None:
+    tokens = {"prompt_ids", "output_ids", "logprobs"}
+    counts = {"num_prompt_tokens", "num_output_tokens"}
+    assert set(Call.__annotations__) == {field.name for field in fields(ModelCall)} - tokens | counts
+
+
+def test_messages_are_copies_and_calls_come_back_as_they_were_given() -> None:
+    call = after(says("c1", "4"), ASK)
+    messages(item(call))[0]["content"] = "changed"
+    assert call["messages"] == [ASK] == [{"role": "user", "content": "What is 2 + 2, and 3 + 3?"}]
+    assert [given is call for _, given in spoken([call])] == [False, True]

@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from insitu.errors import InvalidRequest, Overloaded, Unavailable
+from insitu.errors import InvalidRequest, Overloaded, Unavailable, describe, one_line
 from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.settings import Limits
 from insitu.types import Ending
-from insitu.workflow.classify import describe, ending_of, one_line
+from insitu.workflow.classify import ending_of
 
 REQUEST = httpx.Request("POST", "http://g/v1/chat/completions")
 # vLLM's own words for a prompt that is too long, in the three places where it checks.
@@ -124,6 +124,11 @@ def test_reasons_are_one_short_line() -> None:
     assert len(long) == 500
     assert long.endswith("…")
     assert one_line("é 日本 😀") == "é 日本 😀"
+
+
+def test_an_error_of_insitu_is_described_by_its_message_and_its_hint() -> None:
+    assert describe(InvalidRequest("llms has no `x`", hint="known: y")) == "llms has no `x`; known: y"
+    assert describe(ExceptionGroup("tasks", [Overloaded("full")])) == "full"
 
 
 def test_attributes_that_raise_are_passed_over() -> None:

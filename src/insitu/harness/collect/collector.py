@@ -30,6 +30,7 @@ from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.rollouts.capture import CAPTURE
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.recorded import expand
+from insitu.rewards.calls import as_calls
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.judges.judged_rollout import JudgedRollout, judging
@@ -262,7 +263,7 @@ def _item(example: Example, record: Json) -> EvalItem:
         expected=example.expected,
         output=record["output"],
         row=example.row,
-        calls=expand(record["calls"], tokens=False),
+        calls=as_calls(expand(record["calls"], tokens=False)),
         rollout_id=record["rollout_id"],
         seconds=record["seconds"],
     )

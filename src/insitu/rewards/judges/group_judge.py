@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
+from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 from insitu.plugins import Kind, Parts, register
 from insitu.rewards.evaluator import GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
@@ -76,21 +77,30 @@ class GroupJudge(GroupEvaluator):
         """Close the connections to the judge."""
         await self._model.aclose()
 
-    def _read(self, answer: str, count: int) -> list[tuple[float, Any]]:
+    def _read(self, answer: str, count: int) -> list[tuple[float, JsonValue]]:
         """Return score and reasoning per output, in the order shown."""
-        entries = read_json_answer(answer)
-        if isinstance(entries, dict):
-            # Servers that force JSON often force an object.
-            entries = entries.get("scores")
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise BadAnswer(f"it is not a list of objects: {answer[:100]!r}")
-        indices = [entry.get("index") for entry in entries]
-        if sorted(map(str, indices)) != sorted(map(str, range(1, count + 1))):
+        entries = _entries(answer)
+        by_index = {str(entry.get("index")): entry for entry in entries}
+        wanted = [str(number) for number in range(1, count + 1)]
+        if len(entries) != count or by_index.keys() != set(wanted):
+            indices = [entry.get("index") for entry in entries]
             raise BadAnswer(f"it must score each output from 1 to {count} once, and scores {indices}")
         try:
             return [
-                (read_score(self._config, entry.get("score")), entry.get("reasoning"))
-                for entry in sorted(entries, key=lambda entry: int(entry["index"]))
+                (read_score(self._config, by_index[index].get("score")), by_index[index].get("reasoning"))
+                for index in wanted
             ]
         except ScoreOutOfRange as error:
             raise BadAnswer(str(error)) from error
+
+
+def _entries(answer: str) -> list[JsonObject]:
+    found = read_json_answer(answer)
+    if isinstance(found, dict):
+        # Servers that force JSON often force an object.
+        found = found.get("scores")
+    listed = as_list(found)
+    entries = [entry for each in listed or () if (entry := as_object(each)) is not None]
+    if listed is None or len(entries) < len(listed):
+        raise BadAnswer(f"it is not a list of objects: {answer[:100]!r}")
+    return entries

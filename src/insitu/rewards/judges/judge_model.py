@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import aiohttp
 from yarl import URL
@@ -24,6 +24,25 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 Message = Mapping[str, str]
 
 
+class JudgeLlm(Protocol):
+    """The settings of an entry of `llms` that a judge needs."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def base_url(self) -> str: ...
+    @property
+    def api_key(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, object]: ...
+    @property
+    def max_retries(self) -> int: ...
+    @property
+    def request_timeout(self) -> float | None: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
 class _TryAgain(Exception):
     """A failure worth retrying: the reason, and the seconds that the server asks to wait, if any."""
 
@@ -39,8 +58,8 @@ class JudgeModel:
     `<evaluator>`; those that compare a whole group belong to no single rollout.
     """
 
-    def __init__(self, name: str, llm: Any) -> None:
-        base = _base_url(name, llm.base_url or "")
+    def __init__(self, name: str, llm: JudgeLlm) -> None:
+        base = _base_url(name, llm.base_url)
         if llm.options.get("stream") or llm.options.get("n") not in (None, 1):
             raise InvalidRequest(f"llms.{name}: a judge gives one whole answer; remove `stream` and `n`")
         self._name, self._llm = name, llm
@@ -101,19 +120,23 @@ class JudgeModel:
 
     def _content(self, text: str) -> str:
         try:
-            content = parse_json(text)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise UpstreamError(
-                f"judge llms.{self._name} at {self._shown} did not answer as a chat model does: "
-                f"{self._redact(text)[:200]!r}"
-            ) from error
-        return content if isinstance(content, str) else ""
+            answer = parse_json(text)
+        except ValueError:
+            answer = None
+        match answer:
+            case {"choices": [{"message": {"content": content}}, *_]}:
+                return content if isinstance(content, str) else ""
+            case _:
+                raise UpstreamError(
+                    f"judge llms.{self._name} at {self._shown} did not answer as a chat model does: "
+                    f"{self._redact(text)[:200]!r}"
+                )
 
     def _headers(self) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self._llm.api_key}"} if self._llm.api_key else {}
         judged = judged_rollout()
-        marks = judged.headers(self._llm.base_url or "") if judged else {}
-        return {**getattr(self._llm, "headers", {}), **marks, **key}
+        marks = judged.headers(self._llm.base_url) if judged else {}
+        return {**self._llm.headers, **marks, **key}
 
     def _status(self, status: int, text: str) -> str:
         return f"{status}: {' '.join(self._redact(text).split())[:200]}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
+from insitu.json_values import JsonValue
 from insitu.plugins import Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
@@ -60,7 +61,7 @@ class LlmJudge(Evaluator):
         """Close the connections to the judge."""
         await self._model.aclose()
 
-    def _read(self, answer: str) -> tuple[float, Any]:
+    def _read(self, answer: str) -> tuple[float, JsonValue]:
         found = read_json_answer(answer)
         if not isinstance(found, dict) or "score" not in found:
             raise BadAnswer(f"it is not an object with a score: {answer[:100]!r}")

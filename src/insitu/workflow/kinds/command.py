@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, escape, one_line
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
-from insitu.workflow.classify import escape, one_line, says_overflow
+from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.kinds.process import MAX_STDOUT_BYTES, ChildProcess
 from insitu.workflow.outcome import WorkflowFailed

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import AfterValidator, Field, SecretStr
 
-from insitu.errors import InsituError
+from insitu.errors import InsituError, describe, escape, one_line
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
 from insitu.wire.headers import BASE_URL_HEADER, MODEL_HEADER
-from insitu.workflow.classify import describe, escape, one_line, says_overflow
+from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.kinds.json_path import JsonPath
 from insitu.workflow.outcome import WorkflowFailed
