@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from insitu.moved import FormerNames
 
@@ -55,7 +55,7 @@ _HOMES = {
 sys.meta_path.insert(0, FormerNames())
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'insitu' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "insitu.types")), name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from insitu.types import Ending
-from insitu.workflow.clients import FRAMEWORKS as ALL
+from insitu.workflow.frameworks import FRAMEWORKS as ALL
 from tests.frameworks.checks import run_rollouts
 from tests.frameworks.test_matrix import FRAMEWORKS
 

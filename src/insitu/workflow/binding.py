@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote, urlsplit
+
+from pydantic import SecretStr
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
@@ -22,11 +24,11 @@ class LLMEntry(Protocol):
     @property
     def model_name(self) -> str: ...
     @property
-    def api_key(self) -> Any: ...
+    def api_key(self) -> SecretStr | str | None: ...
     @property
     def base_url(self) -> str | None: ...
     @property
-    def options(self) -> dict[str, Any]: ...
+    def options(self) -> Mapping[str, object]: ...
     @property
     def max_retries(self) -> int: ...
     @property
@@ -111,4 +113,4 @@ def _place(url: str) -> tuple[str, str, int | None, str]:
 
 def _plain(entry: LLMEntry) -> str:
     key = entry.api_key
-    return str(key.get_secret_value() if hasattr(key, "get_secret_value") else key or "")
+    return key.get_secret_value() if isinstance(key, SecretStr) else key or ""

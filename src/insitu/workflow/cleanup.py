@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from insitu.errors import Conflict, describe, one_line
 from insitu.system.threads import run_in_daemon_thread
@@ -63,7 +62,7 @@ async def _run_one(callback: Callback, on_loop: bool, seconds: float) -> str:
 
 async def _call(callback: Callback, on_loop: bool) -> None:
     try:
-        result: Any = callback() if on_loop else await run_in_daemon_thread(callback)
+        result = callback() if on_loop else await run_in_daemon_thread(callback)
         if result is not None:
             await result
     except SystemExit as error:  # would end the whole program from within a task

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.plugins import ComponentConfig, nearest
@@ -19,6 +19,7 @@ from insitu.workflow.frameworks import client_maker
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
 
+Kept = TypeVar("Kept")
 Functions = Mapping[str, tuple[Workflow, ComponentConfig]]
 
 _current: ContextVar[weakref.ref[WorkflowContext]] = ContextVar("insitu_rollout")
@@ -26,7 +27,10 @@ _current: ContextVar[weakref.ref[WorkflowContext]] = ContextVar("insitu_rollout"
 
 
 class WorkflowContext:
-    """One rollout of one example, seen from one of its functions."""
+    """One rollout of one example, seen from one of its functions.
+
+    `client` and `call` return `Any`: the agent's own code knows the type.
+    """
 
     def __init__(
         self,
@@ -48,19 +52,19 @@ class WorkflowContext:
         self._clean_ups = CleanUps()
         self._called: list[WorkflowContext] = []
         """Contexts of called functions, kept alive for tasks that continue in them after the call."""
-        self._kept: dict[Hashable, Any] = {}
+        self._kept: dict[Hashable, object] = {}
         self._keeping = threading.Lock()
 
     def llm(self, name: str | None = None) -> LLMSettings:
         """Return how to call `llms.<name>`; by default its own `llm`, the only one, or the trained one."""
         return self.binding.settings(name or self._default_llm(), self.rollout_id, self.function)
 
-    def client(self, framework: str, llm: str | None = None, **options: Any) -> Any:
+    def client(self, framework: str, llm: str | None = None, **options: object) -> Any:
         """Create the LLM object of a framework (`"langchain"`, `"openai_agents"`, …) for `llms.<llm>`."""
         with entered(self):
             return client_maker(framework)(llm, **options)
 
-    async def call(self, function: str, value: Any) -> Any:
+    async def call(self, function: str, value: object) -> Any:
         """Call `functions.<function>` with `value`; its model calls carry the function's name."""
         entry = self._functions.get(function)
         if entry is None:
@@ -82,12 +86,12 @@ class WorkflowContext:
         """Like `in_function`, but cached and alive as long as the rollout, because tasks continue in it."""
         return self.kept(("function", name, id(self.config)), lambda: self._derived(name, self.config))
 
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return the rollout's cached value for `key`; call `make` the first time."""
         with self._keeping:
             if key not in self._kept:
                 self._kept[key] = make()
-            return self._kept[key]
+            return cast(Kept, self._kept[key])
 
     @property
     def headers(self) -> dict[str, str]:

@@ -14,9 +14,9 @@ import asyncio
 import copy
 import json
 import time
-from typing import Any
 
 from insitu.errors import describe
+from insitu.json_values import JsonValue, parse_json
 from insitu.types import Ending
 from insitu.workflow.classify import ending_of
 from insitu.workflow.context import WorkflowContext, entered
@@ -30,7 +30,7 @@ GRACE_SECONDS = 5.0
 
 async def execute(
     workflow: Workflow,
-    value: Any,
+    value: object,
     context: WorkflowContext,
     timeout_seconds: float,
     *,
@@ -47,7 +47,7 @@ async def execute(
     return ended
 
 
-async def _run(workflow: Workflow, value: Any, context: WorkflowContext) -> Any:
+async def _run(workflow: Workflow, value: object, context: WorkflowContext) -> JsonValue:
     """Run the agent on a copy of the input, which other rollouts of the example share."""
     with entered(context):
         try:
@@ -57,7 +57,7 @@ async def _run(workflow: Workflow, value: Any, context: WorkflowContext) -> Any:
 
 
 async def _conclude(
-    task: asyncio.Task[Any],
+    task: asyncio.Task[JsonValue],
     context: WorkflowContext,
     seconds: float,
     timeout_seconds: float,
@@ -72,7 +72,7 @@ async def _conclude(
     return Outcome(ending, output, "; ".join(filter(None, reasons)), seconds)
 
 
-def _judge(task: asyncio.Task[Any]) -> tuple[Ending, Any, str]:
+def _judge(task: asyncio.Task[JsonValue]) -> tuple[Ending, JsonValue, str]:
     if task.cancelled():
         return Ending.TOOL_ERROR, None, "CancelledError: the agent cancelled itself"
     error = task.exception()
@@ -81,7 +81,7 @@ def _judge(task: asyncio.Task[Any]) -> tuple[Ending, Any, str]:
     return ending_of(error), None, describe(error)
 
 
-async def _stop(task: asyncio.Task[Any], timeout_seconds: float, grace_seconds: float) -> str:
+async def _stop(task: asyncio.Task[JsonValue], timeout_seconds: float, grace_seconds: float) -> str:
     reason = f"no result within {timeout_seconds:g} s"
     asked = time.monotonic()
     if not await end_task(task, grace_seconds):
@@ -92,12 +92,12 @@ async def _stop(task: asyncio.Task[Any], timeout_seconds: float, grace_seconds: 
     return f"{reason}; while stopping: {describe(error)}" if error else reason
 
 
-def _as_json(output: Any) -> Any:
+def _as_json(output: object) -> JsonValue:
     """Round-trip the output through JSON: an independent copy, identical to what a file will hold."""
     try:
         text = json.dumps(output, allow_nan=False, ensure_ascii=False)
         text.encode()
-        return json.loads(text)
+        return parse_json(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise WorkflowFailed(
             f"the output is a {type(output).__name__} that is not JSON: {describe(error)}",

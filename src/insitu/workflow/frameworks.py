@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
@@ -28,7 +28,7 @@ FRAMEWORKS = (
 """Each is a module of `insitu.workflow.clients` with ``model(llm=None, **options)``; extras say `-`."""
 
 
-def client_maker(framework: str) -> Callable[..., Any]:
+def client_maker(framework: str) -> Callable[..., object]:
     """Return the function that makes the framework's LLM object for `current_rollout()`."""
     if framework not in FRAMEWORKS:
         raise InvalidRequest(
@@ -38,7 +38,7 @@ def client_maker(framework: str) -> Callable[..., Any]:
     return importlib.import_module(f"insitu.workflow.clients.{framework}").model
 
 
-def package(name: str, framework: str) -> Any:
+def package(name: str, framework: str) -> ModuleType:
     """Import an optional package; if that fails, the error names the extra to install."""
     try:
         return importlib.import_module(name)

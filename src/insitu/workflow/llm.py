@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Arguments = dict[str, Any]
+"""Keyword arguments that agents pass on with `**`, which a type checker allows for no other value type."""
+
 
 @dataclass(frozen=True, slots=True)
 class LLMSettings:
@@ -16,7 +19,7 @@ class LLMSettings:
     model: str
     base_url: str
     api_key: str = field(repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=Arguments)
     """Options sent with every call: temperature, top_p, seed, and anything else in the YAML."""
     max_retries: int = 10
     request_timeout: float | None = None
@@ -30,12 +33,12 @@ class LLMSettings:
         """`base_url` without `/v1`, as clients of the Anthropic protocol expect it."""
         return without_version(self.base_url)
 
-    def client_args(self) -> dict[str, Any]:
+    def client_args(self) -> Arguments:
         """Return the arguments for ``openai.OpenAI`` and ``openai.AsyncOpenAI``."""
         args = {"base_url": self.base_url, "api_key": self.api_key, "max_retries": self.max_retries}
         return args | ({} if self.request_timeout is None else {"timeout": self.request_timeout})
 
-    def call_args(self) -> dict[str, Any]:
+    def call_args(self) -> Arguments:
         """Return the arguments of a call: the model and its sampling options."""
         return {"model": self.model, **self.options}
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from insitu.errors import InvalidRequest
 from insitu.types import FUNCTION_PATTERN
 from insitu.workflow.context import entered, rollout_or_none
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class function:  # noqa: N801 - used like a function
@@ -57,25 +59,25 @@ class function:  # noqa: N801 - used like a function
                 f"{decorated.__qualname__} is a generator, which insitu.function cannot follow",
                 hint="use `with insitu.function(...)` inside it, around model calls and not around `yield`",
             )
-        return _named_async(self._name, decorated) if _is_async(decorated) else _named(self._name, decorated)
+        if inspect.iscoroutinefunction(decorated):
+            return cast(Decorated, _named_async(self._name, decorated))
+        return cast(Decorated, _named(self._name, decorated))
 
 
-def _is_async(decorated: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(decorated)
-
-
-def _named(name: str, decorated: Any) -> Any:
+def _named(name: str, decorated: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     @functools.wraps(decorated)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with function(name):
             return decorated(*args, **kwargs)
 
     return call
 
 
-def _named_async(name: str, decorated: Any) -> Any:
+def _named_async(
+    name: str, decorated: Callable[Arguments, Awaitable[Result]]
+) -> Callable[Arguments, Awaitable[Result]]:
     @functools.wraps(decorated)
-    async def call(*args: Any, **kwargs: Any) -> Any:
+    async def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with function(name):
             return await decorated(*args, **kwargs)
 

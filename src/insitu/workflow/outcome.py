@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.errors import InsituError
+from insitu.json_values import JsonValue
 from insitu.types import Ending
 
 
@@ -14,7 +14,7 @@ class Outcome:
     """One finished rollout. Plain data, which keeps nothing of the agent alive."""
 
     ending: Ending
-    output: Any
+    output: JsonValue
     """The agent's return value as JSON; None unless it completed."""
     reason: str
     """Why it did not complete, and what went wrong during clean-up; empty if nothing did."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
 _FORCE_SECONDS = 1.0
-_abandoned: set[asyncio.Task[Any]] = set()
+_abandoned: set[asyncio.Task[object]] = set()
 """Tasks that could not be ended; referenced here because the event loop holds tasks only weakly."""
 
 
-async def finish(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run to completion a coroutine that has its own deadline; defer a cancellation until then."""
-    task = asyncio.ensure_future(coroutine)
+async def finish(work: Awaitable[Result]) -> Result:
+    """Run to completion work that has its own deadline; defer a cancellation until then."""
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -28,7 +28,7 @@ async def finish(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-async def end_task(task: asyncio.Task[Any], grace_seconds: float) -> bool:
+async def end_task(task: asyncio.Task[object], grace_seconds: float) -> bool:
     """Cancel a task; force it closed if it goes on. Return False if even that did not end it."""
     task.cancel()
     await asyncio.wait({task}, timeout=grace_seconds)
@@ -48,14 +48,14 @@ def num_abandoned() -> int:
     return len(_abandoned)
 
 
-def _close(task: asyncio.Task[Any]) -> None:
+def _close(task: asyncio.Task[object]) -> None:
     coroutine = task.get_coro()
     if asyncio.iscoroutine(coroutine):
         with contextlib.suppress(BaseException):  # errors while closing; the caller checks whether it ended
             coroutine.close()
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
+def _forget(task: asyncio.Task[object]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
         task.exception()  # retrieved, so that the loop does not report it as never retrieved

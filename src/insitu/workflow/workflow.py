@@ -13,8 +13,11 @@ class Workflow(ABC):
     """One agent, built once and run many times concurrently."""
 
     @abstractmethod
-    async def run(self, value: Any, context: WorkflowContext) -> Any:
-        """Run one rollout on one input. Cancellation must leave nothing behind: no process, no socket."""
+    async def run(self, value: Any, context: WorkflowContext) -> object:
+        """Run one rollout on one input. Cancellation must leave nothing behind: no process, no socket.
+
+        `value` is `Any`, so that a workflow can name the type of its own input.
+        """
 
     async def aclose(self) -> None:
         """Release resources shared by all runs."""

@@ -139,7 +139,7 @@ async def test_redirects_are_not_followed(agent: Agent, url: str, context: Workf
         (b"<html>", "did not answer with JSON"),
         (b"", "did not answer with JSON"),
         (b"\xff\xfe{", "did not answer with JSON"),
-        (b'{"other": 1}', "nothing lies at `$.answer`"),
+        (b'{"other": 1}', "the result has nothing at `$.answer`"),
         (b'{"answer": NaN}', "not JSON"),
     ],
 )

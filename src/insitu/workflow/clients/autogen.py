@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients.sdk import call_options, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
@@ -19,7 +17,7 @@ MODEL_INFO = {
 """AutoGen knows only OpenAI's models by name; it needs a description of any other."""
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a model client for `llms.<llm>`; ``model_info`` tells AutoGen what the model can do."""
     autogen = package("autogen_ext.models.openai", "autogen")
     sdk = package("openai", "autogen")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
 
-from insitu.workflow.clients.sdk import call_options, mark
+from insitu.workflow.clients.sdk import Request, call_options, mark
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
+Answer = TypeVar("Answer")
 
-def model(llm: str | None = None, **options: Any) -> Any:
+
+def model(llm: str | None = None, **options: object) -> object:
     """Return an LLM for `llms.<llm>`, for agents, tasks and crews, blocking and async."""
     crewai = package("crewai", "crewai")
     sdk = package("openai", "crewai")
     context = current_rollout()
     settings = context.llm(llm)
-    args: dict[str, Any] = {
+    args: dict[str, object] = {
         "model": settings.model,
         "custom_openai": True,  # use this address whatever the model's name looks like
         "base_url": settings.rollout_url,
@@ -32,33 +36,33 @@ def model(llm: str | None = None, **options: Any) -> Any:
     return made
 
 
-async def _close(made: Any) -> None:
+async def _close(made: object) -> None:
     """Close both clients: CrewAI opens both at once and closes neither."""
     for name in ("_client", "_async_client"):
         client = getattr(made, name, None)
         if client is not None:
             closing = client.close()
-            if closing is not None:
+            if inspect.isawaitable(closing):
                 await closing
 
 
 @functools.cache
-def _marker() -> Any:
+def _marker() -> Callable[[], object]:
     """Return an interceptor class, CrewAI's hook into every request."""
     base = package("crewai.llms.hooks.base", "crewai").BaseInterceptor
 
     class Marker(base):
-        def on_outbound(self, message: Any) -> Any:
+        def on_outbound(self, message: Request) -> Request:
             mark(message)
             return message
 
-        def on_inbound(self, message: Any) -> Any:
+        def on_inbound(self, message: Answer) -> Answer:
             return message
 
-        async def aon_outbound(self, message: Any) -> Any:
+        async def aon_outbound(self, message: Request) -> Request:
             return self.on_outbound(message)
 
-        async def aon_inbound(self, message: Any) -> Any:
+        async def aon_inbound(self, message: Answer) -> Answer:
             return message
 
     return Marker

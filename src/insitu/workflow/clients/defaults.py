@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NAMES: dict[str, dict[str, str]] = {
@@ -16,7 +16,14 @@ _NAMES: dict[str, dict[str, str]] = {
 """The options' names in each kind of call, where they differ."""
 
 
-def with_defaults(url: str, body: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+class Request(Protocol):
+    """A request before the SDK builds it."""
+
+    url: str
+    json_data: object
+
+
+def with_defaults(url: str, body: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
     """Add missing options to the body of a call; leave it unchanged if `url` is not a model call."""
     names = next((names for end, names in _NAMES.items() if url.rstrip("/").endswith(f"/{end}")), None)
     if names is None:
@@ -29,31 +36,36 @@ def with_defaults(url: str, body: Mapping[str, Any], options: Mapping[str, Any])
 
 
 @functools.cache
-def with_options(kind: Any, sync: bool) -> Any:
-    """Subclass the SDK's client to add options in the SDK's hook, which runs before a request is built."""
+def with_options(kind: Any, sync: bool) -> Callable[..., Any]:
+    """Subclass the SDK's client to add options in the SDK's hook, which runs before a request is built.
+
+    The SDK is imported at run time: as a base class, type checkers take `kind` only without a type.
+    """
 
     class Client(kind):
-        insitu_options: Mapping[str, Any] = {}
+        insitu_options: Mapping[str, object] = {}
 
-        def copy(self, **changes: Any) -> Any:
-            copied = super().copy(**changes)
+        def copy(self, **changes: object) -> object:
+            copied = kind.copy(self, **changes)
             copied.insitu_options = self.insitu_options
             return copied
 
         with_options = copy
 
-        def _filled(self, request: Any) -> Any:
-            if self.insitu_options and isinstance(request.json_data, Mapping):
-                request.json_data = with_defaults(request.url, request.json_data, self.insitu_options)
+        def _filled(self, request: Request) -> Request:
+            body = request.json_data
+            if self.insitu_options and isinstance(body, Mapping):
+                given = cast("Mapping[str, object]", body)
+                request.json_data = with_defaults(request.url, given, self.insitu_options)
             return request
 
     class Sync(Client):
-        def _prepare_options(self, options: Any) -> Any:
-            return self._filled(super()._prepare_options(options))
+        def _prepare_options(self, options: object) -> Request:
+            return self._filled(kind._prepare_options(self, options))
 
     class Async(Client):
-        async def _prepare_options(self, options: Any) -> Any:
-            return self._filled(await super()._prepare_options(options))
+        async def _prepare_options(self, options: object) -> Request:
+            return self._filled(await kind._prepare_options(self, options))
 
     chosen = Sync if sync else Async
     chosen.__name__ = chosen.__qualname__ = kind.__name__

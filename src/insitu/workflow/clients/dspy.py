@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.errors import InvalidRequest
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return an LM for `llms.<llm>`; its calls belong to the function in which it was made."""
     dspy = package("dspy", "dspy")
     if options.get("cache"):
@@ -18,7 +16,7 @@ def model(llm: str | None = None, **options: Any) -> Any:
             hint="leave out `cache`",
         )
     settings = current_rollout().llm(llm)
-    args = {
+    args: dict[str, object] = {
         "model": f"openai/{settings.model}",
         "api_base": settings.base_url,
         "api_key": settings.api_key,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import cast
 
 from insitu.workflow.clients.sdk import call_options, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a chat generator for `llms.<llm>`, for agents and pipelines, blocking and async."""
     chat = package("haystack.components.generators.chat", "haystack")
     secret = package("haystack.utils", "haystack").Secret
@@ -24,7 +25,10 @@ def model(llm: str | None = None, **options: Any) -> Any:
             "max_retries": settings.max_retries,
             "timeout": settings.request_timeout,
             **options,
-            "generation_kwargs": {**generation, **(options.get("generation_kwargs") or {})},
+            "generation_kwargs": {
+                **generation,
+                **cast("Mapping[str, object]", options.get("generation_kwargs") or {}),
+            },
         }
     )
     # It opens its own clients at the first call unless they are already set.

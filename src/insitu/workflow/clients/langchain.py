@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients.sdk import call_options, http_client, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a chat model for `llms.<llm>`, for blocking and async use."""
     langchain_openai = package("langchain_openai", "langchain")
     sdk = package("openai", "langchain")

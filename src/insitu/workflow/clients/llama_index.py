@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients.sdk import call_options, http_client, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return an LLM for `llms.<llm>` that chats and calls functions, for blocking and async use."""
     openai_like = package("llama_index.llms.openai_like", "llama_index")
     sdk = package("openai", "llama_index")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients.sdk import sdk_client
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, *, sync: bool = False, **options: Any) -> Any:
+def model(llm: str | None = None, *, sync: bool = False, **options: object) -> object:
     """Return a client for `llms.<llm>` that sends its sampling options; pass ``context.llm().model``."""
     sdk = package("openai", "openai")
     kind = sdk.OpenAI if sync else sdk.AsyncOpenAI

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients import openai
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a model for `llms.<llm>`, for ``Agent(model)``."""
     models = package("pydantic_ai.models.openai", "pydantic_ai")
     providers = package("pydantic_ai.providers.openai", "pydantic_ai")

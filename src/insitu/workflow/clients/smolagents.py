@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from insitu.workflow.clients.sdk import call_options, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a model for `llms.<llm>`, for code and tool-calling agents; it blocks, so agents are `def`."""
     smolagents = package("smolagents", "smolagents")
     sdk = package("openai", "smolagents")

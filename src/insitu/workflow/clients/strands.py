@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import cast
 
 from insitu.workflow.clients.sdk import call_options, loose_http_client, sdk_args
 from insitu.workflow.context import current_rollout
 from insitu.workflow.frameworks import package
 
 
-def model(llm: str | None = None, **options: Any) -> Any:
+def model(llm: str | None = None, **options: object) -> object:
     """Return a model for `llms.<llm>`; ``params`` are options of its calls."""
     strands = package("strands.models.openai", "strands")
     sdk = package("openai", "strands")
@@ -22,6 +23,6 @@ def model(llm: str | None = None, **options: Any) -> Any:
             "model_id": settings.model,
             "client_args": client_args,
             **options,
-            "params": {**params, **(options.get("params") or {})},
+            "params": {**params, **cast("Mapping[str, object]", options.get("params") or {})},
         }
     )

@@ -8,11 +8,12 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
 from insitu.errors import InvalidRequest, escape, one_line
+from insitu.json_values import JsonValue, parse_json
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
 from insitu.workflow.classify import says_overflow
@@ -24,7 +25,7 @@ from insitu.workflow.workflow import Workflow
 SHOWN_STDERR_CHARS = 2_000
 
 
-def _number_as_text(value: Any) -> Any:
+def _number_as_text(value: object) -> object:
     """Convert a number to text, because YAML reads `PORT: 8080` as a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
@@ -51,7 +52,7 @@ class CommandWorkflow(Workflow):
         self._env = {name: value.get_secret_value() for name, value in config.env.items()}
         self._command = [_program(config.command[0], self._cwd, self._env), *config.command[1:]]
 
-    async def run(self, value: Any, context: WorkflowContext) -> Any:
+    async def run(self, value: object, context: WorkflowContext) -> JsonValue:
         """Run the program once; on cancellation, end its whole process group."""
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         fed = self._config.input == "stdin"
@@ -81,11 +82,11 @@ class CommandWorkflow(Workflow):
         said = escape(stderr[-SHOWN_STDERR_CHARS:]) or "nothing on its standard error"
         raise WorkflowFailed(f"`{name}` {_exit(process.returncode)}: {said}", ending=_ending(process, stderr))
 
-    def _result(self, stdout: str) -> Any:
+    def _result(self, stdout: str) -> JsonValue:
         if self._config.output == "text":
             return stdout.rstrip("\r\n")
         try:
-            return json.loads(stdout)
+            return parse_json(stdout)
         except (ValueError, RecursionError) as error:
             raise WorkflowFailed(
                 f"`{self._config.command[0]}` did not write JSON ({one_line(str(error))}): "

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from insitu.errors import InvalidRequest
 from insitu.system.threads import DaemonThreads
@@ -24,7 +23,7 @@ class FunctionWorkflow(Workflow):
     """Runs a function: an async one on the event loop, any other in a daemon thread."""
 
     def __init__(
-        self, name: str, function: Callable[..., Any], args: Mapping[str, Any] | None = None
+        self, name: str, function: Callable[..., object], args: Mapping[str, object] | None = None
     ) -> None:
         check_function(name, function)
         self.threads = DaemonThreads("insitu-workflow")
@@ -34,14 +33,16 @@ class FunctionWorkflow(Workflow):
         self._takes_context = takes_context(name, function, self._args)
         self._is_async = _holds(inspect.iscoroutinefunction, function)
 
-    async def run(self, value: Any, context: WorkflowContext) -> Any:
+    async def run(self, value: object, context: WorkflowContext) -> object:
         """Call the function; cancelling a blocking one leaves its thread behind."""
         given = (value, context) if self._takes_context else (value,)
         args = copy.deepcopy(self._args)  # an agent that changes them must not change other rollouts
+        call = functools.partial(self._function, *given, **args)
         if self._is_async:
-            return await self._function(*given, **args)
-        self._refuse_more_threads()
-        result = await self.threads.run(functools.partial(self._function, *given, **args))
+            result = call()
+        else:
+            self._refuse_more_threads()
+            result = await self.threads.run(call)
         return await result if inspect.isawaitable(result) else result
 
     def _refuse_more_threads(self) -> None:
@@ -54,7 +55,7 @@ class FunctionWorkflow(Workflow):
             )
 
 
-def check_function(name: str, function: Any) -> None:
+def check_function(name: str, function: object) -> None:
     """Reject anything that cannot be called once for one result."""
     if inspect.isclass(function):
         raise InvalidRequest(
@@ -69,7 +70,7 @@ def check_function(name: str, function: Any) -> None:
             )
 
 
-def takes_context(name: str, function: Callable[..., Any], args: Mapping[str, Any]) -> bool:
+def takes_context(name: str, function: Callable[..., object], args: Mapping[str, object]) -> bool:
     """Return True for ``(input, context)``, False for ``(input)``; reject any other signature."""
     try:
         signature = inspect.signature(function)
@@ -93,6 +94,6 @@ def takes_context(name: str, function: Callable[..., Any], args: Mapping[str, An
     return given == 2
 
 
-def _holds(test: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+def _holds(test: Callable[[object], bool], function: object) -> bool:
     """Return True if a test holds for a function or for the `__call__` of an instance."""
     return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the method, not callability

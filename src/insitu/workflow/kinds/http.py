@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import AfterValidator, Field, SecretStr
 
 from insitu.errors import InsituError, describe, escape, one_line
+from insitu.json_values import JsonValue, as_object, parse_json
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
 from insitu.wire.headers import BASE_URL_HEADER, MODEL_HEADER
@@ -60,13 +60,13 @@ class HttpWorkflow(Workflow):
         self._headers = {name: value.get_secret_value() for name, value in config.headers.items()}
         self._session: aiohttp.ClientSession | None = None
 
-    async def run(self, value: Any, context: WorkflowContext) -> Any:
+    async def run(self, value: object, context: WorkflowContext) -> JsonValue:
         """Send one request; the answer must be JSON."""
-        body = value if isinstance(value, dict) else {"input": value}
+        body = as_object(value)
         try:
             async with self._opened().post(
                 self._config.url,
-                json=body,
+                json={"input": value} if body is None else body,
                 headers=self._headers | rollout_address(context),
                 allow_redirects=False,  # the configured headers are for this address only
             ) as answer:
@@ -93,11 +93,11 @@ class HttpWorkflow(Workflow):
             )
         return self._session
 
-    def _result(self, answer: aiohttp.ClientResponse, data: bytes) -> Any:
+    def _result(self, answer: aiohttp.ClientResponse, data: bytes) -> JsonValue:
         if not 200 <= answer.status < 300:
             raise self._refused(answer, data)
         try:
-            parsed = json.loads(data)
+            parsed = parse_json(data)
         except (ValueError, RecursionError) as error:
             raise WorkflowFailed(
                 f"{self._config.url} did not answer with JSON ({one_line(str(error))}): {_head(data)}"

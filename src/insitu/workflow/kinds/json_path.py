@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.errors import InvalidRequest
+from insitu.json_values import JsonValue
 
 _STEP = re.compile(
     r"""
@@ -44,20 +44,21 @@ class JsonPath:
             position = step.end()
         return cls(text, tuple(steps))
 
-    def extract(self, value: Any) -> Any:
+    def extract(self, value: JsonValue) -> JsonValue:
         """Return the element at this path in `value`."""
         for number, step in enumerate(self.steps):
             try:
                 value = _descend(value, step)
             except LookupError:
                 raise InvalidRequest(
-                    f"nothing lies at `{self.text}`: `{_shown(self.steps[:number])}` is {_describe(value)}",
+                    f"the result has nothing at `{self.text}`: "
+                    f"`{_shown(self.steps[:number])}` is {_describe(value)}",
                     hint="correct result_json_path",
                 ) from None
         return value
 
 
-def extract(path: str, value: Any) -> Any:
+def extract(path: str, value: JsonValue) -> JsonValue:
     """Return the element at `path` in `value`."""
     return JsonPath.parse(path).extract(value)
 
@@ -71,7 +72,7 @@ def _key(step: re.Match[str]) -> str | int:
     return next(text for text in (step["name"], step["single"], step["double"]) if text is not None)
 
 
-def _descend(value: Any, step: str | int) -> Any:
+def _descend(value: JsonValue, step: str | int) -> JsonValue:
     if isinstance(step, int):
         if isinstance(value, list):
             return value[step]
@@ -84,7 +85,7 @@ def _shown(steps: tuple[str | int, ...]) -> str:
     return "$" + "".join(f"[{step!r}]" for step in steps)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: JsonValue) -> str:
     if isinstance(value, dict):
         keys = ", ".join(f"`{key}`" for key in list(value)[:_SHOWN_KEYS])
         more = ", …" if len(value) > _SHOWN_KEYS else ""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from insitu.workflow.waiting import finish
 
@@ -76,7 +76,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def _feed(self, data: bytes) -> None:
         assert self._transport is not None
-        stdin = cast(Any, self._transport.get_pipe_transport(0))
+        stdin = cast(asyncio.WriteTransport | None, self._transport.get_pipe_transport(0))
         if stdin is not None:
             stdin.write(data)
             stdin.close()  # once it is written

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from insitu.entry import load_entry
@@ -17,7 +15,7 @@ class PythonConfig(ComponentConfig):
     entry: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
     """`package.module:function`."""
     llm: str | None = None
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments."""
 
 

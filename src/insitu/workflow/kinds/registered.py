@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from insitu.plugins import Component, ComponentConfig, Kind, Parts, add
 from insitu.workflow.kinds.function import FunctionWorkflow, check_function, takes_context
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class RegisteredConfig(ComponentConfig):
