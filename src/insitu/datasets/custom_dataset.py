@@ -12,7 +12,7 @@ from insitu.datasets.dataset_config import CustomDatasetConfig
 from insitu.datasets.example import Example
 from insitu.datasets.examples import select, to_examples
 from insitu.entry import load_entry
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, describe
 from insitu.plugins import Kind, Parts, register
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class CustomDataset(Dataset):
         try:
             rows = self._function(**place, **self._config.kwargs)
         except Exception as error:  # the user's function may raise anything
-            raise InvalidRequest(f"{self._source} raised {type(error).__name__}: {error}") from error
+            raise InvalidRequest(f"{self._source} raised {describe(error)}") from error
         if not isinstance(rows, (list, tuple)):
             raise InvalidRequest(
                 f"{self._source} returned a {type(rows).__name__}",

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, describe
 
 Row = Mapping[str, object]
 Line = Sequence[object]
@@ -27,7 +27,7 @@ def read_parquet(path: Path) -> list[Row]:
     try:
         return cast("list[Row]", parquet.ParquetFile(path).read().to_pylist())
     except (arrow.ArrowException, OSError) as error:
-        raise InvalidRequest(f"{path} is not a Parquet file: {_one_line(error)}") from error
+        raise InvalidRequest(f"{path} is not a Parquet file: {describe(error)}") from error
 
 
 def read_excel(path: Path) -> list[Row]:
@@ -40,9 +40,9 @@ def read_excel(path: Path) -> list[Row]:
     except Exception as error:
         # openpyxl lets through whatever zipfile, its XML parser and its own checks raise; on a damaged file
         # xlrd raises anything from XLRDError to struct.error.
-        raise InvalidRequest(f"{path} is not an Excel file: {_one_line(error)}") from error
+        raise InvalidRequest(f"{path} is not an Excel file: {describe(error)}") from error
     if not lines:
-        raise InvalidRequest(f"the first sheet of {path} is empty")
+        raise InvalidRequest(f"the first sheet of {path} is empty", hint="put the rows into the first sheet")
     header = _header(path, lines[0])
     return [dict(zip(header, line, strict=False)) for line in lines[1:]]
 
@@ -85,10 +85,14 @@ def _header(path: Path, cells: Line) -> list[str]:
     while names and not names[-1]:
         names.pop()
     if "" in names:
-        raise InvalidRequest(f"{path}: column {names.index('') + 1} has no name in the first row")
+        raise InvalidRequest(
+            f"{path}: column {names.index('') + 1} has no name in the first row", hint="name it or delete it"
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidRequest(f"{path} has several columns called {', '.join(map(repr, twice))}")
+        raise InvalidRequest(
+            f"{path} has several columns called {', '.join(map(repr, twice))}", hint="rename all but one"
+        )
     return names
 
 
@@ -100,7 +104,3 @@ def _library(name: str) -> ModuleType:
             f"this type of dataset needs {name.partition('.')[0]}, which is not installed",
             hint="pip install 'insitu[data]'",
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -84,10 +84,14 @@ def _records(path: Path, reader: Reader, num_columns: int) -> Iterator[list[str]
 
 def _check_header(path: Path, header: list[str]) -> None:
     if not header:
-        raise InvalidRequest(f"{path} has no header line")
+        raise InvalidRequest(
+            f"{path} has no header line", hint="write the names of the columns into the first line"
+        )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise InvalidRequest(f"{path} has several columns called {', '.join(map(repr, twice))}")
+        raise InvalidRequest(
+            f"{path} has several columns called {', '.join(map(repr, twice))}", hint="rename all but one"
+        )
 
 
 def _decode(path: Path, data: bytes, line: int | None = None) -> str:

@@ -68,4 +68,6 @@ def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEva
 def refuse_generators(function: Callable[..., object], name: str) -> None:
     """Reject generator functions: they return no score."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidRequest(f"evaluator `{name}` is a generator; return the score instead of yielding")
+        raise InvalidRequest(
+            f"evaluator `{name}` is a generator", hint="return the score instead of yielding it"
+        )

@@ -47,7 +47,8 @@ class Numeric(Evaluator):
         expected = last_number(text)
         if expected is None or not expected.is_finite():
             raise InvalidRequest(
-                f"example `{item.id}` expects {text[:100]!r}, which holds no number to compare with"
+                f"example `{item.id}` expects {text[:100]!r}, which contains no number",
+                hint="give numbers in the column of structure.answer_key, or use exact_match",
             )
         found = last_number(to_text(item.output))
         if found is None:

@@ -27,7 +27,7 @@ def register_evaluator(
         takes_config = _takes_config(function, type_name)
         if config is not None and not takes_config:
             raise InvalidRequest(
-                f"evaluator `{type_name}` has fields but does not take them",
+                f"evaluator `{type_name}` has a config class, but its function takes no config",
                 hint="write def function(item, config)",
             )
 
@@ -51,4 +51,6 @@ def _takes_config(function: Callable[..., object], type_name: str) -> bool:
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()
         )
         return len(arguments) == 2 or many >= 2
-    raise InvalidRequest(f"evaluator `{type_name}` must take (item) or (item, config), not {signature}")
+    raise InvalidRequest(
+        f"evaluator `{type_name}` takes {signature}", hint="let it take (item) or (item, config)"
+    )

@@ -28,8 +28,8 @@ class CleanUps:
         """Run `callback` at the end: on the event loop if added there, in a thread if added from a thread."""
         if self._closed:
             raise Conflict(
-                "the rollout has ended; nothing more can be cleaned up after it",
-                hint="an agent that goes on after its time limit must end what it started itself",
+                "the rollout has ended, so a clean-up can no longer be added",
+                hint="end what the agent starts before it returns or reaches its time limit",
             )
         self._callbacks.append((callback, _on_loop()))
 

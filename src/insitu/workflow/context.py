@@ -144,7 +144,7 @@ class WorkflowContext:
                 return candidates[0]
         known = ", ".join(self.binding.llms) or "none"
         raise InvalidRequest(
-            f"{self.function} does not say which of the llms it uses: {known}",
+            f"{self.function} does not say which entry of `llms` it uses; known: {known}",
             hint="set `llm: <name>` in its configuration, or ask for context.llm('<name>')",
         )
 

@@ -33,7 +33,7 @@ def client_maker(framework: str) -> Callable[..., object]:
     if framework not in FRAMEWORKS:
         raise InvalidRequest(
             f"there is no client for `{framework}`{nearest(framework, FRAMEWORKS)}",
-            hint=f"known: {', '.join(FRAMEWORKS)}; others take what context.llm() says",
+            hint=f"known: {', '.join(FRAMEWORKS)}; any other client works with the settings of context.llm()",
         )
     return importlib.import_module(f"insitu.workflow.clients.{framework}").model
 

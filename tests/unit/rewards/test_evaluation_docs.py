@@ -38,7 +38,7 @@ def modules(tmp_path, monkeypatch):
     for name in [
         name
         for name in sys.modules
-        if name.partition(".")[0] in ("my_rows", "my_rewards", "my_steps", "my_package")
+        if name.partition(".")[0] in ("my_rows", "my_rewards", "my_calls", "my_package")
     ]:
         del sys.modules[name]
 
@@ -70,7 +70,7 @@ async def test_the_custom_reward(evaluator, modules):
 
 
 async def test_the_reward_of_single_steps(evaluator, modules):
-    reward = evaluator("python", entry="my_steps:right_without_failed_tools", args={"penalty": 0.2})
+    reward = evaluator("python", entry="my_calls:right_without_failed_tools", args={"penalty": 0.2})
     asked = [
         {"id": name, "function": {"name": "add", "arguments": text}}
         for name, text in (("t1", "{}"), ("t2", "{"), ("t3", "{}"))

@@ -18,7 +18,7 @@ def test_the_llm_without_a_name(make_context: MakeContext) -> None:
     assert make_context(config=config(llm="judge-1")).llm().name == "judge-1"  # its own
     assert make_context(binding=LLMBinding({"only": Entry()})).llm().name == "only"
     two = LLMBinding({"a": Entry(), "b": Entry()})
-    with pytest.raises(InvalidRequest, match="does not say which of the llms it uses: a, b"):
+    with pytest.raises(InvalidRequest, match="does not say which entry of `llms` it uses; known: a, b"):
         make_context(binding=two).llm()
     with pytest.raises(InvalidRequest, match="none"):
         make_context(binding=LLMBinding({})).llm()

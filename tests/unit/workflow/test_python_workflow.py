@@ -147,7 +147,7 @@ async def test_hung_threads_are_left_counted_and_bounded(
     assert agent.threads.alive_abandoned == 4
     refused = await execute(agent, "in", context, 5)
     assert refused.ending is Ending.INFRASTRUCTURE
-    assert "4 threads of `m:hangs` hang" in refused.reason
+    assert "4 threads of `m:hangs` still run" in refused.reason
     assert "async def" in refused.reason
     assert "_type: command" in refused.reason
     release.set()

@@ -61,7 +61,9 @@ class JudgeModel:
     def __init__(self, name: str, llm: JudgeLlm) -> None:
         base = _base_url(name, llm.base_url)
         if llm.options.get("stream") or llm.options.get("n") not in (None, 1):
-            raise InvalidRequest(f"llms.{name}: a judge gives one whole answer; remove `stream` and `n`")
+            raise InvalidRequest(
+                f"llms.{name}: a judge gives one whole answer", hint="remove `stream` and `n`"
+            )
         self._name, self._llm = name, llm
         self._url = base.joinpath("chat", "completions").with_query(base.query)
         self._shown = str(self._url.with_query(None))

@@ -12,8 +12,8 @@ def model(llm: str | None = None, **options: object) -> object:
     dspy = package("dspy", "dspy")
     if options.get("cache"):
         raise InvalidRequest(
-            "DSPy's cache gives one rollout the answers of another, which are then calls that nobody made",
-            hint="leave out `cache`",
+            "`cache=True` would give one rollout the answers of another, without a recorded call",
+            hint="remove `cache`",
         )
     settings = current_rollout().llm(llm)
     args: dict[str, object] = {

@@ -98,7 +98,7 @@ class CommandWorkflow(Workflow):
         name = self._config.command[0]
         if error.errno == errno.E2BIG:
             return WorkflowFailed(
-                f"the input is too long to be an argument of `{name}`", hint="`input: stdin`"
+                f"the input is too long to be an argument of `{name}`", hint="set `input: stdin`"
             )
         return WorkflowFailed(f"`{name}` cannot be started: {error}", ending=Ending.INFRASTRUCTURE)
 

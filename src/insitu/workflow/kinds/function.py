@@ -49,7 +49,7 @@ class FunctionWorkflow(Workflow):
         hung = self.threads.alive_abandoned
         if hung > MAX_ABANDONED:
             raise WorkflowFailed(
-                f"{hung} threads of {self._name} hang beyond their time limit; no further one is started",
+                f"{hung} threads of {self._name} still run after their time limit; no more are started",
                 ending=Ending.INFRASTRUCTURE,
                 hint="threads cannot be killed: write it as `async def`, or run it with `_type: command`",
             )
