@@ -59,6 +59,8 @@ class Behaviour:
     weight_version: str = "base"
     delay_seconds: tuple[float, float] = (0.0, 0.0)
     """Uniform range of a generation's duration."""
+    gate: asyncio.Event | None = None
+    """If given, a generation ends no earlier than the event is set."""
     chunk_seconds: float = 0.0
     num_tokens: int = 4
     answer_bytes: int = 0
@@ -204,6 +206,8 @@ class StandinEngine:
             await asyncio.sleep(3600)
         self.delays.append(random.uniform(*self.behaviour.delay_seconds))
         await asyncio.sleep(self.delays[-1])
+        if self.behaviour.gate is not None:
+            await self.behaviour.gate.wait()
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.support.standin_engine import UNRECORDABLE
-from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, until
+from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 
 GENERATE = "/inference/v1/generate"
 
@@ -150,7 +150,8 @@ async def test_doubtful_weights_are_tried_again_then_refused(gateway: GatewayUnd
     assert len(await gateway.records()) == 1
 
 
-async def test_another_version_than_promised_waits_for_the_table(gateway: GatewayUnderTest) -> None:
+async def test_another_version_than_promised_waits_for_the_table(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(settle_seconds=0.2)
     gateway.engine.behaviour.weight_version = "run@1"
     status, body, _ = await gateway.post()
     assert status == 502

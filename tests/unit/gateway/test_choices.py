@@ -67,7 +67,7 @@ async def test_every_choice_is_a_call_of_its_own(gateway: GatewayUnderTest, path
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_streamed_choices_share_the_stream(gateway: GatewayUnderTest, path: str) -> None:
     gateway.engine.num_begun = 5
-    gateway.engine.behaviour.chunk_seconds = 0.05
+    gateway.engine.behaviour.chunk_seconds = 0.02
     options = {"include_usage": True}
     events, call_id, done = await gateway.stream(path, n=3, stream_options=options, **body_of(path))
     assert done

@@ -65,20 +65,21 @@ async def test_a_held_call_goes_out_on_the_version_of_its_release(gateway: Gatew
 
 
 async def test_calls_under_way_finish_during_a_hold_and_are_counted(gateway: GatewayUnderTest) -> None:
-    gateway.engine.behaviour.delay_seconds = (0.3, 0.3)
+    gate = gateway.engine.behaviour.gate = asyncio.Event()
     call = asyncio.create_task(gateway.post(model="run"))
     await until(lambda: gateway.engine.num_generating, "the call generates")
     await gateway.put_table(hold=HOLD)
     state = await gateway.state()
     assert state["in_flight"] == {"base": 1}
     assert state["replicas"]["replica-0"] == {"healthy": True, "in_flight": 1}
+    gate.set()
     assert (await call)[0] == 200
     state = await gateway.state()
     assert (state["in_flight"], state["in_flight_total"]) == ({}, 0)
 
 
 async def test_a_hold_ends_at_its_deadline(gateway: GatewayUnderTest) -> None:
-    await gateway.put_table(hold={"reason": "run x trains step 3", "deadline_seconds": 0.2})
+    await gateway.put_table(hold={"reason": "run x trains step 3", "deadline_seconds": 0.1})
     status, body, _ = await gateway.post()
     assert status == 503
     assert "run x trains step 3" in body["error"]["message"]
@@ -97,10 +98,11 @@ async def test_held_calls_are_bounded(start_gateway: StartGateway) -> None:
 
 async def test_calls_under_way_are_bounded(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(max_in_flight=2)
-    gateway.engine.behaviour.delay_seconds = (0.3, 0.3)
+    gate = gateway.engine.behaviour.gate = asyncio.Event()
     calls = [asyncio.create_task(gateway.post()) for _ in range(2)]
     await until(lambda: gateway.engine.num_generating == 2, "two calls generate")
     assert (await gateway.post())[0] == 429
+    gate.set()
     assert [status for status, _, _ in await asyncio.gather(*calls)] == [200, 200]
 
 

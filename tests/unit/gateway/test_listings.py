@@ -68,13 +68,14 @@ async def test_what_was_answered_is_in_the_list(gateway: GatewayUnderTest, clien
 async def test_calls_in_parallel_are_listed_as_they_ended(
     gateway: GatewayUnderTest, client: GatewayClient
 ) -> None:
-    gateway.engine.behaviour.delay_seconds = (2.0, 2.0)
+    gate = gateway.engine.behaviour.gate = asyncio.Event()
     slow = asyncio.create_task(gateway.post(f"/rollouts/ro/{CHAT}"))
     while not gateway.engine.num_generating:
         await asyncio.sleep(0.01)
-    gateway.engine.behaviour.delay_seconds = (0.0, 0.0)
+    gateway.engine.behaviour.gate = None
     _, _, quick = await gateway.post(f"/rollouts/ro/{CHAT}")
     assert [c["id"] for c in await client.rollout_calls("ro")] == [quick]  # the other is not answered yet
+    gate.set()
     _, _, late = await slow
     assert [c["id"] for c in await client.rollout_calls("ro")] == [quick, late]
 
@@ -96,7 +97,7 @@ async def test_a_list_waits_for_a_slow_disk_and_stops_nobody(
 
 
 async def test_a_disk_that_never_writes_is_said(start_gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = await start_gateway(listing_seconds=0.2)
+    gateway = await start_gateway(listing_seconds=0.1)
     gate = threading.Event()
     monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(10) and set())
     await gateway.post(f"/rollouts/ro/{CHAT}")

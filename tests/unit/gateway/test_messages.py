@@ -8,13 +8,14 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
+from anthropic.types import Message, RawMessageStreamEvent
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.messages import MessagesProtocol
 from insitu.gateway.protocols.messages_request import to_chat
 from insitu.gateway.settings import Limits
 from tests.support.standin_parser import StandinParserEngine, tool_call
-from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway
+from tests.unit.gateway.conftest import MESSAGES, GatewayUnderTest, StartGateway, check_definitions
 
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
 TOOLS: list[Any] = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]
@@ -214,3 +215,9 @@ def test_sampling_and_choices_are_translated() -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         MessagesProtocol().parse(ASKED | changes, Limits())
+
+
+async def test_answers_and_events_are_what_anthropic_defines(start_gateway: StartGateway) -> None:
+    await check_definitions(
+        start_gateway, "messages", {"messages": MESSAGES, "max_tokens": 500}, Message, RawMessageStreamEvent
+    )

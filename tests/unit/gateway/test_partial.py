@@ -71,7 +71,7 @@ async def test_an_engine_that_fails_in_the_middle_leaves_a_broken_call(
     gateway: GatewayUnderTest, fault: str
 ) -> None:
     behaviour = gateway.engine.behaviour
-    behaviour.fault, behaviour.chunk_seconds, behaviour.num_tokens = fault, 0.03, 8
+    behaviour.fault, behaviour.chunk_seconds, behaviour.num_tokens = fault, 0.015, 8
     events, call_id, done = await gateway.stream(CHAT)
     assert not done
     assert events[-1]["error"]["type"] == "UpstreamError"
@@ -87,7 +87,7 @@ async def test_an_engine_that_fails_in_the_middle_leaves_a_broken_call(
 @pytest.mark.parametrize("fault", ["short-logprobs", "wrong-usage", "mixed-weights"])
 async def test_an_end_that_cannot_be_trusted_is_broken_too(gateway: GatewayUnderTest, fault: str) -> None:
     behaviour = gateway.engine.behaviour
-    behaviour.fault, behaviour.chunk_seconds, behaviour.num_tokens = fault, 0.03, 8
+    behaviour.fault, behaviour.chunk_seconds, behaviour.num_tokens = fault, 0.015, 8
     _, _, done = await gateway.stream(CHAT)
     assert not done
     (call,) = await gateway.records()

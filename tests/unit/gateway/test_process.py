@@ -38,9 +38,14 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
+async def is_closed(session: aiohttp.ClientSession, url: str) -> bool:
+    return not await answers(session, url)
+
+
 async def test_sigterm_finishes_calls_and_writes_them(tmp_path: Path) -> None:
     url, port = f"sqlite:///{tmp_path}/calls.db", free_port()
-    behaviour = Behaviour(delay_seconds=(0.5, 0.5), adapters=["lora"])
+    gate = asyncio.Event()
+    behaviour = Behaviour(gate=gate, adapters=["lora"])
     async with StandinEngine(behaviour) as engine, aiohttp.ClientSession() as session:
         child = await start("--port", str(port), "--records", url, "--upstream", engine.url)
         gateway = f"http://127.0.0.1:{port}"
@@ -51,6 +56,8 @@ async def test_sigterm_finishes_calls_and_writes_them(tmp_path: Path) -> None:
             calls = [asyncio.ensure_future(session.post(path, json=body, headers=API)) for body in bodies]
             await until(lambda: engine.num_generating == 3, "three calls generate")
             child.send_signal(signal.SIGTERM)
+            await until(lambda: is_closed(session, gateway), "the gateway takes no more calls")
+            gate.set()
             assert [(await call).status for call in calls] == [200] * 3
             assert await asyncio.wait_for(child.wait(), 10) == 0
         finally:
@@ -82,7 +89,8 @@ async def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
     """A shell's usual limit is 1,024 files; 2,000 calls under way need over 4,000."""
     url, port = f"sqlite:///{tmp_path}/calls.db", free_port()
     gateway = f"http://127.0.0.1:{port}"
-    behaviour = Behaviour(delay_seconds=(0.5, 0.5))
+    gate = asyncio.Event()
+    behaviour = Behaviour(gate=gate)
     async with StandinEngine(behaviour) as engine, aiohttp.ClientSession() as session:
         arguments = f"--port {port} --records {url} --upstream {engine.url}"
         command = f"ulimit -Sn 64; exec {sys.executable} -m insitu.gateway {arguments}"
@@ -96,7 +104,10 @@ async def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
                     return got.status
 
             async with asyncio.timeout(20):
-                assert set(await asyncio.gather(*(call() for _ in range(80)))) == {200}
+                calls = [asyncio.create_task(call()) for _ in range(80)]
+                await until(lambda: engine.num_generating == 80, "all calls are under way", 15)
+                gate.set()
+                assert set(await asyncio.gather(*calls)) == {200}
         finally:
             child.kill()
             await child.wait()

@@ -16,6 +16,14 @@ def counts(gateway: GatewayUnderTest) -> list[int]:
     return [len(engine.calls_to(GENERATE)) for engine in gateway.engines]
 
 
+def hold_answers(gateway: GatewayUnderTest) -> asyncio.Event:
+    """Let no engine answer before the event is set."""
+    gate = asyncio.Event()
+    for engine in gateway.engines:
+        engine.behaviour.gate = gate
+    return gate
+
+
 async def healthy(gateway: GatewayUnderTest) -> list[bool]:
     return [r["healthy"] for r in (await gateway.state())["replicas"].values()]
 
@@ -41,10 +49,12 @@ async def test_header_and_path_name_the_same_rollout(gateway: GatewayUnderTest) 
 
 async def test_calls_without_a_rollout_spread(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(2)
-    for engine in gateway.engines:
-        engine.behaviour.delay_seconds = (0.1, 0.1)
-    await asyncio.gather(*(gateway.post() for _ in range(10)))
+    gate = hold_answers(gateway)
+    calls = [asyncio.create_task(gateway.post()) for _ in range(10)]
+    await until(lambda: sum(counts(gateway)) == 10, "all calls generate")
     assert counts(gateway) == [5, 5]
+    gate.set()
+    assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 10
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "503", "bad-json", "aborted"])
@@ -60,11 +70,11 @@ async def test_a_failing_replica_costs_no_call(start_gateway: StartGateway, faul
 async def test_a_killed_replica_is_ejected_its_calls_move_and_it_returns(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(2)
     dead = gateway.engines[0]
-    for engine in gateway.engines:
-        engine.behaviour.delay_seconds = (0.4, 0.4)
+    gate = hold_answers(gateway)
     calls = [asyncio.create_task(gateway.post(f"/rollouts/ro-{i}/v1/chat/completions")) for i in range(12)]
     await until(lambda: sum(counts(gateway)) == 12, "all calls generate")
     await dead.stop()
+    gate.set()
     assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 12
     assert await healthy(gateway) == [False, True]
     back = StandinEngine(port=dead.port)
@@ -97,7 +107,7 @@ async def test_without_any_replica_calls_wait_for_the_next_table(start_gateway: 
 
 
 async def test_without_any_replica_the_wait_is_bounded(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(1, hold_seconds=0.3)
+    gateway = await start_gateway(1, hold_seconds=0.1)
     await gateway.engine.stop()
     status, body, _ = await gateway.post()
     assert status == 503
@@ -126,12 +136,12 @@ async def test_retries_do_not_multiply_the_load(start_gateway: StartGateway) -> 
 
 async def test_a_removed_replica_finishes_its_calls(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(2)
-    for engine in gateway.engines:
-        engine.behaviour.delay_seconds = (0.3, 0.3)
+    gate = hold_answers(gateway)
     calls = [asyncio.create_task(gateway.post()) for _ in range(4)]
     await until(lambda: sum(counts(gateway)) == 4, "all calls generate")
     gateway.engines = gateway.engines[:1]
     await gateway.put_table()
+    gate.set()
     assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
     assert len((await gateway.state())["replicas"]) == 1
 

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types.responses import Response, ResponseStreamEvent
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.kept_items import KeptItems
@@ -15,7 +16,7 @@ from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.protocols.responses_request import to_chat
 from insitu.gateway.settings import Limits
 from tests.support.standin_parser import StandinParserEngine, tool_call
-from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway
+from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway, check_definitions
 
 ASKED: dict[str, Any] = {"model": "tiny", "input": "hi"}
 TOOL: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
@@ -217,3 +218,7 @@ def test_items_of_one_answer_are_one_message() -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         ResponsesProtocol().parse(ASKED | changes, Limits())
+
+
+async def test_answers_and_events_are_what_openai_defines(start_gateway: StartGateway) -> None:
+    await check_definitions(start_gateway, "responses", {"input": "hello"}, Response, ResponseStreamEvent)
