@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,26 +141,25 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 5.0) -
 StartGateway = Callable[..., Awaitable[GatewayUnderTest]]
 
 
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where the system has one: a store on disk waits for it 5 times per test."""
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """Open a directory in memory if the system has one: a store on disk waits for it 5 times per test."""
     memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
 
 
-@pytest.fixture
-async def start_gateway(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartGateway]:
-    """Start a gateway with `num_engines` stand-ins; `limits` override the short ones above.
+@asynccontextmanager
+async def starting_gateways() -> AsyncIterator[StartGateway]:
+    """Start gateways with `num_engines` stand-ins; `limits` override the short ones above.
 
     Retries and returning replicas pause for a tenth of the usual time.
     """
-    monkeypatch.setattr("insitu.gateway.calls.pipeline._RETRY_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("insitu.gateway.engines.replicas._FIRST_BACKOFF_SECONDS", 0.025)
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("insitu.gateway.calls.pipeline._RETRY_PAUSE_SECONDS", 0.01)
+        patch.setattr("insitu.gateway.engines.replicas._FIRST_BACKOFF_SECONDS", 0.025)
+        url = f"sqlite:///{stack.enter_context(in_memory())}/calls.db"
 
         async def start(
             num_engines: int = 1,
@@ -170,7 +169,6 @@ async def start_gateway(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
             **limits: Any,
         ) -> GatewayUnderTest:
             engines = [await stack.enter_async_context(make_engine()) for _ in range(num_engines)]
-            url = f"sqlite:///{in_memory}/calls.db"
             settings = Settings(url, "default", "admin", limits=replace(LIMITS, **limits))
             runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.1)
             await runner.setup()
@@ -187,6 +185,13 @@ async def start_gateway(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
                 await gateway.put_table()
             return gateway
 
+        yield start
+
+
+@pytest.fixture
+async def start_gateway() -> AsyncIterator[StartGateway]:
+    """A function that starts gateways, which end with the test; see `starting_gateways`."""
+    async with starting_gateways() as start:
         yield start
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from insitu.gateway.process import main
 from insitu.records.store import RecordStore
 from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.unit.gateway.conftest import API, MESSAGES, until
@@ -118,16 +119,20 @@ async def holds_one(session: aiohttp.ClientSession, url: str) -> bool:
         return (await got.json())["held"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--upstream", "http://127.0.0.1:9"], "--enable-scale-out"),
-        (["--managed", "--host", "0.0.0.0"], "INSITU_API_KEY"),
-    ],
-)
-async def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], said: str) -> None:
-    child = await start("--port", str(free_port()), "--records", f"sqlite:///{tmp_path}/calls.db", *arguments)
+async def test_it_says_why_it_does_not_start(tmp_path: Path) -> None:
+    arguments = ["--records", f"sqlite:///{tmp_path}/calls.db", "--managed", "--host", "0.0.0.0"]
+    child = await start("--port", str(free_port()), *arguments)
     _, stderr = await asyncio.wait_for(child.communicate(), 15)
     assert child.returncode == 1
-    assert said in stderr.decode()
+    assert stderr.decode().startswith("error: ")
+    assert "INSITU_API_KEY" in stderr.decode()
     assert "Traceback" not in stderr.decode()
+
+
+def test_an_engine_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: Python itself prints the text of a SystemExit, and nothing else, and exits with 1."""
+    monkeypatch.setattr("insitu.gateway.process.log_to", lambda _: None)
+    arguments = ["--records", f"sqlite:///{tmp_path}/calls.db", "--upstream", "http://127.0.0.1:9"]
+    with pytest.raises(SystemExit, match=r"^error: .*--enable-scale-out") as ended:
+        main(["--port", str(free_port()), *arguments])
+    assert isinstance(ended.value.code, str)

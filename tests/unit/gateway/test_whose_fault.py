@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from insitu.gateway.engines.routes import Target
@@ -17,11 +19,20 @@ from insitu.gateway.faults import UnexpectedShape, reading
 from insitu.gateway.protocols.base import StopTrimmer
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
 from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway_client import RolloutRecord
 from tests.support.standin_engine import Behaviour, StandinEngine
-from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
+from tests.unit.gateway.conftest import (
+    API,
+    MESSAGES,
+    GatewayUnderTest,
+    StartGateway,
+    starting_gateways,
+    until,
+)
 from tests.unit.gateway.test_tally import adds_up, record_of
 
 pytestmark = pytest.mark.timeout(60)
+on_shared = pytest.mark.asyncio(loop_scope="module")
 PATHS = ["chat/completions", "completions", "responses", "messages"]
 ASKED: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": MESSAGES},
@@ -75,19 +86,43 @@ async def wrong(start_gateway: StartGateway) -> GatewayUnderTest:
     return await start_gateway(make_engine=WrongEngine)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_wrong() -> AsyncIterator[GatewayUnderTest]:
+    """A gateway for many tests: each has a rollout of its own and says what is wrong."""
+    async with starting_gateways() as start:
+        yield await start(make_engine=WrongEngine)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[GatewayUnderTest]:
+    """A gateway for many tests, each with a rollout of its own."""
+    async with starting_gateways() as start:
+        yield await start()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def rollout() -> str:
+    """A rollout that no other test has."""
+    return f"ro-{next(_numbers)}"
+
+
 async def call(
-    gateway: GatewayUnderTest, path: str, stream: bool, **more: Any
+    gateway: GatewayUnderTest, path: str, stream: bool, rollout: str = "ro", **more: Any
 ) -> tuple[int, dict[str, Any], bool]:
     """Status, the last JSON object of the answer, and whether a stream had begun."""
     body = orjson.dumps({"model": "tiny", "stream": stream} | ASKED[path] | more)
-    async with gateway.session.post(f"{gateway.url}/rollouts/ro/v1/{path}", data=body, headers=API) as got:
+    url = f"{gateway.url}/rollouts/{rollout}/v1/{path}"
+    async with gateway.session.post(url, data=body, headers=API) as got:
         data = await got.read()
         assert b"[DONE]" not in data
         last = orjson.loads(data.removesuffix(b"\n\n").rsplit(b"data: ", 1)[-1])
         return got.status, last, got.content_type == "text/event-stream"
 
 
-async def settled(gateway: GatewayUnderTest) -> None:
+async def settled(gateway: GatewayUnderTest, rollout: str = "ro") -> RolloutRecord:
     """Nothing is left of any call: not here, not in the engine, not in the counts."""
 
     async def idle() -> bool:
@@ -96,10 +131,11 @@ async def settled(gateway: GatewayUnderTest) -> None:
 
     await until(idle, "no call is in flight")
     await until(lambda: gateway.engine.num_generating == 0, "the engine is idle")
-    record = await record_of(gateway)
+    record = await record_of(gateway, rollout)
     assert adds_up(record)
     assert record.under_way == 0
     assert not [task for task in asyncio.all_tasks() if "_relay" in repr(task)]
+    return record
 
 
 TOOL_CALL = {"id": "t", "type": "function"}
@@ -126,33 +162,35 @@ MALFORMED: list[tuple[str, object]] = [
 ]
 
 
+@on_shared
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("path", "answer"), MALFORMED, ids=[f"{p[-9:]} {a}" for p, a in MALFORMED])
 async def test_an_answer_of_another_shape_is_the_engines_fault(
-    wrong: GatewayUnderTest, path: str, answer: object, stream: bool
+    shared_wrong: GatewayUnderTest, rollout: str, path: str, answer: object, stream: bool
 ) -> None:
-    wrong.engine.wrong = {path: answer}  # type: ignore[attr-defined]
+    shared_wrong.engine.wrong = {path: answer}  # type: ignore[attr-defined]
     for protocol in ("chat/completions", "responses", "messages"):
-        status, body, begun = await call(wrong, protocol, stream)
+        status, body, begun = await call(shared_wrong, protocol, stream, rollout)
         assert (status, begun) == (502, False)
         assert "The answer of replica-0 has an unexpected shape: " in body["error"]["message"]
-    assert await wrong.records() == []
-    await settled(wrong)
-    assert (await record_of(wrong)).unrecorded == {"failed": 3}
+    assert await shared_wrong.records() == []
+    record = await settled(shared_wrong, rollout)
+    assert (record.calls, record.unrecorded) == ([], {"failed": 3})
 
 
+@on_shared
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     "answer", [{}, [], [{}], {"choices": [{"text": 3}], "chunk": {"choices": [{"text": 3}]}}]
 )
 @pytest.mark.parametrize("path", ["render", "derender"])
 async def test_so_are_those_of_plain_completions(
-    wrong: GatewayUnderTest, path: str, answer: object, stream: bool
+    shared_wrong: GatewayUnderTest, rollout: str, path: str, answer: object, stream: bool
 ) -> None:
-    wrong.engine.wrong = {f"/v1/completions/{path}": answer}  # type: ignore[attr-defined]
-    status, body, begun = await call(wrong, "completions", stream)
+    shared_wrong.engine.wrong = {f"/v1/completions/{path}": answer}  # type: ignore[attr-defined]
+    status, body, begun = await call(shared_wrong, "completions", stream, rollout)
     assert (status, begun, "unexpected shape" in body["error"]["message"]) == (502, False, True)
-    await settled(wrong)
+    await settled(shared_wrong, rollout)
 
 
 @pytest.mark.parametrize("protocol", ["responses", "messages"])
@@ -196,11 +234,13 @@ def check_internal(status: int, body: dict[str, Any], begun: bool, error: Except
     assert f"{type(error).__name__}: " in log
 
 
+@on_shared
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_error_of_the_recorder_is_the_gateways_own(
-    gateway: GatewayUnderTest,
+    shared: GatewayUnderTest,
+    rollout: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     path: str,
@@ -209,19 +249,20 @@ async def test_an_error_of_the_recorder_is_the_gateways_own(
 ) -> None:
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(Recorder, "submit", raising(error))
-        status, body, begun = await call(gateway, path, stream)
+        status, body, begun = await call(shared, path, stream, rollout)
     assert begun is stream
     check_internal(status, body, begun, error, caplog.text)
-    await settled(gateway)
-    assert (await record_of(gateway)).unrecorded == {"failed": 1}
-    assert await gateway.records() == []
-    assert (await gateway.post("/rollouts/ro/v1/chat/completions"))[0] == 200
+    record = await settled(shared, rollout)
+    assert (record.calls, record.unrecorded) == ([], {"failed": 1})
+    assert (await shared.post(f"/rollouts/{rollout}/v1/chat/completions"))[0] == 200
 
 
+@on_shared
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_error_after_reading_is_the_gateways_own(
-    gateway: GatewayUnderTest,
+    shared: GatewayUnderTest,
+    rollout: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     path: str,
@@ -230,12 +271,11 @@ async def test_an_error_after_reading_is_the_gateways_own(
     error = KeyError("boom")
     monkeypatch.setattr(StopTrimmer, "feed", raising(error))
     with caplog.at_level(logging.ERROR):
-        status, body, begun = await call(gateway, path, stream)
+        status, body, begun = await call(shared, path, stream, rollout)
     assert not begun
     check_internal(status, body, begun, error, caplog.text)
-    await settled(gateway)
-    assert (await record_of(gateway)).unrecorded == {"failed": 1}
-    assert (await gateway.state())["replicas"]["replica-0"]["healthy"]
+    assert (await settled(shared, rollout)).unrecorded == {"failed": 1}
+    assert (await shared.state())["replicas"]["replica-0"]["healthy"]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
