@@ -125,8 +125,8 @@ def examine(
     assert len({template.family for template in agents}) >= 8
     assert len(seen.calls) == sum(agent.num_calls for each in agents.values() for agent in each)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    put_back = check_prompts(seen.calls.values(), seen.rendered, tokenizer)
-    print(f"{put_back} of {len(seen.calls)} prompts hold ids as sampled where the template gave others")
+    num_restored = check_prompts(seen.calls.values(), seen.rendered, tokenizer)
+    print(f"{num_restored} of {len(seen.calls)} prompts hold ids as sampled where the template gave others")
     joined: dict[Template, int] = {}
     print(f"{'template':20} calls tokens forced sequences breaks joined, max |Δlogprob| plain packed")
     for template, each in agents.items():

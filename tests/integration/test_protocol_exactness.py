@@ -138,8 +138,8 @@ def examine(folder: Path, recorded: dict[str, list[ModelCall]], seen: Witness) -
     assert len(seen.calls) == NUM_TURNS * ROLLOUTS_EACH * len(CASES)
     chat = [call for calls in recorded.values() for call in calls if call.protocol != "completions"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    put_back = check_prompts([seen.calls[call.id] for call in chat], seen.rendered, tokenizer)
-    print(f"\n{put_back} of {len(chat)} prompts hold ids as sampled where the template gave others")
+    num_restored = check_prompts([seen.calls[call.id] for call in chat], seen.rendered, tokenizer)
+    print(f"\n{num_restored} of {len(chat)} prompts hold ids as sampled where the template gave others")
     print("protocol, tools: calls, tokens, of a grammar, joined, tool calls, max |Δlogprob|")
     joined, worst = Counter[str](), 0.0
     for case in CASES:

@@ -27,7 +27,7 @@ from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.recording.listings import Listings, flag
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Tallies, Ticket
-from insitu.gateway.sampled_ids.put_back import PutBack
+from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Settings
@@ -50,7 +50,7 @@ class Gateway:
     routes: Routes
     pool: ReplicaPool
     recorder: Recorder
-    put_back: PutBack
+    put_back: Restorer
     caller: Caller
     tallies: Tallies
     listings: Listings
@@ -93,7 +93,7 @@ class Gateway:
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         tokenizers = Tokenizers(self._settings.tokenizer)
-        self.put_back = PutBack(limits, tokenizers)
+        self.put_back = Restorer(limits, tokenizers)
         self.caller = Caller(self.routes, self.pool, self.recorder, self.put_back, limits)
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
         texts = TokenTexts(self.routes, self.pool, tokenizers)

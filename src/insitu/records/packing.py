@@ -14,15 +14,15 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, TypeVar
 
 import orjson
 
 from insitu.types import ModelCall
 
-_COMPRESSION_LEVEL = (
-    1  # the writer shares two cores with the hot path; higher levels gain little on chat text
-)
+_Number = TypeVar("_Number", int, float)
+# The writer shares two cores with the hot path; higher levels gain little on chat text.
+_COMPRESSION_LEVEL = 1
 
 BYTES_PER_VALUE = 4
 """For token ids and logprobs alike."""
@@ -39,11 +39,36 @@ def pack_floats(values: Sequence[float]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return _unpack("i", data).tolist()
+    return _unpack(array("i"), data)
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    return _unpack("f", data).tolist()
+    return _unpack(array("f"), data)
+
+
+class CallRow(TypedDict):
+    """One row of the table of calls."""
+
+    id: str
+    rollout_id: str | None
+    parent_id: str | None
+    shared_tokens: int
+    shared_messages: int
+    shared_tools: bool
+    model: str
+    run: str | None
+    policy_step: int
+    policy_version: str
+    finish_reason: str
+    constrained: bool
+    source: str
+    started_at: float
+    prompt_ids: bytes
+    """The ids after those that the parent holds."""
+    output_ids: bytes
+    logprobs: bytes
+    body: bytes
+    """Everything that no query reads: messages, answer, sampling and the like, as compressed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +121,7 @@ def shared_with(call: ModelCall, tail: Tail) -> Shared:
     return Shared(tail.id, tokens, messages, tools)
 
 
-def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
+def pack_call(call: ModelCall, shared: Shared) -> CallRow:
     """Pack a call into a row, without what `shared` says its parent holds."""
     body = {
         "messages": None if call.messages is None else call.messages[shared.num_messages :],
@@ -129,12 +154,12 @@ def pack_call(call: ModelCall, shared: Shared) -> dict[str, Any]:
     }
 
 
-def shared_of(row: dict[str, Any]) -> Shared:
+def shared_of(row: CallRow) -> Shared:
     """Return the part of a row that its parent holds."""
     return Shared(row["parent_id"], row["shared_tokens"], row["shared_messages"], bool(row["shared_tools"]))
 
 
-def unpack_call(row: dict[str, Any], parent: ModelCall | None) -> ModelCall:
+def unpack_call(row: CallRow, parent: ModelCall | None) -> ModelCall:
     """Unpack the call of a row; without `parent`, the part it shares with its parent is missing."""
     body = orjson.loads(zlib.decompress(row["body"]))
     prompt_ids, messages, tools = unpack_ids(row["prompt_ids"]), body["messages"], body["tools"]
@@ -177,13 +202,12 @@ def _same(head: bytes, digest: bytes, count: int) -> int:
     return count if _digest(head) == digest else 0
 
 
-def _little_endian(values: array[Any]) -> array[Any]:
+def _little_endian(values: array[_Number]) -> array[_Number]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
-def _unpack(kind: str, data: bytes) -> array[Any]:
-    values: array[Any] = array(kind)
+def _unpack(values: array[_Number], data: bytes) -> list[_Number]:
     values.frombytes(data)
-    return _little_endian(values)
+    return _little_endian(values).tolist()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from insitu.errors import NotFound
 from insitu.records.packing import (
     BYTES_PER_VALUE,
+    CallRow,
     Shared,
     Tail,
     pack_call,
@@ -26,49 +26,17 @@ from insitu.records.packing import (
     tail_of,
     unpack_call,
 )
-from insitu.system.wal import use_wal
+from insitu.records.tables import CALLS, ROLLOUTS, WRITES, connect, metadata
 from insitu.types import INCOMPLETE, ModelCall
 from insitu.wire.headers import CALL_ID_HEADER
 
-BUSY_TIMEOUT_SECONDS = 30
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
 _MAX_ROLLOUTS_WITH_TAILS = 50_000
 _IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
 _LISTED_WHEN_MISSING = 20
 
-_metadata = sa.MetaData()
-_calls = sa.Table(
-    "calls",
-    _metadata,
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("rollout_id", sa.Text, index=True),
-    sa.Column("parent_id", sa.Text),
-    sa.Column("shared_tokens", sa.Integer, nullable=False),
-    sa.Column("shared_messages", sa.Integer, nullable=False),
-    sa.Column("shared_tools", sa.Boolean, nullable=False),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("run", sa.Text),
-    sa.Column("policy_step", sa.Integer, nullable=False),
-    sa.Column("policy_version", sa.Text, nullable=False),
-    sa.Column("finish_reason", sa.Text, nullable=False),
-    sa.Column("constrained", sa.Boolean, nullable=False),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("started_at", sa.Float, nullable=False),
-    sa.Column("prompt_ids", sa.LargeBinary, nullable=False),
-    sa.Column("output_ids", sa.LargeBinary, nullable=False),
-    sa.Column("logprobs", sa.LargeBinary, nullable=False),
-    sa.Column("body", sa.LargeBinary, nullable=False),
-)
-_rollouts = sa.Table(
-    "rollouts",
-    _metadata,
-    # Every rollout whose requests a gateway has ever counted; see `insitu.gateway.recording.tally`.
-    sa.Column("id", sa.Text, primary_key=True),
-)
-
-_TOKEN_COLUMNS = frozenset({_calls.c.prompt_ids, _calls.c.output_ids, _calls.c.logprobs})
-_NO_TOKENS: dict[str, Any] = {column.name: b"" for column in _TOKEN_COLUMNS}
+_TOKEN_COLUMNS = frozenset({CALLS.c.prompt_ids, CALLS.c.output_ids, CALLS.c.logprobs})
+_NO_TOKENS = {column.name: b"" for column in _TOKEN_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +54,35 @@ class RecordStore:
 
     def __init__(self, url: str) -> None:
         """Open (and create if missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
-        self._engine = sa.create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _configure_sqlite)
-            event.listen(self._engine, "begin", _begin_sqlite)
-        self._writes = self._engine.execution_options(insitu_write=True)
+        self._engine = connect(url)
+        self._writes = self._engine.execution_options(**{WRITES: True})
         self._tails: OrderedDict[str, list[Tail]] = OrderedDict()
         self._append_lock = threading.Lock()
         with self._writes.begin() as connection:
-            _metadata.create_all(connection)
+            metadata.create_all(connection)
 
     def append(self, calls: Sequence[ModelCall], counted: Sequence[str] = ()) -> set[str]:
         """Store calls; they are durable on return. An id that is already stored keeps its first content.
 
         `counted` are rollouts whose requests are counted from now on. Return those that were already known.
         """
+        committed = False
         try:
             with self._append_lock, self._writes.begin() as connection:
                 seen_before = _note_counted(connection, counted)
                 known = _existing(connection, [call.id for call in calls])
-                rows: list[dict[str, Any]] = []
+                rows: list[CallRow] = []
                 for call in calls:
                     if call.id not in known:
                         known.add(call.id)
                         rows.append(self._pack(call))
                 if rows:
-                    connection.execute(sa.insert(_calls), rows)
-                return seen_before
-        except BaseException:
-            self._tails.clear()  # they may name calls that were rolled back; the next ones are stored whole
-            raise
+                    connection.execute(sa.insert(CALLS), rows)
+            committed = True
+            return seen_before
+        finally:
+            if not committed:  # the tails may name calls that were rolled back
+                self._tails.clear()
 
     def get(self, ids: Sequence[str]) -> list[ModelCall]:
         """Return the calls with these ids, in this order; NotFound lists the missing ones."""
@@ -126,45 +93,36 @@ class RecordStore:
         missing = [call_id for call_id in ids if call_id not in found]
         if missing:
             listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
+            more = " …" if len(missing) > _LISTED_WHEN_MISSING else ""
             raise NotFound(
-                f"{len(missing)} recorded calls do not exist: {listed}{' …' if len(missing) > 20 else ''}",
+                f"{len(missing)} recorded calls do not exist: {listed}{more}",
                 hint=f"name calls by the `{CALL_ID_HEADER}` header of this backend's gateway",
             )
         return [found[call_id] for call_id in ids]
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
         """Return the calls of a rollout in the order in which they were recorded."""
-        query = sa.select(_calls).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
+        query = sa.select(CALLS).where(CALLS.c.rollout_id == rollout_id).order_by(CALLS.c.seq)
         with self._engine.begin() as connection:
             return list(_unpack_all(connection.execute(query).mappings(), None).values())
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
         """Yield the complete calls that policies of a run answered, from a step on; read in batches."""
-        answered = _calls.c.finish_reason.not_in(sorted(INCOMPLETE))
-        query = sa.select(_calls.c.id).where(
-            _calls.c.run == run, _calls.c.policy_step >= oldest_step, answered
-        )
+        answered = CALLS.c.finish_reason.not_in(sorted(INCOMPLETE))
+        query = sa.select(CALLS.c.id).where(CALLS.c.run == run, CALLS.c.policy_step >= oldest_step, answered)
         with self._engine.begin() as connection:
-            ids = connection.execute(query.order_by(_calls.c.seq)).scalars().all()
+            ids = connection.execute(query.order_by(CALLS.c.seq)).scalars().all()
         for part in _batches(ids):
             yield from self.get(part)
 
     def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
         """Return the calls of a rollout in recorded order, as stored; without `tokens`, no token is read."""
-        columns = list(_calls.c) if tokens else [c for c in _calls.c if c not in _TOKEN_COLUMNS]
-        sizes = [_num_values(_calls.c.prompt_ids, "own_prompt"), _num_values(_calls.c.output_ids, "output")]
-        query = sa.select(*columns, *sizes).where(_calls.c.rollout_id == rollout_id).order_by(_calls.c.seq)
+        columns = list(CALLS.c) if tokens else [c for c in CALLS.c if c not in _TOKEN_COLUMNS]
+        sizes = [_num_values(CALLS.c.prompt_ids, "own_prompt"), _num_values(CALLS.c.output_ids, "output")]
+        query = sa.select(*columns, *sizes).where(CALLS.c.rollout_id == rollout_id).order_by(CALLS.c.seq)
         with self._engine.begin() as connection:
-            rows = [_NO_TOKENS | dict(row) for row in connection.execute(query).mappings()]
-        return [
-            ListedCall(
-                unpack_call(row, None),
-                shared_of(row),
-                row["shared_tokens"] + row["own_prompt"],
-                row["output"],
-            )
-            for row in rows
-        ]
+            rows = connection.execute(query).mappings().all()
+        return [_listed(row) for row in rows]
 
     def exists(self, ids: Sequence[str]) -> set[str]:
         """Return those of `ids` that are stored."""
@@ -174,29 +132,29 @@ class RecordStore:
     def was_counted(self, rollout_id: str) -> bool:
         """Return True if any process has ever counted requests of a rollout."""
         with self._engine.begin() as connection:
-            return bool(_among(connection, _rollouts.c.id, [rollout_id]))
+            return bool(_among(connection, ROLLOUTS.c.id, [rollout_id]))
 
     def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
         """Return those of `ids` whose answer is incomplete, with their finish reasons."""
-        ended = _calls.c.finish_reason
+        ended = CALLS.c.finish_reason
         found: dict[str, str] = {}
         with self._engine.begin() as connection:
             for part in _batches(ids):
-                wanted = _calls.c.id.in_(part), ended.in_(sorted(INCOMPLETE))
-                for row in connection.execute(sa.select(_calls.c.id, ended).where(*wanted)):
+                wanted = CALLS.c.id.in_(part), ended.in_(sorted(INCOMPLETE))
+                for row in connection.execute(sa.select(CALLS.c.id, ended).where(*wanted)):
                     found[row.id] = row.finish_reason
         return found
 
     def count(self) -> int:
         """Return the number of stored calls."""
         with self._engine.begin() as connection:
-            return connection.execute(sa.select(sa.func.count()).select_from(_calls)).scalar_one()
+            return connection.execute(sa.select(sa.func.count()).select_from(CALLS)).scalar_one()
 
     def close(self) -> None:
         """Close all connections of this process."""
         self._engine.dispose()
 
-    def _pack(self, call: ModelCall) -> dict[str, Any]:
+    def _pack(self, call: ModelCall) -> CallRow:
         if call.rollout_id is None:
             return pack_call(call, Shared())
         tails = self._tails.setdefault(call.rollout_id, [])
@@ -211,34 +169,21 @@ class RecordStore:
         return pack_call(call, shared)
 
 
-def _configure_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says, not at the first write
-    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}")
-    use_wal(connection, BUSY_TIMEOUT_SECONDS)
-    connection.execute("PRAGMA synchronous=FULL")
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A writer takes the lock up front: upgrading a read transaction fails at once instead of waiting.
-    write = connection.get_execution_options().get("insitu_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(ids), _IDS_PER_QUERY):
         yield ids[start : start + _IDS_PER_QUERY]
 
 
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
-    return _among(connection, _calls.c.id, ids)
+    return _among(connection, CALLS.c.id, ids)
 
 
 def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
     """Insert the new rollouts; return those already known, if only by their calls."""
-    counted = _among(connection, _rollouts.c.id, rollout_ids)
+    counted = _among(connection, ROLLOUTS.c.id, rollout_ids)
     if new := [{"id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in counted]:
-        connection.execute(sa.insert(_rollouts), new)
-    return counted | _among(connection, _calls.c.rollout_id, rollout_ids)
+        connection.execute(sa.insert(ROLLOUTS), new)
+    return counted | _among(connection, CALLS.c.rollout_id, rollout_ids)
 
 
 def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
@@ -251,20 +196,26 @@ def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[s
 
 def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
     """Select the rows of `ids` and of every parent they are stored against, parents first."""
-    first = sa.select(_calls.c.id, _calls.c.parent_id).where(_calls.c.id.in_(ids))
+    first = sa.select(CALLS.c.id, CALLS.c.parent_id).where(CALLS.c.id.in_(ids))
     chain = first.cte("chain", recursive=True)
-    parent = _calls.alias()
+    parent = CALLS.alias()
     chain = chain.union(sa.select(parent.c.id, parent.c.parent_id).where(parent.c.id == chain.c.parent_id))
-    return sa.select(_calls).where(_calls.c.id.in_(sa.select(chain.c.id))).order_by(_calls.c.seq)
+    return sa.select(CALLS).where(CALLS.c.id.in_(sa.select(chain.c.id))).order_by(CALLS.c.seq)
 
 
 def _num_values(column: sa.Column[bytes], name: str) -> sa.Label[int]:
     return (sa.func.length(column) // BYTES_PER_VALUE).label(name)
 
 
-def _unpack_all(rows: Iterable[Mapping[Any, Any]], wanted: set[str] | None) -> dict[str, ModelCall]:
+def _listed(row: sa.RowMapping) -> ListedCall:
+    stored = cast("CallRow", _NO_TOKENS | dict(row))
+    num_prompt = stored["shared_tokens"] + row["own_prompt"]
+    return ListedCall(unpack_call(stored, None), shared_of(stored), num_prompt, row["output"])
+
+
+def _unpack_all(rows: Iterable[sa.RowMapping], wanted: set[str] | None) -> dict[str, ModelCall]:
     """Unpack rows in `seq` order into calls by id; parents come before their children by construction."""
     calls: dict[str, ModelCall] = {}
     for row in rows:
-        calls[row["id"]] = unpack_call(dict(row), calls.get(row["parent_id"]))
+        calls[row["id"]] = unpack_call(cast("CallRow", row), calls.get(row["parent_id"]))
     return calls if wanted is None else {call_id: calls[call_id] for call_id in wanted & calls.keys()}

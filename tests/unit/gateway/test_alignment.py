@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from insitu.gateway.sampled_ids.alignment import align
 from insitu.gateway.sampled_ids.history import Conversation, History, Turn
 from insitu.gateway.sampled_ids.pieces import Pieces
-from insitu.gateway.sampled_ids.put_back import match
+from insitu.gateway.sampled_ids.restore import match
 
 pytestmark = pytest.mark.timeout(60)
 _TEXTS = [b"a", b"b", b"ab", b"ba", b"aab", b"bb", b"\xc3", b"\xa9", b"\xc3\xa9"]

@@ -1,4 +1,4 @@
-"""Calls that broke off: recorded with what had arrived, never put back, never retried twice."""
+"""Calls that broke off: recorded with what had arrived, never restored, never retried twice."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_call_that_failed_before_anything_was_sent_is_unrecorded(start_g
     assert (record.seen, record.unrecorded) == (2, {"failed": 2})
 
 
-async def test_what_broke_off_is_never_put_back(gateway: GatewayUnderTest) -> None:
+async def test_an_answer_that_broke_off_is_never_restored(gateway: GatewayUnderTest) -> None:
     slow(gateway, stream=True)
     await leave(gateway, stream=True)
     remembered = (await gateway.state())["put_back"]

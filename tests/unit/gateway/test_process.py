@@ -133,6 +133,6 @@ def test_an_engine_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pyt
     """In this process: Python itself prints the text of a SystemExit, and nothing else, and exits with 1."""
     monkeypatch.setattr("insitu.gateway.process.log_to", lambda _: None)
     arguments = ["--records", f"sqlite:///{tmp_path}/calls.db", "--upstream", "http://127.0.0.1:9"]
-    with pytest.raises(SystemExit, match=r"^error: .*--enable-scale-out") as ended:
+    with pytest.raises(SystemExit, match=r"(?s)^error: .*--enable-scale-out") as ended:
         main(["--port", str(free_port()), *arguments])
     assert isinstance(ended.value.code, str)

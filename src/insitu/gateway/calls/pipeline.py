@@ -1,6 +1,6 @@
 """One model call from hold to record, attempt by attempt.
 
-    admit (hold) → resolve → choose replica → render → put back → generate → verify
+    admit (hold) → resolve → choose replica → render → restore ids → generate → verify
         → derender → record → answer
 
 An attempt that fails before anything was sent is retried, on another replica if there is one, and leaves no
@@ -39,7 +39,7 @@ from insitu.gateway.protocols.base import Answer, CallProtocol, Lane
 from insitu.gateway.protocols.request import MASKING_FIELDS, CallRequest
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Ticket
-from insitu.gateway.sampled_ids.put_back import PutBack
+from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.settings import Limits
 from insitu.types import INCOMPLETE, ModelCall
 
@@ -111,9 +111,9 @@ class Caller:
     """Carries calls to the replicas and their records to the recorder."""
 
     def __init__(
-        self, routes: Routes, pool: ReplicaPool, recorder: Recorder, put_back: PutBack, limits: Limits
+        self, routes: Routes, pool: ReplicaPool, recorder: Recorder, restorer: Restorer, limits: Limits
     ) -> None:
-        self.routes, self.pool, self.recorder, self.put_back = routes, pool, recorder, put_back
+        self.routes, self.pool, self.recorder, self.restorer = routes, pool, recorder, restorer
         self._limits = limits
         self._budget = RetryBudget()
 
@@ -169,7 +169,7 @@ class Caller:
         context, timings = attempt.context, attempt.timings
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
-        rendered = await self.put_back.restore(rollout_id, attempt.target, attempt.lane, rendered)
+        rendered = await self.restorer.restore(rollout_id, attempt.target, attempt.lane, rendered)
         attempt.choices = choices_of(context.call_id, rendered, context.request.num_choices, timings)
         return attempt.choices
 
@@ -179,7 +179,7 @@ class Caller:
         sampling = rendered.generate["sampling_params"]
         choice.timings["total"] = time.monotonic() - context.started
         if sample.finish_reason not in INCOMPLETE:
-            self.put_back.remember(context.labels.rollout_id, attempt.target, rendered, sample.output_ids)
+            self.restorer.remember(context.labels.rollout_id, attempt.target, rendered, sample.output_ids)
         self.recorder.submit(
             ModelCall(
                 id=choice.call_id,

@@ -73,7 +73,7 @@ class Tokenizers:
         except NoPieces as why:
             self.states[base] = f"off: {why}"
             _log.warning(
-                "model `%s` (%s): sampled ids are not put back where a prompt tokenises otherwise: %s",
+                "model `%s` (%s): sampled ids are not restored where a prompt is tokenised differently: %s",
                 *(base, root or "the engine does not say where it lies", why),
             )
             return None

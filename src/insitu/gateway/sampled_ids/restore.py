@@ -24,6 +24,7 @@ from insitu.gateway.sampled_ids.history import Conversation, History, Key
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Limits
 
+# The published names of the counters under `put_back` in `GET /health`.
 OUTCOMES = ("exact", "put_back", "template_changed", "boundary", "no_room", "not_compared")
 _MEDIA_FIELDS = ("features", "content_parts")
 
@@ -47,7 +48,7 @@ class Match:
         return self.num_rendered, self.num_recorded == len(self.conversation.ids)
 
 
-class PutBack:
+class Restorer:
     """Remembers the calls of rollouts and restores their ids in the prompts that continue them."""
 
     def __init__(self, limits: Limits, tokenizers: Tokenizers) -> None:
@@ -66,7 +67,7 @@ class PutBack:
         }
 
     def remember(self, rollout_id: str | None, target: Target, rendered: Rendered, output: list[int]) -> None:
-        """Remember an answered call. Prompts with media are skipped: equal ids may be different pictures."""
+        """Remember an answered call, unless its prompt has media: equal ids may be different pictures."""
         if rollout_id is not None and not _has_media(rendered):
             self._history.add(_key(rollout_id, target), rendered.prompt_ids, output)
 

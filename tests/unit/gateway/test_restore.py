@@ -81,7 +81,7 @@ def outcomes(seen: dict[str, Any]) -> dict[str, int]:
     return {k: v for k, v in seen.items() if k != "tokenizers" and "rollouts" not in k and "tokens" not in k}
 
 
-async def test_sampled_ids_are_put_back(gateway: GatewayUnderTest) -> None:
+async def test_sampled_ids_are_restored(gateway: GatewayUnderTest) -> None:
     talk = Talk(gateway)
     first = await talk.turn("ab", ids("1", "0", "<|end|>"))
     assert talk.messages[-1]["content"] == "10"
@@ -250,7 +250,7 @@ async def test_plain_completions_continue_text_but_never_ids(gateway: GatewayUnd
     assert outcomes(await counts(gateway)) == {"put_back": 1, "boundary": 1}
 
 
-async def test_media_are_never_put_back_across(gateway: GatewayUnderTest) -> None:
+async def test_ids_are_never_restored_across_media(gateway: GatewayUnderTest) -> None:
     engine = cast(DriftingEngine, gateway.engine)
     talk = Talk(gateway)
     await talk.turn("ab", ids("1", "0", "<|end|>"))
@@ -292,7 +292,7 @@ async def test_without_a_tokenizer_it_is_off_and_says_so_once(
         await talk.turn("ab", ids("1", "0", "<|end|>"))
         for _ in range(3):
             assert await talk.turn("c", ids("1", "0", "<|end|>")) == talk.rendered()
-    said = [r.getMessage() for r in caplog.records if "not put back" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "not restored" in r.getMessage()]
     assert len(said) == 1
     seen = await counts(gateway)
     assert seen["tokenizers"]["tiny"].startswith("off: ")

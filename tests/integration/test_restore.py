@@ -138,7 +138,7 @@ async def test_whatever_is_sampled_the_prompt_is_what_byte_comparison_asks_for(
     assert seen["boundary"] == seen["no_room"] == seen["not_compared"] == 0
     assert seen["tokenizers"] == {"tiny": "ok"}
     print(
-        f"{2 * NUM_ROLLOUTS} turns: {num_drifted} put back, {num_changed} changed; {num_whole} rollouts whole"
+        f"{2 * NUM_ROLLOUTS} turns: {num_drifted} restored, {num_changed} changed; {num_whole} rollouts whole"
     )
     assert num_drifted >= 5  # usually 19; about 5 change, by half characters that come back as U+FFFD
     assert worst_difference([c for calls in rollouts.values() for c in calls], model) <= EXACT
