@@ -11,8 +11,9 @@ from aiohttp import web
 
 from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
+from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.labels import labels_of, named_rollout
-from insitu.gateway.calls.pipeline import CallContext, Caller, new_call_id
+from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table

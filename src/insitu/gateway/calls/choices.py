@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from insitu.gateway.engines.sample import Generated
 from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
@@ -66,7 +66,7 @@ def indexed(events: list[Event], index: int) -> list[Event]:
     return events
 
 
-async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(works: Sequence[Coroutine[object, object, T]]) -> list[T]:
     """Run all of them and return their results; the first failure cancels the others before it is raised."""
     if len(works) == 1:
         return [await works[0]]

@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
+from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, choices_of, merged, together
-from insitu.gateway.calls.labels import Labels
 from insitu.gateway.engines.replicas import Replica, ReplicaPool
 from insitu.gateway.engines.routes import Routes, Target
 from insitu.gateway.engines.sample import Sample, partial, verify
@@ -35,12 +33,12 @@ from insitu.gateway.faults import (
     UnexpectedShape,
     VersionMismatch,
 )
-from insitu.gateway.protocols.base import Answer, CallProtocol, Lane
-from insitu.gateway.protocols.request import MASKING_FIELDS, CallRequest
+from insitu.gateway.protocols.base import Answer, Lane
+from insitu.gateway.protocols.request import MASKING_FIELDS
 from insitu.gateway.recording.recorder import Recorder
-from insitu.gateway.recording.tally import Ticket
 from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.settings import Limits
+from insitu.json_values import JsonObject
 from insitu.types import INCOMPLETE, ModelCall
 
 _log = logging.getLogger(__name__)
@@ -48,47 +46,6 @@ T = TypeVar("T")
 _RETRY_PAUSE_SECONDS = 0.1
 _RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
 _RETRY_RESERVE = 20.0
-
-
-def new_call_id() -> str:
-    """Return a unique id that grows with time, so that neighbours in time are neighbours in the store."""
-    return f"mc-{time.time_ns():016x}{secrets.token_hex(8)}"
-
-
-@dataclass(slots=True)
-class CallContext:
-    """The state that the attempts of one call share."""
-
-    protocol: CallProtocol
-    request: CallRequest
-    labels: Labels
-    call_id: str
-    ticket: Ticket = field(default_factory=lambda: Ticket(None))
-    started_at: float = field(default_factory=time.time)
-    started: float = field(default_factory=time.monotonic)
-    sent: bool = False
-    """True once a part of the answer has gone out: the call is then no longer retried."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One try on one replica. `timings` are seconds by phase."""
-
-    context: CallContext
-    lane: Lane
-    target: Target
-    timings: dict[str, float]
-    choices: list[Choice] = field(default_factory=list[Choice])
-    """The answers, once they are requested."""
-
-
-async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:
-    """Await `work`, adding its time to `phase`."""
-    started = time.monotonic()
-    try:
-        return await work
-    finally:
-        timings[phase] = timings.get(phase, 0.0) + time.monotonic() - started
 
 
 class RetryBudget:
@@ -173,7 +130,7 @@ class Caller:
         attempt.choices = choices_of(context.call_id, rendered, context.request.num_choices, timings)
         return attempt.choices
 
-    def submit(self, attempt: Attempt, choice: Choice, sample: Sample, answer: dict[str, Any] | None) -> None:
+    def submit(self, attempt: Attempt, choice: Choice, sample: Sample, answer: JsonObject | None) -> None:
         """Hand a call to the recorder; a complete one is remembered for the turns that follow."""
         context, rendered = attempt.context, choice.rendered
         sampling = rendered.generate["sampling_params"]
@@ -213,7 +170,7 @@ class Caller:
         except (asyncio.CancelledError, ClientGone):
             self._submit_rest(attempt, "broken" if self.routes.closing else "cancelled")
             raise
-        except Exception:
+        except Exception:  # even a bug of ours: the client has a part of the answer, which must be on record
             if attempt.context.sent:
                 self._submit_rest(attempt, "broken")
             raise

@@ -15,15 +15,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError
+from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, indexed, together
-from insitu.gateway.calls.pipeline import Attempt, CallContext, Caller, timed
-from insitu.gateway.engines.sample import verify
+from insitu.gateway.calls.pipeline import Caller
+from insitu.gateway.engines.sample import GenerateAnswer, verify
 from insitu.gateway.faults import ClientGone, internal_error
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
 from insitu.wire.headers import CALL_ID_HEADER
@@ -96,7 +96,7 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
         await caller.attempts(context, work)
     except ClientGone:
         _log.info("call %s: the client left before the end", context.call_id)
-    except Exception as error:
+    except Exception as error:  # the status has gone out: only an event can tell the client of any failure
         if not context.sent:
             raise
         if isinstance(error, InsituError):
@@ -137,7 +137,7 @@ async def _stream_choice(
 
 
 async def _relay(
-    chunks: AsyncIterator[dict[str, Any]], choice: Choice, text: StreamText, writer: EventWriter
+    chunks: AsyncIterator[GenerateAnswer], choice: Choice, text: StreamText, writer: EventWriter
 ) -> int:
     """Read the generation to its end; send all but its last part. Return the number of tokens sent."""
     whole = choice.generated

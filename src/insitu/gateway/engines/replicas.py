@@ -13,7 +13,6 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
-from typing import Any
 
 from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.settings import Limits
@@ -136,7 +135,7 @@ class ReplicaPool:
     def _is_current(self, replica: Replica) -> bool:
         return self.replicas.get(replica.id) is replica
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

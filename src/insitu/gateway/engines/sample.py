@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from insitu.errors import UpstreamError
 from insitu.gateway.engines.routes import Target
@@ -16,19 +16,57 @@ _MAX_TOKEN_ID = 2**31 - 1
 _COMPLETE = ("stop", "length")
 
 
+class TokenLogprob(TypedDict):
+    """One sampled token in a generate answer; it has further fields, which are passed on."""
+
+    token_id: int
+    logprob: float
+
+
+class Logprobs(TypedDict):
+    content: list[TokenLogprob] | None
+
+
+class WeightSpan(TypedDict):
+    """The weights that sampled a range of an answer's tokens."""
+
+    version: str
+
+
+class Usage(TypedDict, total=False):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class GeneratedChoice(TypedDict):
+    token_ids: list[int] | None
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[int | str | None]
+    weight_versions: NotRequired[list[WeightSpan] | None]
+
+
+class GenerateAnswer(TypedDict):
+    """vLLM's answer to a generate request, or one chunk of it. Not validated: read it inside `reading`."""
+
+    choices: list[GeneratedChoice]
+    model: NotRequired[str | None]
+    usage: NotRequired[Usage | None]
+
+
 @dataclass(slots=True)
 class Generated:
     """A generation as it arrives: whole, or chunk by chunk."""
 
     token_ids: list[int] = field(default_factory=list[int])
-    logprob_entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    logprob_entries: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    weight_versions: list[dict[str, Any]] | None = None
-    usage: dict[str, Any] | None = None
+    weight_versions: list[WeightSpan] | None = None
+    usage: Usage | None = None
     model: str | None = None
 
-    def add(self, answer: dict[str, Any]) -> None:
+    def add(self, answer: GenerateAnswer) -> None:
         """Add a generate answer or one chunk of it."""
         with reading():
             self.usage = answer.get("usage") or self.usage
@@ -87,22 +125,22 @@ def partial(generated: Generated, finish_reason: str, target: Target) -> Sample:
     logprobs: list[float] = []
     with suppress(UnexpectedShape), reading():
         for token, entry in zip(generated.token_ids, generated.logprob_entries, strict=False):
-            logprob = entry.get("logprob")
-            if entry.get("token_id") != token or not isinstance(logprob, int | float):
+            logprob = float(entry["logprob"])
+            if entry["token_id"] != token or not 0 <= token <= _MAX_TOKEN_ID:
                 break
-            if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB or not 0 <= token <= _MAX_TOKEN_ID:
+            if not math.isfinite(logprob) or logprob <= _MISSING_LOGPROB:
                 break
             ids.append(token)
-            logprobs.append(float(logprob))
+            logprobs.append(logprob)
     versions: set[str] = set()
     with suppress(UnexpectedShape), reading():
-        versions = {str(span.get("version")) for span in generated.weight_versions or []}
+        versions = {str(span["version"]) for span in generated.weight_versions or []}
     said = generated.model if target.is_adapter else "".join(versions) if len(versions) == 1 else None
     return Sample(ids, logprobs, finish_reason, generated.stop_reason, said or "")
 
 
 def _logprobs(generated: Generated, num_prompt_tokens: int) -> list[float]:
-    ids, entries, usage = generated.token_ids, generated.logprob_entries, generated.usage or {}
+    ids, entries, usage = generated.token_ids, generated.logprob_entries, generated.usage or Usage()
     counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     if counted != (num_prompt_tokens, len(ids)) or not ids:
         raise _unusable(

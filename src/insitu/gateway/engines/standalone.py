@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from insitu.errors import InsituError, UpstreamError
 from insitu.gateway.engines.routes import Table, Target
-from insitu.gateway.engines.upstream import Engine
+from insitu.gateway.engines.upstream import Engine, ServedModel
 from insitu.gateway.faults import Fault
 from insitu.gateway.settings import Limits
 
@@ -30,7 +30,7 @@ async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:
 async def _models_of(url: str, limits: Limits) -> dict[str, Target]:
     engine = Engine(url.rstrip("/"), limits)
     try:
-        cards = await engine.models()
+        models = await engine.models()
     except (Fault, InsituError) as error:
         raise UpstreamError(
             f"The upstream {url} does not list its models: {error}.",
@@ -38,9 +38,10 @@ async def _models_of(url: str, limits: Limits) -> dict[str, Target]:
         ) from error
     finally:
         await engine.close()
-    # A card with a parent is an adapter: its own name is its version.
-    return {
-        name: Target(name, None, 0, name, name if card.get("parent") else None, bool(card.get("parent")))
-        for card in cards
-        for name in [card["id"]]
-    }
+    return {model.name: _target(model) for model in models}
+
+
+def _target(model: ServedModel) -> Target:
+    is_adapter = model.parent is not None
+    # An adapter's own name is its version.
+    return Target(model.name, None, 0, model.name, model.name if is_adapter else None, is_adapter)

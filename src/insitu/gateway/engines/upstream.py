@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict
 
 import aiohttp
 import orjson
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.engines.sample import GenerateAnswer
 from insitu.gateway.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
 from insitu.gateway.settings import Limits
 
 GENERATE_PATH = "/inference/v1/generate"
 _HEADERS = {"content-type": "application/json"}
 _SHOWN_CHARS = 500
+
+
+class _Card(TypedDict, total=False):
+    """A model in an engine's own list."""
+
+    id: Required[str]
+    parent: str | None
+    root: str | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as an engine lists it."""
+
+    name: str
+    parent: str | None
+    """The base model of an adapter."""
+    root: str | None
+    """The place of the model's files."""
+    max_model_len: int | None
 
 
 class Engine:
@@ -37,8 +60,11 @@ class Engine:
     async def close(self) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: dict[str, Any], *, generating: bool = False) -> Any:
-        """Return the JSON answer; Fault if another replica may do better, InvalidRequest if none will."""
+    async def post(self, path: str, body: Mapping[str, object], *, generating: bool = False) -> Any:
+        """Return the JSON answer; Fault if another replica may do better, InvalidRequest if none will.
+
+        The answer is the engine's and of no certain shape: read it inside `reading`.
+        """
         seconds = self._limits.generate_seconds if generating else self._limits.render_seconds
         try:
             async with self._session.post(
@@ -48,11 +74,11 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(path, error) from error
         if answer.status != 200:
-            raise self._refused(path, answer.status, data)
+            raise self._failure(path, answer.status, data)
         return self._parse(path, data)
 
     @asynccontextmanager
-    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+    async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[AsyncIterator[GenerateAnswer]]:
         """Yield the chunks of a streamed generation. Leaving the block early aborts it in the engine."""
         try:
             async with self._session.post(
@@ -62,7 +88,7 @@ class Engine:
                 timeout=self._timeout(self._limits.generate_seconds),
             ) as answer:
                 if answer.status != 200:
-                    raise self._refused(GENERATE_PATH, answer.status, await answer.read())
+                    raise self._failure(GENERATE_PATH, answer.status, await answer.read())
                 yield self._chunks(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(GENERATE_PATH, error) from error
@@ -76,7 +102,7 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[ServedModel]:
         """Return the models that the engine says it serves."""
         try:
             async with self._session.get(
@@ -86,12 +112,11 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost("/v1/models", error) from error
         if answer.status != 200:
-            raise self._refused("/v1/models", answer.status, data)
+            raise self._failure("/v1/models", answer.status, data)
         with reading():
-            cards = cast("list[dict[str, Any]]", self._parse("/v1/models", data)["data"])
-            return [card | {"id": str(card["id"])} for card in cards]
+            return [_served(card) for card in self._parse("/v1/models", data)["data"]]
 
-    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[GenerateAnswer]:
         buffer = b""
         async for data in answer.content.iter_any():
             *events, buffer = (buffer + data).split(b"\n\n")
@@ -119,17 +144,26 @@ class Engine:
     def _lost(self, path: str, error: BaseException) -> ReplicaLost:
         return ReplicaLost(f"{self.url}{path}: {type(error).__name__}: {error}")
 
-    def _refused(self, path: str, status: int, data: bytes) -> Exception:
+    def _failure(self, path: str, status: int, data: bytes) -> Exception:
         said = f"{self.url}{path} answered {status}: {_message(data)}"
         if status == 429:
             return ReplicaBusy(said)
-        if (
-            status == 404
-        ):  # the table promised this model: it was unloaded, or the path needs --enable-scale-out
+        if status == 404:
+            # The table promised this model: it was unloaded, or the path needs --enable-scale-out.
             return VersionMismatch(said)
         if status >= 500:
             return ReplicaFailed(said)
-        return InvalidRequest(f"The engine refused the request: {_message(data)}")
+        return InvalidRequest(f"The engine rejected the request: {_message(data)}")
+
+
+def _served(card: _Card) -> ServedModel:
+    parent, root, length = card.get("parent"), card.get("root"), card.get("max_model_len")
+    return ServedModel(
+        name=str(card["id"]),
+        parent=str(parent) if parent else None,
+        root=str(root) if root else None,
+        max_model_len=None if length is None else int(length),
+    )
 
 
 def _message(data: bytes) -> str:

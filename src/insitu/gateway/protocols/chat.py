@@ -6,9 +6,8 @@ from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway.engines.sample import Generated, Sample
-from insitu.gateway.faults import reading, text_of
+from insitu.gateway.faults import reading
 from insitu.gateway.protocols.base import (
-    SEED_TOKENS,
     Answer,
     Event,
     Lane,
@@ -19,12 +18,20 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
-from insitu.gateway.protocols.parts import kind_refusal, tool_calls
+from insitu.gateway.protocols.derender import (
+    DERENDER,
+    checked_delta,
+    clean,
+    derender_context,
+    finish_reason,
+    shown_logprobs,
+    without_end,
+)
+from insitu.gateway.protocols.parts import kind_refusal
 from insitu.gateway.protocols.request import CallRequest, check_count, check_object, common_request
 from insitu.gateway.settings import Limits
 
-_RENDER, _DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
-_DERENDER_TEXT = "/v1/completions/derender"
+_RENDER = "/v1/chat/completions/render"
 _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
     | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
@@ -42,7 +49,7 @@ class ChatProtocol:
         """Check a request; InvalidRequest names what is rejected and why."""
         body = {**body, "messages": _checked_messages(body.get("messages"), body.get("model"))}
         if "chat_template" in check_object(body, "chat_template_kwargs"):
-            raise InvalidRequest("`chat_template` is refused: templates are the model's own.")
+            raise InvalidRequest("`chat_template` is not accepted: the model's own template is used.")
         max_tokens = check_count(body, "max_completion_tokens", limits.max_output_tokens)
         max_tokens = max_tokens or check_count(body, "max_tokens", limits.max_output_tokens)
         top = body.get("top_logprobs") or 0
@@ -63,17 +70,17 @@ class ChatProtocol:
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
         """Build the chat completion for a verified sample."""
-        derender = await _derender_context(lane, request, rendered)
+        derender = await derender_context(lane, request, rendered)
         given = generated["choices"][0]
-        shown = await _without_end(lane, request, given)
+        shown = await without_end(lane, request, given)
         whole: dict[str, Any] = {"choices": [tokens_only(shown if shown["token_ids"] else given, request)]}
         if lane.engine.has_parser:
             whole["prompt_token_ids"] = rendered.prompt_ids
-        answer = await lane.engine.post(_DERENDER, {**derender, "generate_response": whole})
+        answer = await lane.engine.post(DERENDER, {**derender, "generate_response": whole})
         with reading():
             choice = answer["choices"][0]
-            logprobs = _shown_logprobs(choice.get("logprobs"), request)
-            said = _clean(choice["message"])
+            logprobs = shown_logprobs(choice.get("logprobs"), request)
+            said = clean(choice["message"])
             if request.body.get("parallel_tool_calls") is False and "tool_calls" in said:
                 said["tool_calls"] = said["tool_calls"][:1]  # the engine omits the others in streams only
         message: dict[str, Any] = said if shown["token_ids"] else {"role": "assistant", "content": ""}
@@ -84,7 +91,7 @@ class ChatProtocol:
             "index": 0,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": _finish_reason(sample, message, request),
+            "finish_reason": finish_reason(sample, message, request),
         }
         body = envelope("chat.completion", lane, [out])
         body["usage"] = usage_of(len(rendered.prompt_ids), len(sample.output_ids))
@@ -117,10 +124,10 @@ class ChatStream:
             "token_ids": generated.token_ids,
             "logprobs": {"content": generated.logprob_entries},
         }
-        context = await _derender_context(self._lane, self._request, self._rendered)
-        shown = await _without_end(self._lane, self._request, part)
+        context = await derender_context(self._lane, self._request, self._rendered)
+        shown = await without_end(self._lane, self._request, part)
         answer = await self._lane.engine.post(
-            _DERENDER,
+            DERENDER,
             {
                 **context,
                 "stream": True,
@@ -131,7 +138,7 @@ class ChatStream:
         with reading():
             self._state = answer["stream_state"]
             choice = answer["chunk"]["choices"][0]
-            delta, logprobs = _checked_delta(choice["delta"]), choice.get("logprobs")
+            delta, logprobs = checked_delta(choice["delta"]), choice.get("logprobs")
         delta["content"] = self._trimmer.feed(delta.get("content") or "", finished)
         if self._first:
             delta = {"role": "assistant", **delta}
@@ -141,9 +148,9 @@ class ChatStream:
         out: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
         logprobs = logprobs or await self._logprobs(part)
         with reading():
-            out["logprobs"] = _shown_logprobs(logprobs, self._request)
+            out["logprobs"] = shown_logprobs(logprobs, self._request)
         if finished is not None:
-            out["finish_reason"] = _finish_reason(finished, self._message, self._request)
+            out["finish_reason"] = finish_reason(finished, self._message, self._request)
         body = envelope("chat.completion.chunk", self._lane, [out])
         if self._request.return_token_ids:
             out["token_ids"] = generated.token_ids
@@ -157,8 +164,8 @@ class ChatStream:
         if self._request.num_logprobs is None or not part["token_ids"]:
             return None
         whole = {"choices": [tokens_only(part | {"finish_reason": "stop"}, self._request)]}
-        context = await _derender_context(self._lane, self._request, self._rendered)
-        answer = await self._lane.engine.post(_DERENDER, {**context, "generate_response": whole})
+        context = await derender_context(self._lane, self._request, self._rendered)
+        answer = await self._lane.engine.post(DERENDER, {**context, "generate_response": whole})
         with reading():
             return cast("dict[str, Any] | None", answer["choices"][0].get("logprobs"))
 
@@ -169,52 +176,6 @@ class ChatStream:
         if not self._request.include_usage:
             return []
         return [(None, {**envelope("chat.completion.chunk", self._lane, []), "usage": usage})]
-
-
-async def _derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
-    """Return what derender needs of the request: everything for an engine with parsers, else little."""
-    engine = lane.engine
-    if engine.has_parser is None:
-        engine.has_parser = await _learn_parser(lane)
-    context: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": len(rendered.prompt_ids)}
-    if engine.has_parser:
-        context["prompt_token_ids"] = rendered.prompt_ids
-        context["chat_request"] = {**request.body, "model": lane.engine_model}
-        return context
-    context["prompt_token_ids"] = rendered.prompt_ids[-SEED_TOKENS:]
-    decoding = {key: request.body[key] for key in ("skip_special_tokens", "spaces_between_special_tokens")}
-    if not all(decoding.values()):
-        context["chat_request"] = {"messages": [], **decoding}
-    return context
-
-
-async def _without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -> dict[str, Any]:
-    """Strip the token that ended an answer.
-
-    An engine with parsers spells special tokens out, so that its parsers see them; the last one is not
-    part of the answer. Without parsers they are omitted anyway.
-    """
-    ended = part["finish_reason"] == "stop" and not isinstance(part.get("stop_reason"), str)
-    if not (ended and lane.engine.has_parser and part["token_ids"]) or request.keeps_stop:
-        return part
-    *before, last = cast("list[int]", part["token_ids"])
-    if last not in lane.engine.unseen:
-        choice = {"index": 0, "finish_reason": "stop", "token_ids": [last], "logprobs": None}
-        alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
-        answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
-        with reading():
-            lane.engine.unseen[last] = not answer["choices"][0]["text"]
-    return part | {"token_ids": before} if lane.engine.unseen[last] else part
-
-
-async def _learn_parser(lane: Lane) -> bool:
-    """Probe for a tool or reasoning parser: with one, derender is refused without the chat request."""
-    probe: dict[str, Any] = {"model": lane.engine_model, "stream": True, "generate_chunk": {"choices": []}}
-    try:
-        await lane.engine.post(_DERENDER, probe)
-    except InvalidRequest:
-        return True
-    return False
 
 
 def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
@@ -236,40 +197,6 @@ def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
             del message["reasoning_content"]
         messages.append(message)
     return messages
-
-
-def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove the engine's empty fields from a message."""
-    return {key: value for key, value in message.items() if value not in (None, [])}
-
-
-def _checked_delta(delta: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a message from the engine without its empty fields; raise if it is malformed."""
-    delta = _clean(delta)
-    texts: list[object] = [delta.get("content"), delta.get("reasoning")]
-    for call in tool_calls(delta):
-        function: dict[str, Any] = call.get("function") or {}
-        texts += [str(int(call["index"])), function.get("name"), function.get("arguments")]
-    for value in texts:
-        text_of(value or "")
-    return delta
-
-
-def _finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest) -> str:
-    # As OpenAI does: a call that the model chose is `tool_calls`, one that the client named is `stop`, and
-    # one that may have been cut short is neither.
-    named = isinstance(request.body.get("tool_choice"), dict)
-    called = message.get("tool_calls") and not named and sample.finish_reason == "stop"
-    return "tool_calls" if called else sample.finish_reason
-
-
-def _shown_logprobs(logprobs: dict[str, Any] | None, request: CallRequest) -> dict[str, Any] | None:
-    if logprobs is None or request.num_logprobs is None:
-        return None
-    for entry in logprobs["content"]:
-        if request.num_logprobs == 0:
-            entry["top_logprobs"] = []  # the engine always lists the sampled token itself
-    return logprobs
 
 
 def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:

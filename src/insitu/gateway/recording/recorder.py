@@ -117,7 +117,7 @@ class Recorder:
         while batch := self._next_batch():
             try:
                 self._write(batch)
-            except Exception as error:
+            except Exception as error:  # nobody joins this thread: `refusal` must say that it ended, and why
                 self._error = f"{type(error).__name__}: {error}; restart the gateway"
                 _log.exception("the recorder stopped with %d calls unwritten", self.backlog)
                 raise

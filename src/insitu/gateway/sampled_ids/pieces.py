@@ -13,15 +13,42 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Required, TypedDict, cast
 
 import orjson
+
+from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class _Added(TypedDict, total=False):
+    """An added token, in `tokenizer.json` or in `tokenizer_config.json`."""
+
+    id: Required[int]
+    content: Required[str]
+    special: bool
+
+
+class _Model(TypedDict, total=False):
+    """The model of a `tokenizer.json`."""
+
+    vocab: Required[dict[str, int] | list[tuple[str, float]]]
+    """Ids by token; Unigram: pairs of token and score, in the order of ids."""
+    unk_token: str | None
+    unk_id: int | None
+
+
+class _TokenizerFile(TypedDict, total=False):
+    """The parts of a `tokenizer.json` that are read. Not validated: `load_pieces` reports a wrong one."""
+
+    model: Required[_Model]
+    decoder: JsonObject | None
+    added_tokens: list[_Added] | None
 
 
 class NoPieces(Exception):
@@ -60,18 +87,18 @@ def find_tokenizer(root: str) -> Path | None:
 def load_pieces(folder: Path) -> Pieces:
     """Load the table of the tokenizer in `folder`; NoPieces says why there is none."""
     try:
-        tokenizer = cast("dict[str, Any]", orjson.loads((folder / _TOKENIZER).read_bytes()))
-        config: dict[str, Any] = {}
+        tokenizer = cast(_TokenizerFile, orjson.loads((folder / _TOKENIZER).read_bytes()))
+        config: JsonObject = {}
         if (folder / _CONFIG).is_file():
-            config = cast("dict[str, Any]", orjson.loads((folder / _CONFIG).read_bytes()))
+            config = cast(JsonObject, orjson.loads((folder / _CONFIG).read_bytes()))
         return _pieces(tokenizer, config)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoPieces(f"its tokenizer.json cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _pieces(tokenizer: dict[str, Any], config: dict[str, Any]) -> Pieces:
-    text_of = _text_of(tokenizer)
-    model = cast("dict[str, Any]", tokenizer["model"])
+def _pieces(tokenizer: _TokenizerFile, config: JsonObject) -> Pieces:
+    text_of = _text_of(tokenizer.get("decoder"))
+    model = tokenizer["model"]
     vocabulary = dict(_vocabulary(model))
     texts = {token: text for token, name in vocabulary.items() if (text := text_of(name)) is not None}
     names = _special_names(config) | {model.get("unk_token")}
@@ -88,9 +115,9 @@ def _pieces(tokenizer: dict[str, Any], config: dict[str, Any]) -> Pieces:
     return Pieces(kept, {token: name for token, name in called.items() if token not in kept})
 
 
-def _text_of(tokenizer: dict[str, Any]) -> Callable[[str], bytes | None]:
-    """Return the function by which this tokenizer's decoder turns one token into bytes."""
-    decoders = list(_flat(tokenizer.get("decoder")))
+def _text_of(decoder: JsonObject | None) -> Callable[[str], bytes | None]:
+    """Return the function by which a tokenizer's decoder turns one token into bytes."""
+    decoders = list(_flat(decoder))
     kinds = {str(decoder["type"]) for decoder in decoders}
     if "ByteLevel" in kinds:
         return _byte_level
@@ -101,14 +128,16 @@ def _text_of(tokenizer: dict[str, Any]) -> Callable[[str], bytes | None]:
     raise NoPieces(f"its decoder ({', '.join(sorted(kinds)) or 'none'}) does not join the bytes of tokens")
 
 
-def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if decoder is None:
+def _flat(decoder: JsonValue) -> Iterator[JsonObject]:
+    """Yield a decoder, or the parts of a sequence of decoders."""
+    one = as_object(decoder)
+    if one is None:
         return
-    if decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
+    if one["type"] == "Sequence":
+        for part in as_list(one["decoders"]) or []:
             yield from _flat(part)
     else:
-        yield decoder
+        yield one
 
 
 def _byte_level(name: str) -> bytes | None:
@@ -124,29 +153,30 @@ def _sentence_piece(name: str, fallback: bool) -> bytes:
     return name.replace("▁", " ").encode()
 
 
-def _vocabulary(model: dict[str, Any]) -> Iterator[tuple[int, str]]:
+def _vocabulary(model: _Model) -> Iterator[tuple[int, str]]:
     vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of ids
-        for token, pair in enumerate(cast("list[list[Any]]", vocabulary)):
+    if isinstance(vocabulary, list):
+        for token, pair in enumerate(vocabulary):
             yield token, str(pair[0])
     else:
-        for name, token in cast("dict[str, int]", vocabulary).items():
+        for name, token in vocabulary.items():
             yield int(token), name
 
 
-def _added(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _added(tokenizer: _TokenizerFile, config: JsonObject) -> Iterator[_Added]:
     """Yield the added tokens of both files; a token that either calls special is special."""
     yield from tokenizer.get("added_tokens") or []
-    for token, added in cast("dict[str, dict[str, Any]]", config.get("added_tokens_decoder") or {}).items():
+    decoder = cast("dict[str, _Added]", config.get("added_tokens_decoder") or {})
+    for token, added in decoder.items():
         yield {**added, "id": int(token)}
 
 
-def _special_names(config: dict[str, Any]) -> set[str | None]:
-    named: list[Any] = [config.get(key) for key in _SPECIAL_NAMES]
+def _special_names(config: JsonObject) -> set[str | None]:
+    named = [config.get(key) for key in _SPECIAL_NAMES]
     for key in _SPECIAL_LISTS:
-        several = cast("dict[str, Any] | list[Any]", config.get(key) or [])
-        named += several.values() if isinstance(several, dict) else several
-    contents = [cast("dict[str, Any]", n).get("content") if isinstance(n, dict) else n for n in named]
+        several = config.get(key)
+        named += (as_object(several) or {}).values() or as_list(several) or []
+    contents = [name.get("content") if isinstance(name, dict) else name for name in named]
     return {content for content in contents if isinstance(content, str)}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.gateway.engines.routes import Target
 from insitu.gateway.faults import reading
@@ -23,6 +22,7 @@ from insitu.gateway.sampled_ids.alignment import Alignment, align
 from insitu.gateway.sampled_ids.history import Conversation, History, Key
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Limits
+from insitu.json_values import JsonObject
 
 # The published names of the counters under `put_back` in `GET /health`.
 OUTCOMES = ("exact", "put_back", "template_changed", "boundary", "no_room", "not_compared")
@@ -56,11 +56,11 @@ class Restorer:
         self._tokenizers = tokenizers
         self._counts: Counter[str] = Counter()
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Report how prompts continued earlier calls, and what is remembered."""
         return {
             **{outcome: self._counts[outcome] for outcome in OUTCOMES},
-            "tokenizers": dict(self._tokenizers.states),
+            "tokenizers": {**self._tokenizers.states},
             "remembered_rollouts": self._history.num_rollouts,
             "remembered_tokens": self._history.num_tokens,
             "forgotten_rollouts": self._history.num_forgotten,

@@ -6,11 +6,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from insitu.errors import InsituError
-from insitu.gateway.engines.upstream import Engine
-from insitu.gateway.faults import Fault, reading
+from insitu.gateway.engines.upstream import Engine, ServedModel
+from insitu.gateway.faults import Fault
 from insitu.gateway.sampled_ids.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
 
 _log = logging.getLogger(__name__)
@@ -44,25 +43,23 @@ class Tokenizers:
         async with self._lock:  # bounded: one request with its deadline, one file
             if key not in self._known:
                 try:
-                    cards = {card["id"]: card for card in await engine.models()}
+                    models = {model.name: model for model in await engine.models()}
                 except (Fault, InsituError) as error:
                     _log.warning("%s does not list its models: %s", engine.url, error)
                     return Served(None, None)  # asked again at the next call
                 if len(self._known) >= _MAX_KNOWN:
                     self._known.clear()
-                self._known[key] = await self._look_up(cards, engine_model)
+                self._known[key] = await self._look_up(models, engine_model)
             return self._known[key]
 
-    async def _look_up(self, cards: dict[str, dict[str, Any]], engine_model: str) -> Served:
-        card = cards.get(engine_model, {})
-        base = str(card.get("parent") or engine_model)  # an adapter has its base's tokenizer
-        card = cards.get(base, {})
-        with reading():
-            length = None if card.get("max_model_len") is None else int(card["max_model_len"])
-        root = str(self._folder or card.get("root") or "")
+    async def _look_up(self, models: dict[str, ServedModel], engine_model: str) -> Served:
+        asked = models.get(engine_model)
+        name = (asked and asked.parent) or engine_model  # an adapter has its base's tokenizer
+        base = models.get(name)
+        root = str(self._folder or (base and base.root) or "")
         if root not in self._by_root:
-            self._by_root[root] = await self._load(base, root)
-        return Served(self._by_root[root], length)
+            self._by_root[root] = await self._load(name, root)
+        return Served(self._by_root[root], base.max_model_len if base else None)
 
     async def _load(self, base: str, root: str) -> Pieces | None:
         try:

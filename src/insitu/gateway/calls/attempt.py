@@ -1,0 +1,59 @@
+"""One call and its attempts: the state that each keeps."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from insitu.gateway.calls.choices import Choice
+from insitu.gateway.calls.labels import Labels
+from insitu.gateway.engines.routes import Target
+from insitu.gateway.protocols.base import CallProtocol, Lane
+from insitu.gateway.protocols.request import CallRequest
+from insitu.gateway.recording.tally import Ticket
+
+T = TypeVar("T")
+
+
+def new_call_id() -> str:
+    """Return a unique id that grows with time, so that neighbours in time are neighbours in the store."""
+    return f"mc-{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+@dataclass(slots=True)
+class CallContext:
+    """The state that the attempts of one call share."""
+
+    protocol: CallProtocol
+    request: CallRequest
+    labels: Labels
+    call_id: str
+    ticket: Ticket = field(default_factory=lambda: Ticket(None))
+    started_at: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
+    sent: bool = False
+    """True once a part of the answer has gone out: the call is then no longer retried."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try on one replica. `timings` are seconds by phase."""
+
+    context: CallContext
+    lane: Lane
+    target: Target
+    timings: dict[str, float]
+    choices: list[Choice] = field(default_factory=list[Choice])
+    """The answers, once they are requested."""
+
+
+async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:
+    """Await `work`, adding its time to `phase`."""
+    started = time.monotonic()
+    try:
+        return await work
+    finally:
+        timings[phase] = timings.get(phase, 0.0) + time.monotonic() - started

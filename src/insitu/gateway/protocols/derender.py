@@ -1,0 +1,99 @@
+"""The engine's way back from tokens to a chat message, and what is shown of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.engines.sample import Sample
+from insitu.gateway.faults import reading, text_of
+from insitu.gateway.protocols.base import SEED_TOKENS, Lane, Rendered
+from insitu.gateway.protocols.parts import tool_calls
+from insitu.gateway.protocols.request import CallRequest
+
+DERENDER = "/v1/chat/completions/derender"
+_DERENDER_TEXT = "/v1/completions/derender"
+
+
+async def derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
+    """Return what derender needs of the request: everything for an engine with parsers, else little."""
+    engine = lane.engine
+    if engine.has_parser is None:
+        engine.has_parser = await _learn_parser(lane)
+    context: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": len(rendered.prompt_ids)}
+    if engine.has_parser:
+        context["prompt_token_ids"] = rendered.prompt_ids
+        context["chat_request"] = {**request.body, "model": lane.engine_model}
+        return context
+    context["prompt_token_ids"] = rendered.prompt_ids[-SEED_TOKENS:]
+    decoding = {key: request.body[key] for key in ("skip_special_tokens", "spaces_between_special_tokens")}
+    if not all(decoding.values()):
+        context["chat_request"] = {"messages": [], **decoding}
+    return context
+
+
+async def without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) -> dict[str, Any]:
+    """Strip the token that ended an answer.
+
+    An engine with parsers spells special tokens out, so that its parsers see them; the last one is not
+    part of the answer. Without parsers they are omitted anyway.
+    """
+    ended = part["finish_reason"] == "stop" and not isinstance(part.get("stop_reason"), str)
+    if not (ended and lane.engine.has_parser and part["token_ids"]) or request.keeps_stop:
+        return part
+    *before, last = cast("list[int]", part["token_ids"])
+    if last not in lane.engine.unseen:
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": [last], "logprobs": None}
+        alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
+        answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
+        with reading():
+            lane.engine.unseen[last] = not answer["choices"][0]["text"]
+    return part | {"token_ids": before} if lane.engine.unseen[last] else part
+
+
+async def _learn_parser(lane: Lane) -> bool:
+    """Probe for a tool or reasoning parser: with one, derender needs the chat request."""
+    probe: dict[str, Any] = {"model": lane.engine_model, "stream": True, "generate_chunk": {"choices": []}}
+    try:
+        await lane.engine.post(DERENDER, probe)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def clean(message: dict[str, Any]) -> dict[str, Any]:
+    """Remove the engine's empty fields from a message."""
+    return {key: value for key, value in message.items() if value not in (None, [])}
+
+
+def checked_delta(delta: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a message from the engine without its empty fields; raise if it is malformed."""
+    delta = clean(delta)
+    texts: list[object] = [delta.get("content"), delta.get("reasoning")]
+    for call in tool_calls(delta):
+        function: dict[str, Any] = call.get("function") or {}
+        texts += [str(int(call["index"])), function.get("name"), function.get("arguments")]
+    for value in texts:
+        text_of(value or "")
+    return delta
+
+
+def finish_reason(sample: Sample, message: dict[str, Any], request: CallRequest) -> str:
+    """Return the finish reason as OpenAI does.
+
+    A call that the model chose is `tool_calls`, one that the client named is `stop`, and one that may have
+    been cut short is neither.
+    """
+    named = isinstance(request.body.get("tool_choice"), dict)
+    called = message.get("tool_calls") and not named and sample.finish_reason == "stop"
+    return "tool_calls" if called else sample.finish_reason
+
+
+def shown_logprobs(logprobs: dict[str, Any] | None, request: CallRequest) -> dict[str, Any] | None:
+    """Return the logprobs that the client asked for."""
+    if logprobs is None or request.num_logprobs is None:
+        return None
+    for entry in logprobs["content"]:
+        if request.num_logprobs == 0:
+            entry["top_logprobs"] = []  # the engine always lists the sampled token itself
+    return logprobs
