@@ -70,7 +70,7 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> None:
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
-            hint="free the port or pass another one",
+            hint="free the port or choose another with --port",
         ) from error
 
 

@@ -96,7 +96,7 @@ class RecordStore:
             more = " …" if len(missing) > _LISTED_WHEN_MISSING else ""
             raise NotFound(
                 f"{len(missing)} recorded calls do not exist: {listed}{more}",
-                hint=f"name calls by the `{CALL_ID_HEADER}` header of this backend's gateway",
+                hint=f"use the ids in the `{CALL_ID_HEADER}` header of this backend's gateway",
             )
         return [found[call_id] for call_id in ids]
 

@@ -155,7 +155,7 @@ async def test_another_version_than_promised_waits_for_the_table(start_gateway: 
     gateway.engine.behaviour.weight_version = "run@1"
     status, body, _ = await gateway.post()
     assert status == 502
-    assert "should be `base`, the engine reports `run@1`" in body["error"]["message"]
+    assert "should be `base`, but the engine reports `run@1`" in body["error"]["message"]
     call = asyncio.create_task(gateway.post(model="run"))
     await until(lambda: len(gateway.engine.calls_to(GENERATE)) == 3, "the call met the wrong weights")
     await gateway.put_table(

@@ -138,7 +138,7 @@ async def test_errors_have_anthropics_shape(gateway: GatewayUnderTest, client: A
     with pytest.raises(anthropic.AuthenticationError):
         await client.with_options(api_key="wrong").messages.create(**ASKED)
     image: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="only text is served here, and `tiny`"):
+    with pytest.raises(anthropic.BadRequestError, match="but `tiny` is served for text only"):
         await client.messages.create(**ASKED | {"messages": [{"role": "user", "content": [image]}]})
     gateway.engine.behaviour.fault, gateway.engine.behaviour.chunk_seconds = "cut", 0.03
     with pytest.raises(anthropic.APIStatusError) as caught:

@@ -81,7 +81,7 @@ async def test_the_key_may_come_in_anthropics_header(gateway: GatewayUnderTest) 
 def test_chat_refuses_images_for_the_model_by_name() -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x"}}
     body = {"model": "m-1", "messages": [{"role": "user", "content": [image]}]}
-    with pytest.raises(InvalidRequest, match="only text is served here, and `m-1`"):
+    with pytest.raises(InvalidRequest, match="but `m-1` is served for text only"):
         ChatProtocol().parse(body, Limits())
 
 

@@ -100,7 +100,7 @@ def test_a_long_backlog_is_a_refusal() -> None:
     store.gate.clear()
     for i in range(3):
         recorder.submit(a_call(i))
-    assert "3 recorded calls wait" in (recorder.refusal() or "")
+    assert "3 recorded calls are waiting" in (recorder.refusal() or "")
     store.gate.set()
     recorder.close(1)
     with pytest.raises(InsituError, match="not recorded"):

@@ -151,7 +151,7 @@ async def test_errors_reach_the_client(gateway: GatewayUnderTest, client: AsyncO
     with pytest.raises(openai.BadRequestError, match="send the earlier items again in `input`"):
         await client.responses.create(**ASKED, previous_response_id="resp_1")
     image: Any = {"type": "input_image", "image_url": "http://x/y.png"}
-    with pytest.raises(openai.BadRequestError, match="only text is served here, and `tiny`"):
+    with pytest.raises(openai.BadRequestError, match="but `tiny` is served for text only"):
         await client.responses.create(**ASKED | {"input": [{"role": "user", "content": [image]}]})
     gateway.engine.behaviour.fault, gateway.engine.behaviour.chunk_seconds = "cut", 0.03
     with pytest.raises(openai.APIError, match="The call failed on replica-0"):

@@ -39,8 +39,12 @@ def labels_of(request: web.Request) -> Labels:
 def _label(request: web.Request, key: str, header: str, what: str, pattern: re.Pattern[str]) -> str | None:
     named, sent = request.match_info.get(key), request.headers.get(header)
     if named is not None and sent is not None and named != sent:
-        raise InvalidRequest(f"{what}: the path names `{named[:80]}`, the header {header} `{sent[:80]}`.")
+        raise InvalidRequest(
+            f"{what}: the path names `{named[:80]}`, but the header {header} names `{sent[:80]}`."
+        )
     value = named if named is not None else sent
     if value is not None and not pattern.fullmatch(value):
-        raise InvalidRequest(f"{what} {value[:80]!r} is not allowed.", hint=f"it matches {pattern.pattern}")
+        raise InvalidRequest(
+            f"{what} {value[:80]!r} is not allowed.", hint=f"it must match {pattern.pattern}"
+        )
     return value

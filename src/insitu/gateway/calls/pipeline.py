@@ -77,10 +77,12 @@ class Caller:
     def refuse_when_full(self, num_calls: int = 1) -> None:
         """Reject excess calls before they start, so that every call that is served can be recorded."""
         if (reason := self.recorder.refusal()) is not None:
-            raise Unavailable(f"No new calls now: {reason}.", hint="retry later; see the gateway's log")
+            raise Unavailable(
+                f"The gateway accepts no new calls: {reason}.", hint="retry later; see the gateway's log"
+            )
         if self.routes.in_flight.total() + num_calls > self._limits.max_in_flight:
             raise Overloaded(
-                f"{self._limits.max_in_flight} calls are under way (the limit).", hint="retry later"
+                f"The limit of {self._limits.max_in_flight} calls in flight is reached.", hint="retry later"
             )
 
     async def complete(self, context: CallContext) -> Answer:

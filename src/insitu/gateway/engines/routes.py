@@ -159,7 +159,7 @@ class Routes:
                 reason, allowed = self._hold_terms()
                 left = started + allowed - time.monotonic()
                 if left <= 0:
-                    raise Unavailable(f"Held for {allowed:.0f} s: {reason}.", hint="retry later")
+                    raise Unavailable(f"The call was held for {allowed:.0f} s: {reason}.", hint="retry later")
                 await self.changed(left)
         return table
 
@@ -167,7 +167,7 @@ class Routes:
     def waiting(self) -> Generator[None]:
         """Count a call as held; reject it if too many are."""
         if self.held >= self._max_held:
-            raise Overloaded(f"{self.held} calls are held already (the limit).", hint="retry later")
+            raise Overloaded(f"The limit of {self.held} held calls is reached.", hint="retry later")
         self.held += 1
         try:
             yield

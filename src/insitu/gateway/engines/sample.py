@@ -103,7 +103,9 @@ class Sample:
 def verify(generated: Generated, num_prompt_tokens: int, target: Target) -> Sample:
     """Return the verified sample, or raise if it cannot be recorded."""
     if generated.finish_reason not in _COMPLETE:
-        raise ReplicaFailed(f"the generation ended with `{generated.finish_reason}`, not with an answer")
+        raise ReplicaFailed(
+            f"the generation ended with `{generated.finish_reason}` instead of a complete answer"
+        )
     with reading():
         version = _reported_version(generated, target)
         logprobs = _logprobs(generated, num_prompt_tokens)
@@ -144,7 +146,7 @@ def _logprobs(generated: Generated, num_prompt_tokens: int) -> list[float]:
     counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     if counted != (num_prompt_tokens, len(ids)) or not ids:
         raise _unusable(
-            f"its usage says {counted[0]} prompt and {counted[1]} output tokens, its answer holds "
+            f"its usage counts {counted[0]} prompt and {counted[1]} output tokens, but its answer has "
             f"{num_prompt_tokens} and {len(ids)}"
         )
     if len(entries) != len(ids):
@@ -168,11 +170,11 @@ def _reported_version(generated: Generated, target: Target) -> str:
     versions = sorted({str(span["version"]) for span in spans})
     if len(versions) != 1:
         said = " and ".join(versions) or "no weights"
-        raise VersionMismatch(f"the engine reports {said} within one answer of `{target.name}`")
+        raise VersionMismatch(f"the engine reports {said} for one answer of `{target.name}`")
     reported = (generated.model or target.engine_model) if target.is_adapter else versions[0]
     if target.version is not None and reported != target.version:
         raise VersionMismatch(
-            f"`{target.name}` should be `{target.version}`, the engine reports `{reported}`"
+            f"`{target.name}` should be `{target.version}`, but the engine reports `{reported}`"
         )
     return reported
 

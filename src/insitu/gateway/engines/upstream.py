@@ -130,7 +130,7 @@ class Engine:
                 if failed:
                     raise ReplicaFailed(f"{self.url} ended the stream with {_message(payload)}")
                 yield chunk
-        raise ReplicaLost(f"{self.url} cut the stream before its end")
+        raise ReplicaLost(f"{self.url} closed the stream before its end")
 
     def _timeout(self, seconds: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=seconds, sock_connect=self._limits.connect_seconds)

@@ -54,7 +54,9 @@ class ChatProtocol:
         max_tokens = max_tokens or check_count(body, "max_tokens", limits.max_output_tokens)
         top = body.get("top_logprobs") or 0
         if not isinstance(top, int) or (top and not body.get("logprobs")):
-            raise InvalidRequest(f"`top_logprobs` is {top!r}; it needs `logprobs: true` and an integer.")
+            raise InvalidRequest(
+                f"`top_logprobs` is {top!r}; it must be an integer and needs `logprobs: true`."
+            )
         request = common_request(body, _FIELDS, top if body.get("logprobs") else None, limits)
         for key in ("top_logprobs", "max_completion_tokens", "max_tokens"):
             request.body.pop(key, None)

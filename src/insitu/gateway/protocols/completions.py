@@ -157,7 +157,7 @@ def _one_prompt(prompt: object) -> str | list[int]:
         if len(items) == 1:
             return _one_prompt(items[0])
     raise InvalidRequest(
-        "`prompt` must be one text or one list of token ids.", hint="send one call per prompt"
+        "`prompt` must be one string or one list of token ids.", hint="send one call per prompt"
     )
 
 

@@ -48,7 +48,7 @@ def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     chat["messages"] = _messages(body)
     stops = cast("object", body.get("stop_sequences") or [])
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in cast("list[object]", stops)):
-        raise InvalidRequest("`stop_sequences` must be a list of texts.")
+        raise InvalidRequest("`stop_sequences` must be a list of strings.")
     chat["stop"] = stops
     if body.get("tools"):
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body["tools"], "tools"))]
@@ -74,8 +74,8 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
             raise InvalidRequest(f"`{where}.role` is {role!r}; it must be user, assistant or system.")
     if not given or given[-1].get("role") == "assistant":
         raise InvalidRequest(
-            "`messages` must end with a message of the user: an answer that has begun is not continued here.",
-            hint="put what the answer should start with into the instructions",
+            "`messages` must end with a user message: an answer that has begun cannot be continued.",
+            hint="say in the instructions how the answer should start",
         )
     return chat
 
@@ -184,11 +184,13 @@ def _tool_choice(body: dict[str, Any]) -> dict[str, Any]:
     elif choice.get("type") in _CHOICES:
         chosen = _CHOICES[choice["type"]]
     else:
-        raise InvalidRequest(f"`tool_choice.type` is {choice.get('type')!r}: auto, any, tool or none.")
+        raise InvalidRequest(
+            f"`tool_choice.type` is {choice.get('type')!r}; it must be auto, any, tool or none."
+        )
     if not body.get("tools"):
         if chosen in ("auto", "none"):
             return {}
-        raise InvalidRequest("`tool_choice` asks for a tool, and `tools` is empty.")
+        raise InvalidRequest("`tool_choice` asks for a tool, but `tools` is empty.")
     parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     return {"tool_choice": chosen, **parallel}
 
@@ -199,7 +201,7 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
         return {}
     check_fields(thinking, ("type", "budget_tokens", "display"), "thinking")
     if thinking.get("display") == "omitted":
-        raise InvalidRequest("`thinking.display` is `omitted`: what the model thought is always shown here.")
+        raise InvalidRequest("`thinking.display: omitted` is not supported: thinking is always shown.")
     match thinking.get("type"):
         case "enabled":
             return {"thinking_token_budget": thinking.get("budget_tokens")}
@@ -208,7 +210,7 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
         case "adaptive":
             return {}
         case other:
-            raise InvalidRequest(f"`thinking.type` is {other!r}: enabled, disabled or adaptive.")
+            raise InvalidRequest(f"`thinking.type` is {other!r}; it must be enabled, disabled or adaptive.")
 
 
 def _output(body: dict[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def check_tool_fields(tool: dict[str, Any], allowed: Collection[str], where: str
 
 
 def text_field(part: dict[str, Any], key: str, where: str) -> str:
-    """Return a field that must be a text."""
+    """Return a field that must be a string."""
     value = part.get(key)
     if not isinstance(value, str):
-        raise InvalidRequest(f"`{where}.{key}` must be a text.")
+        raise InvalidRequest(f"`{where}.{key}` must be a string.")
     return value
 
 
@@ -52,8 +52,8 @@ def kind_refusal(kind: object, model: object, where: str) -> InvalidRequest:
     """Return the error that says why a part of this type is not accepted."""
     if kind in MEDIA_KINDS:
         return InvalidRequest(
-            f"`{where}` has the type `{kind}`: only text is served here, and `{model}` is served for text.",
-            hint="send what it shows or says as text",
+            f"`{where}` has the type `{kind}`, but `{model}` is served for text only.",
+            hint="describe its content in text instead",
         )
     return InvalidRequest(f"`{where}` has the type {kind!r}, which is not supported by this gateway.")
 

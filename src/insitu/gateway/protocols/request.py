@@ -98,7 +98,7 @@ def common_request(
         raise InvalidRequest("`model` is missing.", hint="GET /v1/models lists what is served")
     if num_logprobs is not None and not 0 <= num_logprobs <= limits.max_top_logprobs:
         raise InvalidRequest(
-            f"{num_logprobs} logprobs per token asked for; the limit is {limits.max_top_logprobs}."
+            f"{num_logprobs} logprobs per token were requested; the limit is {limits.max_top_logprobs}."
         )
     given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
     given["stop"] = stops = _stops(given.get("stop", []))
@@ -136,7 +136,7 @@ def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
 def _stops(stop: object) -> list[str]:
     stops = cast("list[object]", stop if isinstance(stop, list) else [stop])
     if not all(isinstance(item, str) and item for item in stops):
-        raise InvalidRequest("`stop` must be a text or a list of texts.")
+        raise InvalidRequest("`stop` must be a string or a list of strings.")
     return cast("list[str]", stops)
 
 

@@ -43,8 +43,8 @@ def to_chat(body: dict[str, Any], kept: KeptItems) -> dict[str, Any]:
     """Convert a request to chat; InvalidRequest names what is rejected and why. It may refer to `kept`."""
     if body.get("previous_response_id") is not None or body.get("conversation") is not None:
         raise InvalidRequest(
-            "`previous_response_id` and `conversation` are refused, as no conversations are kept here: send "
-            "the earlier items again in `input`, with the `output` of each answer."
+            "`previous_response_id` and `conversation` are not supported, as no conversations are kept here: "
+            "send the earlier items again in `input`, with the `output` of each answer."
         )
     for key, neutral in _NEUTRAL.items():
         if body.get(key) not in (None, *neutral):
@@ -118,7 +118,9 @@ class _Turn:
         elif item.get("role") in ("user", "system", "developer"):
             self._chat.append({"role": item["role"], "content": joined(texts)})
         else:
-            raise InvalidRequest(f"`{where}.role` is {item.get('role')!r}.")
+            raise InvalidRequest(
+                f"`{where}.role` is {item.get('role')!r}; it must be user, assistant, system or developer."
+            )
 
     def _answer(self, text: str | None) -> dict[str, Any]:
         """Return the assistant message for the next item: the last one, unless it is another answer's."""
@@ -149,7 +151,7 @@ class _Turn:
                 return "".join(self._texts(item[key], f"{where}.{key}"))
         if item.get("encrypted_content"):
             raise InvalidRequest(
-                f"`{where}` is encrypted, and only its maker can read it.", hint="leave the item out"
+                f"`{where}` is encrypted, and only its maker can read it.", hint="omit the item"
             )
         return ""
 
@@ -178,7 +180,7 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
     if not tools:
         if choice in (None, "auto", "none"):
             return {}
-        raise InvalidRequest("`tool_choice` asks for a tool, and `tools` is empty.")
+        raise InvalidRequest("`tool_choice` asks for a tool, but `tools` is empty.")
     chat: dict[str, Any] = {"tools": tools, "tool_choice": choice or "auto"}
     if body.get("parallel_tool_calls") is not None:
         chat["parallel_tool_calls"] = body["parallel_tool_calls"]
@@ -201,7 +203,9 @@ def _text(body: dict[str, Any]) -> dict[str, Any]:
             schema = {k: v for k, v in wanted.items() if k != "type" and v is not None}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         case kind:
-            raise InvalidRequest(f"`text.format.type` is {kind!r}: text, json_schema or json_object.")
+            raise InvalidRequest(
+                f"`text.format.type` is {kind!r}; it must be text, json_schema or json_object."
+            )
 
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
@@ -210,8 +214,8 @@ def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
     for key in ("summary", "generate_summary", "context"):
         if reasoning.get(key) not in (None, "auto"):
             raise InvalidRequest(
-                f"`reasoning.{key}` is {reasoning[key]!r}; what the model thought is shown as it is.",
-                hint=f"leave `reasoning.{key}` out",
+                f"`reasoning.{key}` is {reasoning[key]!r}; reasoning is shown as the model wrote it.",
+                hint=f"omit `reasoning.{key}`",
             )
     return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
 

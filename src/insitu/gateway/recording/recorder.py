@@ -56,7 +56,7 @@ class Recorder:
         if self._error is not None:
             return f"calls cannot be recorded: {self._error}"
         if self.backlog >= self._max_backlog:
-            return f"{self.backlog} recorded calls wait to be written"
+            return f"{self.backlog} recorded calls are waiting to be written"
         return None
 
     def submit(self, call: ModelCall) -> None:

@@ -65,13 +65,13 @@ class Tokenizers:
         try:
             folder = await asyncio.to_thread(find_tokenizer, root) if root else None
             if folder is None:
-                raise NoPieces("no tokenizer.json of it is on this machine")
+                raise NoPieces("its tokenizer.json is not on this machine")
             pieces = await asyncio.to_thread(load_pieces, folder)
         except NoPieces as why:
             self.states[base] = f"off: {why}"
             _log.warning(
                 "model `%s` (%s): sampled ids are not restored where a prompt is tokenised differently: %s",
-                *(base, root or "the engine does not say where it lies", why),
+                *(base, root or "the engine does not say where it is", why),
             )
             return None
         self.states[base] = "ok"
