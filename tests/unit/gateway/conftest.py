@@ -54,7 +54,7 @@ class GatewayUnderTest:
         self.session = session
         self.engines = engines
         self.records_url = url
-        self.epoch = 0
+        self.revision = 0
         self.close: Callable[[], Awaitable[None]]
         """End the gateway before the test does."""
 
@@ -63,11 +63,11 @@ class GatewayUnderTest:
         return self.engines[0]
 
     def table(self, **changes: Any) -> dict[str, Any]:
-        self.epoch += 1
+        self.revision += 1
         base = {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": None}
         served = {"0": {"engine_model": "tiny", "version": "base"}}
         table = {
-            "epoch": self.epoch,
+            "epoch": self.revision,
             "hold": None,
             "replicas": [{"id": f"replica-{i}", "url": e.url} for i, e in enumerate(self.engines)],
             "base": base,
