@@ -20,9 +20,8 @@ from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import smollm2
 from insitu.training.advantage import group_advantages
 from insitu.training.batching import Packing, pack
-from insitu.training.objective import objective_of
+from insitu.training.objective import objective_of, shares_of
 from insitu.training.sequences import build_sequences
-from insitu.training.shares import shares_of
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence
 
 NUM_ROLLOUTS, VOCABULARY = 8, 49_152

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from insitu.training.shares import Share
+from insitu.training.objective import Share
 from insitu.types import TrainingSequence
 
 

@@ -5,19 +5,17 @@ A step reads: ``group_advantages → build_sequences → shares_of → pack → 
 ========================  =================================================================
 ``advantage.py``          rewards of a group → one advantage per model call
 ``sequences.py``          recorded calls of a rollout → training sequences
-``objective.py``          named losses: surrogate, weights, advantage, clip
-``shares.py``             sequences → their weights in the loss of the step
+``objective.py``          named losses: surrogate, weights, advantage, clip; a sequence's share in one
 ``trie.py``               token sequences → rows that compute every common prefix once
 ``batching.py``           sequences → micro-batches under a token budget, shared over ranks
 ``attention.py``          attention over such rows, for CPU and CUDA
 ``logprobs.py``           logits → log-probability and entropy of the sampled tokens
-``loss.py``               the parts of the objective, a pure function each
+``loss.py``               the terms of the objective, each with its sums and metrics
 ``policy.py``             the base model, loaded once, sharded with FSDP2 over several ranks
 ``lora.py``               adapters on that base: add, switch, remove, read, merge
 ``learner.py``            one run's adapter, optimizer and RNG; to and from files
 ``step.py``               forward and backward of a micro-batch, the optimizer step
-``passes.py``             passes over the micro-batches of a step
-``figures.py``            sums over tokens → the metrics of a step
+``passes.py``             passes over the micro-batches of a step, and its metrics
 ``export.py``             merged weights as a directory that an engine reloads
 ========================  =================================================================
 """

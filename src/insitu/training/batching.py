@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from insitu.training.shares import Share
+from insitu.training.objective import Share
 from insitu.training.trie import (
     Ints,
     cut_for_ranks,

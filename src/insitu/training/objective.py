@@ -1,4 +1,4 @@
-"""Named losses: surrogate, weights, advantage and clip of each.
+"""Named losses (surrogate, weights, advantage and clip of each), and every sequence's share in one.
 
 ==========  ===========================  ================================  =========  ============
 loss        surrogate                    weight of a token of rollout i    advantage  clip
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from insitu.types import AdvantageKind, Loss, StepSettings
+from insitu.types import AdvantageKind, Loss, StepSettings, TrainingSequence
 
 Surrogate = Literal["token_clip", "rollout_clip", "cispo"]
 Aggregation = Literal["rollout_mean", "token_mean", "constant"]
@@ -38,6 +38,17 @@ class Objective:
     advantage: AdvantageKind
     clip_low: float
     clip_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A sequence and its share in the loss of a step."""
+
+    sequence: TrainingSequence
+    rollout: int
+    """The index of its rollout within the step."""
+    weight: float
+    """Per sampled token."""
 
 
 OBJECTIVES: dict[Loss, Objective] = {
@@ -77,3 +88,24 @@ def token_weights(
     if aggregation == "constant":
         return [1.0 / (len(counted) * (max_rollout_tokens or max(counted)))] * len(num_tokens)
     return [1.0 / (len(counted) * count) if count else 0.0 for count in num_tokens]
+
+
+def shares_of(
+    sequences: Sequence[TrainingSequence], objective: Objective, settings: StepSettings
+) -> list[Share]:
+    """Return every sequence that has a gradient; a rollout split over several is normalised once.
+
+    Sequences of zero advantage count towards the weights but are dropped, unless a KL penalty or an entropy
+    bonus gives them a gradient.
+    """
+    numbers = {rollout: i for i, rollout in enumerate(dict.fromkeys(s.rollout_id for s in sequences))}
+    num_tokens = [0] * len(numbers)
+    for sequence in sequences:
+        num_tokens[numbers[sequence.rollout_id]] += sum(sequence.mask)
+    weights = token_weights(num_tokens, objective.aggregation, settings.max_rollout_tokens)
+    all_teach = settings.beta > 0 or settings.entropy_bonus > 0
+    return [
+        Share(sequence, numbers[sequence.rollout_id], weights[numbers[sequence.rollout_id]])
+        for sequence in sequences
+        if any(sequence.mask) and (all_teach or any(sequence.advantages))
+    ]

@@ -1,6 +1,6 @@
-"""Passes over the micro-batches of one step.
+"""Passes over the micro-batches of one step, and the metrics of the step.
 
-Shape suffixes: t sampled tokens of a micro-batch, r rollouts of the step.
+Shape suffixes: t sampled tokens of a micro-batch, r rollouts of the step, s sums of `_SUM_NAMES`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from insitu.training import loss as terms
 from insitu.training.batching import MicroBatch
+from insitu.training.loss import Metrics, Sums, Totals
 from insitu.training.objective import Objective
-from insitu.training.step import SUM_NAMES, Earlier, Score, forward_backward
+from insitu.training.step import Earlier, Score, forward_backward
 from insitu.types import StepSettings
 
 AddUp = Callable[[Tensor], None]
 """Sums a tensor over all ranks, in place."""
+
+_SUM_NAMES = sorted({"loss"} | terms.CLIP_SUMS | terms.MISMATCH_SUMS | terms.ENTROPY_SUMS | terms.KL_SUMS)
+"""The same names in the same order on every rank, whichever terms and micro-batches it has."""
 
 
 class Passes:
@@ -40,13 +45,13 @@ class Passes:
         self._olds: list[Tensor] = []
         """Each micro-batch's logprobs before the first update; empty until the first pass."""
 
-    def run(self, score: Score, score_reference: Score) -> Tensor:
-        """Run one forward and backward pass; return the sums over all ranks, in the order of `SUM_NAMES`."""
+    def run(self, score: Score, score_reference: Score) -> Totals:
+        """Run one forward and backward pass; return the terms' sums over all micro-batches and ranks."""
         known = self._earlier(score)
-        sums = torch.zeros(len(SUM_NAMES))
+        total_s = torch.zeros(len(_SUM_NAMES))
         news: list[Tensor] = []
         for batch, earlier in zip(self._batches, known, strict=True):
-            added, new_t = forward_backward(
+            sums, new_t = forward_backward(
                 score,
                 score_reference,
                 batch,
@@ -55,11 +60,11 @@ class Passes:
                 earlier,
                 self._loss_scale,
             )
-            sums = sums.to(added.device) + added
+            total_s = total_s.to(new_t.device) + _stacked(sums, new_t.device)
             news.append(new_t)
         self._olds = self._olds or news
-        self._add_up(sums)
-        return sums
+        self._add_up(total_s)
+        return dict(zip(_SUM_NAMES, total_s.tolist(), strict=True))
 
     def _earlier(self, score: Score) -> Sequence[Earlier | None]:
         if not self._olds:
@@ -78,3 +83,28 @@ class Passes:
                 totals_2r[1].index_add_(0, batch.rollout_t, torch.ones_like(new_t))
         self._add_up(totals_2r)
         return totals_2r[0] / totals_2r[1].clamp(min=1.0)
+
+
+def _stacked(sums: Sums, device: torch.device) -> Tensor:
+    """Order the sums by name; a term that is off, and every term of a filler, is zero."""
+    assert sums.keys() <= set(_SUM_NAMES), f"sums that no rank expects: {sorted(sums)}"
+    zero = torch.zeros((), device=device)
+    return torch.stack([sums.get(name, zero).to(torch.float32) for name in _SUM_NAMES])
+
+
+def step_metrics(passes: Sequence[Totals], num_tokens: int) -> Metrics:
+    """Compute the metrics of a step from the sums of its passes.
+
+    Clips are from the last pass: on the first, the ratio is 1 and nothing can be clipped. The other terms are
+    from the first pass, before any update.
+    """
+    if not passes:
+        return {}
+    before, after = passes[0], passes[-1]
+    return {
+        "loss": before["loss"],
+        **terms.mismatch_metrics(before),
+        **terms.clip_metrics(after),
+        **terms.entropy_metrics(before, num_tokens),
+        **terms.kl_metrics(before, num_tokens),
+    }

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.training.batching import Part, collate, pack, plan, score_batch
-from insitu.training.shares import Share
+from insitu.training.objective import Share
 from tests.support.sequences import make_sequence
 from tests.support.trees import random_shares
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from insitu.training.advantage import group_advantages
 from insitu.training.batching import MicroBatch, collate, pack
-from insitu.training.objective import objective_of
+from insitu.training.objective import objective_of, shares_of
 from insitu.training.passes import Passes
-from insitu.training.shares import shares_of
 from insitu.types import StepSettings
 from tests.support.sequences import make_sequence
 
@@ -194,7 +193,7 @@ def our_loss(rollouts: Rollouts, settings: StepSettings, *, again: bool = True) 
         passes.run(look_up(rollouts.old_nw.clone().requires_grad_()), look_up(rollouts.reference_nw))
     sums = passes.run(look_up(leaf_nw), look_up(rollouts.reference_nw))
     assert leaf_nw.grad is not None
-    return sums[0].item(), leaf_nw.grad
+    return sums["loss"], leaf_nw.grad
 
 
 def _columns(batch: MicroBatch, rollouts: Rollouts) -> list[int]:

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from insitu.training.objective import OBJECTIVES, objective_of, token_weights
-from insitu.training.shares import shares_of
+from insitu.training.objective import OBJECTIVES, objective_of, shares_of, token_weights
 from insitu.types import StepSettings, TrainingSequence
 from tests.support.sequences import make_sequence
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from insitu.training import attention
 from insitu.training.batching import collate, pack
 from insitu.training.lora import Adapter, AdapterPool
+from insitu.training.objective import Share
 from insitu.training.policy import Policy
-from insitu.training.shares import Share
 from insitu.types import LoraSettings
 from tests.support.trees import random_shares
 

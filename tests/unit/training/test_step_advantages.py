@@ -11,10 +11,8 @@ from torch import Tensor
 
 from insitu.backend.batch import make_batch
 from insitu.training.batching import MicroBatch, collate, pack
-from insitu.training.figures import step_figures
-from insitu.training.objective import objective_of
-from insitu.training.passes import Passes
-from insitu.training.shares import shares_of
+from insitu.training.objective import objective_of, shares_of
+from insitu.training.passes import Passes, step_metrics
 from insitu.types import ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,7 +58,7 @@ def train(
     sums = Passes([batch], len(sequences), objective, settings, lambda _: None, 1.0).run(score, score)
     assert leaf_t.grad is not None
     tokens = batch.target_u[batch.pick_t].tolist()
-    figures = step_figures([sums.tolist()], len(tokens))
+    figures = step_metrics([sums], len(tokens))
     return list(zip(batch.rollout_t.tolist(), tokens, leaf_t.grad.tolist(), strict=True)), figures
 
 

@@ -28,14 +28,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from insitu.errors import InvalidRequest, NotFound
 from insitu.training.batching import MicroBatch, Packing, collate, filler, pack, plan, score_batch
 from insitu.training.export import MergedExport
-from insitu.training.figures import step_figures
 from insitu.training.learner import Learner, load_adapter
 from insitu.training.lora import AdapterPool, merged_tensors
-from insitu.training.objective import objective_of
-from insitu.training.passes import Passes
+from insitu.training.loss import Totals
+from insitu.training.objective import objective_of, shares_of
+from insitu.training.passes import Passes, step_metrics
 from insitu.training.policy import load_policy, model_directory, shard
 from insitu.training.sequences import check_sequence
-from insitu.training.shares import shares_of
 from insitu.training.step import Score, Update, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
@@ -147,7 +146,7 @@ class TrainerRank:
             check_sequence(sequence, self._vocabulary_size, self._max_length)
         shares = shares_of(sequences, objective, settings)
         num_tokens = sum(sum(share.sequence.mask) for share in shares)
-        sums: list[Tensor] = []
+        totals: list[Totals] = []
         updates: list[Update] = []
         packing = pack(shares, self._max_micro_batch_tokens, self._world_size, self._policy.can_branch)
         self._adapters.activate(learner.adapter)
@@ -162,7 +161,7 @@ class TrainerRank:
                 self._loss_scale,
             )
             while shares and len(updates) < settings.num_passes:
-                sums.append(passes.run(self._score, score_reference))
+                totals.append(passes.run(self._score, score_reference))
                 updates.append(self._update(learner, settings))
                 if updates[-1].skipped:
                     break
@@ -178,7 +177,7 @@ class TrainerRank:
         }
         seconds = time.perf_counter() - started
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts["num_input_tokens"] / seconds}
-        metrics = step_figures([added.tolist() for added in sums], num_tokens) | counts | speed
+        metrics = step_metrics(totals, num_tokens) | counts | speed
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _micro_batches(self, packing: Packing) -> list[MicroBatch]:
