@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 
-def call_returns(reward: float, step_rewards: Sequence[float] | None, num_calls: int) -> list[float]:
-    """Add the step rewards from each call on to the rollout's reward: ``R_k = r + Σ_{j ≥ k} s_j``.
+def call_returns(reward: float, call_rewards: Sequence[float] | None, num_calls: int) -> list[float]:
+    """Add the rewards of a call and of all later ones to the rollout's reward: ``R_k = r + Σ_{j ≥ k} s_j``.
 
-    Without step rewards every return is the reward. Each sum is rounded once, so that equal sums are
+    Without call rewards every return is the reward. Each sum is rounded once, so that equal sums are
     equal whatever their order.
     """
-    if step_rewards is None:
+    if call_rewards is None:
         return [reward] * num_calls
-    if len(step_rewards) != num_calls:
-        raise ValueError(f"{len(step_rewards)} step rewards for {num_calls} calls")
+    if len(call_rewards) != num_calls:
+        raise ValueError(f"{len(call_rewards)} call rewards for {num_calls} calls")
     total = Fraction(reward)
     returns: list[float] = []
-    for step_reward in reversed(step_rewards):
-        total += Fraction(step_reward)
+    for call_reward in reversed(call_rewards):
+        total += Fraction(call_reward)
         returns.append(float(total))
     return returns[::-1]

@@ -14,10 +14,11 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
-from insitu.backend.batch import Batch, make_batch
+from insitu.backend.batch import make_batch
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
+from insitu.training.selection import Batch
 from insitu.types import ModelCall, StepSettings
 from tests.support.backend import Backend, running_backend
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from insitu.backend import checkpoints
-from insitu.backend.batch import Batch, make_batch
+from insitu.backend.batch import make_batch
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job, Run
@@ -29,6 +29,7 @@ from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.records.store import RecordStore
+from insitu.training.selection import Batch
 from insitu.types import JobState
 from insitu.wire.routing_table import Served
 

@@ -1,9 +1,10 @@
 """Pure learning: recorded tokens and rewards in, a changed adapter out. No HTTP, no Ray, no database.
 
-A step reads: ``group_advantages → build_sequences → shares_of → pack → Passes → optimizer_step``.
+A step reads: ``build_batch → shares_of → pack → Passes → optimizer_step``.
 
 ========================  =================================================================
 ``advantage.py``          rewards of a group → one advantage per model call
+``selection.py``          groups and their calls → the batch of a step; what is dropped, by reason
 ``sequences.py``          recorded calls of a rollout → training sequences
 ``objective.py``          named losses: surrogate, weights, advantage, clip; a sequence's share in one
 ``trie.py``               token sequences → rows that compute every common prefix once

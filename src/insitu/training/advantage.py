@@ -24,7 +24,7 @@ def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "
     ``mean``  ``R - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
     ``rloo``  ``R - mean of the others' R̄``: a baseline independent of the rollout itself
 
-    Without step rewards all returns of a rollout equal its reward, and this is the rollout's advantage.
+    Without call rewards all returns of a rollout equal its reward, and this is the rollout's advantage.
     """
     count = len(returns)
     if count < 2:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from insitu.backend import batch as batch_module
 from insitu.backend.fleet import trainer_rank
 from insitu.errors import InvalidRequest, ProbeFailed, UpstreamError
 from insitu.gateway.faults import VersionMismatch
+from insitu.training import selection
 from insitu.training.batching import MicroBatch
 from insitu.training.policy import Policy
 from insitu.types import ModelCall, TrainingSequence
@@ -156,13 +156,13 @@ def foreign_id(world: World, _: Patch) -> World:
 
 
 def rotated_advantages(world: World, patch: Patch) -> World:
-    real = batch_module.group_advantages
+    real = selection.group_advantages
 
     def rotated(returns: Any, kind: Any) -> list[list[float]]:
         made = real(returns, kind)
         return [*made[1:], made[0]]
 
-    patch.setattr(batch_module, "group_advantages", rotated)
+    patch.setattr(selection, "group_advantages", rotated)
     return world
 
 
