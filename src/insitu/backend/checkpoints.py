@@ -18,7 +18,7 @@ import shutil
 import uuid
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
 from insitu.types import NAME_PATTERN
@@ -28,6 +28,21 @@ _FORMAT = 1
 _CHUNK_BYTES = 1 << 20
 _STAGING = ".staging-"
 _DISCARDED = ".discarded-"
+
+
+class FileEntry(TypedDict):
+    """One file as the manifest lists it."""
+
+    sha256: str
+    size: int
+
+
+class Manifest(TypedDict):
+    """The content of ``manifest.json``."""
+
+    format: int
+    step: int
+    files: dict[str, FileEntry]
 
 
 def run_directory(runs_dir: Path, run: str) -> Path:
@@ -63,7 +78,8 @@ def commit(staging: Path) -> str:
     files = _files(staging)
     if not files:
         raise Conflict(f"nothing was staged in {staging}", hint="save the run into it before committing")
-    manifest = {"format": _FORMAT, "step": int(target.name), "files": {f: _hash(staging / f) for f in files}}
+    hashes = {name: _hash(staging / name) for name in files}
+    manifest = Manifest(format=_FORMAT, step=int(target.name), files=hashes)
     body = json.dumps(manifest, indent=2, sort_keys=True).encode()
     for name in files:
         _fsync(staging / name)
@@ -82,14 +98,14 @@ def commit(staging: Path) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def verify(path: Path, manifest_sha256: str | None = None) -> dict[str, Any]:
+def verify(path: Path, manifest_sha256: str | None = None) -> Manifest:
     """Check every file against the manifest (and the manifest against the ledger's hash, when given).
 
     Return the manifest. The error names the first file that is missing, extra, truncated or different.
     """
     manifest = _read_manifest(path, manifest_sha256)
-    expected: dict[str, dict[str, Any]] = manifest["files"]
-    found = set(_files(path)) if path.is_dir() else set()
+    expected = manifest["files"]
+    found = set(_files(path)) if path.is_dir() else set[str]()
     for name in sorted(expected):
         if name not in found:
             raise _corrupt(path, name, "is missing")
@@ -145,12 +161,6 @@ def remove_leftovers(runs_dir: Path) -> list[Path]:
     return leftovers
 
 
-def discard_staging(staging: Path) -> None:
-    """Delete the staging directory of a failed step."""
-    _step_of(staging)
-    shutil.rmtree(staging)
-
-
 def _step_of(staging: Path) -> str:
     if not staging.name.startswith(_STAGING):
         raise InvalidRequest(f"{staging} is no staging directory", hint="get one from stage()")
@@ -177,7 +187,7 @@ def _files(directory: Path) -> list[str]:
     return names
 
 
-def _read_manifest(path: Path, manifest_sha256: str | None) -> dict[str, Any]:
+def _read_manifest(path: Path, manifest_sha256: str | None) -> Manifest:
     try:
         body = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -195,7 +205,7 @@ def _read_manifest(path: Path, manifest_sha256: str | None) -> dict[str, Any]:
     return manifest
 
 
-def _hash(path: Path) -> dict[str, Any]:
+def _hash(path: Path) -> FileEntry:
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as opened:

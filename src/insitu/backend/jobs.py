@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from insitu.backend import checkpoints
 from insitu.backend.batch import make_batch
@@ -28,6 +27,7 @@ from insitu.backend.serving.probe import ProbeResult, compare, judge, probe_sequ
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed, InsituError, UpstreamError
+from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
 from insitu.types import JobState
@@ -37,7 +37,6 @@ _MAX_ATTEMPTS = 3
 """Attempts at a step when the trainer or an engine dies during it."""
 _MAX_STARTS = 5
 """Starts of a job before it fails, when the whole backend keeps dying during it."""
-Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
@@ -137,7 +136,7 @@ class StepRunner:
                 probe = await self._probe(run, served, before, host, updated=bool(metrics["updated"]))
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
-                await self._call(self._ledger.commit_step, job.id, step, figures, str(path), digest)
+                await asyncio.to_thread(self._ledger.commit_step, job.id, step, figures, str(path), digest)
                 self._traffic.serve_version(run.name, step, served)
         log.info("run %s is at step %d: %s", run.name, step, figures)
         await self._retire_old(run.name, step, host)
@@ -149,7 +148,7 @@ class StepRunner:
         """Open the run on the trainer; score its fixed sequences on both sides at the last step."""
         await host.open_run(run)
         path = checkpoints.run_directory(self._settings.runs_dir, run.name) / "probe.json"
-        fixed = await self._call(probe_sequences, path, batch.sequences)
+        fixed = await asyncio.to_thread(probe_sequences, path, batch.sequences)
         known = self._probes.get(run.name)
         if known is not None and known.step == run.step and known.engines.keys() == _pids(host):
             return known
@@ -158,9 +157,9 @@ class StepRunner:
         return Baseline(run.step, fixed, trainer, await _engine_scores(served, fixed, host))
 
     async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
-        staging = await self._call(checkpoints.stage, self._settings.runs_dir, run.name, step)
+        staging = await asyncio.to_thread(checkpoints.stage, self._settings.runs_dir, run.name, step)
         await host.trainer.save(run.name, staging)
-        digest = await self._call(checkpoints.commit, staging)
+        digest = await asyncio.to_thread(checkpoints.commit, staging)
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
         return checkpoints.checkpoint_path(run_dir, step), digest
 
@@ -181,7 +180,7 @@ class StepRunner:
         return max(results, key=lambda result: result.mean_abs)
 
     @asynccontextmanager
-    async def _calls_held(self, reason: str, host: ModelHost) -> AsyncIterator[None]:
+    async def _calls_held(self, reason: str, host: ModelHost) -> AsyncGenerator[None]:
         """On shared devices, hold calls in the gateway during the step; on CUDA, engines sleep meanwhile."""
         if self._settings.placement == "dedicated":
             yield
@@ -192,7 +191,7 @@ class StepRunner:
             yield
 
     @asynccontextmanager
-    async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncIterator[None]:
+    async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncGenerator[None]:
         """Wake the engines and, with merged weights, drain all calls; on failure, restore the old version."""
         async with AsyncExitStack() as stack:
             await host.wake()
@@ -200,12 +199,14 @@ class StepRunner:
                 reason = f"run {run.name} publishes step {step}"
                 await stack.enter_async_context(self._traffic.held(reason))
                 await self._traffic.drained(self._settings.deadlines.drain)
-            try:
-                yield
-            except BaseException:
-                self._probes.pop(run.name, None)
-                await host.put_back(run)
-                raise
+            on_failure = await stack.enter_async_context(AsyncExitStack())
+            on_failure.push_async_callback(self._roll_back, run, host)
+            yield
+            on_failure.pop_all()
+
+    async def _roll_back(self, run: Run, host: ModelHost) -> None:
+        self._probes.pop(run.name, None)
+        await host.restore(run)
 
     async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
         """Tell the gateway, then drain and unload all but the last two versions in the background."""
@@ -222,7 +223,7 @@ class StepRunner:
                 if served != host.publisher.base:
                     await self._traffic.drained(self._settings.deadlines.drain, served.version)
                     await host.publisher.retire(served)
-            await self._call(self._prune, run)
+            await asyncio.to_thread(self._prune, run)
         except InsituError:
             log.exception("old versions of run %s stay for now", run)
 
@@ -232,11 +233,8 @@ class StepRunner:
         for step in self._ledger.prune_checkpoints(run, self._settings.keep_checkpoints):
             checkpoints.remove(run_dir, step)
 
-    async def _say(self, job: Job, phase: str, progress: float, **data: Any) -> None:
-        await self._call(self._ledger.set_progress, job.id, phase, progress, data)
-
-    async def _call(self, function: Callable[..., Result], *args: Any) -> Result:
-        return await asyncio.to_thread(function, *args)
+    async def _say(self, job: Job, phase: str, progress: float, **data: JsonValue) -> None:
+        await asyncio.to_thread(self._ledger.set_progress, job.id, phase, progress, data)
 
 
 def _pids(host: ModelHost) -> set[int]:

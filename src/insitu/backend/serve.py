@@ -25,10 +25,10 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import aiohttp
 
@@ -132,7 +132,7 @@ class Supervisor:
             stack.callback(records.close)
             await self._until_stopped(self._serve(http, ledger, records))
 
-    async def _until_stopped(self, work: Any) -> None:
+    async def _until_stopped(self, work: Awaitable[None]) -> None:
         """Run `work` until a signal arrives or it fails; raise the root cause of its failure."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -287,5 +287,5 @@ async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
 def headline(error: BaseException | None) -> BaseException:
     """Return the first real cause inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error or ChildFailed("the supervisor's loops ended without a reason")

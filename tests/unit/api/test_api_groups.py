@@ -32,7 +32,7 @@ async def test_a_group_by_reference(http, ledger: Ledger, records, make_call):
     assert answer.json() == {
         "id": "g", "run": "run", "state": "received", "created": True, "num_trajectories": 1,
     }  # fmt: skip
-    stored = ledger.get_group("run", "g")
+    stored = ledger.group_record("run", "g").group
     assert stored.trajectories == [Trajectory("r", ["c1", "c2"], 1.0, Ending.LENGTH, {"task": 7})]
     shown = (await http.get("/v1/runs/run/groups/g")).json()
     assert shown["trajectories"][0]["call_ids"] == ["c1", "c2"]
@@ -42,7 +42,7 @@ async def test_step_rewards_are_kept_with_the_group(http, ledger: Ledger, record
     records.append([make_call("c1", rollout_id="r"), make_call("c2", rollout_id="r")])
     body = reference_group("c1", "c2", step_rewards=[0, -0.5])
     assert (await put(http, "g", body)).status_code == 201
-    (stored,) = ledger.get_group("run", "g").trajectories
+    (stored,) = ledger.group_record("run", "g").group.trajectories
     assert stored == Trajectory("r", ["c1", "c2"], 1.0, step_rewards=[0.0, -0.5])
     shown = (await http.get("/v1/runs/run/groups/g")).json()
     assert shown["trajectories"][0]["step_rewards"] == [0.0, -0.5]
@@ -91,7 +91,7 @@ async def test_inline_calls_are_recorded_before_the_answer(http, ledger: Ledger,
         inline_call(output_ids=[9], logprobs=[-1e-3]),
     )
     assert (await put(http, "g", body)).status_code == 201
-    first, second = ledger.get_group("run", "g").trajectories
+    first, second = ledger.group_record("run", "g").group.trajectories
     calls = records.get(first.call_ids + second.call_ids)
     assert [call.rollout_id for call in calls] == ["a", "a", "b"]
     assert {call.source for call in calls} == {"inline"}
@@ -134,7 +134,7 @@ async def test_a_corrected_upload_is_not_served_the_old_call(http, ledger: Ledge
     lines = inline_group(size=1)
     assert (await put(http, "g", lines + b'{"trajectory": {}}\n')).status_code == 400
     assert (await put(http, "g", lines.replace(b"-0.5", b"-0.75"))).status_code == 201
-    (call,) = records.get(ledger.get_group("run", "g").trajectories[0].call_ids)
+    (call,) = records.get(ledger.group_record("run", "g").group.trajectories[0].call_ids)
     assert call.logprobs == [-0.75, -1.5]
 
 

@@ -150,13 +150,13 @@ async def test_kill_9_loses_no_acknowledged_group(tmp_path: Path, processes):
             heard = set(acknowledged)
             with Ledger(ledger_url(tmp_path)) as ledger:
                 for name in heard:
-                    assert len(ledger.get_group("run", name).trajectories) == 2
+                    assert len(ledger.group_record("run", name).group.trajectories) == 2
             processes.append(start(tmp_path, port))
         await asyncio.wait_for(uploading, 60)
     store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
     with Ledger(ledger_url(tmp_path)) as ledger:
         for group in groups:
-            stored = ledger.get_group("run", group.id)
+            stored = ledger.group_record("run", group.id).group
             assert [(t.rollout_id, t.reward) for t in stored.trajectories] == [
                 (t.rollout_id, t.reward) for t in group.trajectories
             ]

@@ -141,7 +141,7 @@ async def test_step_rewards_make_the_round_trip(client: InsituClient, ledger: Le
     first, second = group("g").trajectories
     rated = TrajectoryGroup("g", "run", [replace(first, step_rewards=[0.0, -0.1]), second])
     assert (await client.put_group(rated, inline(rated))).created
-    assert [t.step_rewards for t in ledger.get_group("run", "g").trajectories] == [[0.0, -0.1], None]
+    assert [t.step_rewards for t in ledger.group_record("run", "g").group.trajectories] == [[0.0, -0.1], None]
     shown = (await client.get_group("run", "g"))["trajectories"]
     assert [t["step_rewards"] for t in shown] == [[0.0, -0.1], None]
     broken = TrajectoryGroup("h", "run", [replace(first, step_rewards=[0.0, float("nan")])])

@@ -48,7 +48,7 @@ def test_what_was_written_is_there_after_reopening(tmp_path: Path, make_group):
         ledger.put_group(make_group("g"), "h")
     with Ledger(ledger_url(tmp_path)) as ledger:
         assert ledger.get_run("run") == run
-        assert ledger.get_group("run", "g") == make_group("g")
+        assert ledger.group_record("run", "g").group == make_group("g")
 
 
 def test_processes_that_start_together_share_a_new_ledger(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_processes_that_start_together_share_a_new_ledger(tmp_path: Path):
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
     with Ledger(ledger_url(tmp_path)) as ledger:
-        assert all(ledger.get_group("run", f"p{n}-{i}") for n in range(4) for i in range(20))
+        assert all(ledger.group_record("run", f"p{n}-{i}").group for n in range(4) for i in range(20))
 
 
 def test_a_refused_operation_does_not_touch_its_neighbours(ledger: Ledger, make_group):
@@ -87,7 +87,7 @@ def test_a_refused_operation_does_not_touch_its_neighbours(ledger: Ledger, make_
     with pytest.raises(Conflict):
         bad.result(10)
     assert after.result(10) is True
-    assert ledger.get_group("run", "b") == make_group("b")
+    assert ledger.group_record("run", "b").group == make_group("b")
 
 
 def test_nothing_is_acknowledged_when_the_commit_fails(ledger: Ledger, make_group):
@@ -112,7 +112,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(ledger: Ledger, make_grou
     finally:
         sa.event.remove(writer._engine, "commit", refuse)
     with pytest.raises(NotFound):
-        ledger.get_group("run", "g")
+        ledger.group_record("run", "g").group
     assert ledger.put_group(group, "h") is True
 
 

@@ -21,7 +21,7 @@ def test_a_group_comes_back_as_it_was(ledger: Ledger):
         ],
     )
     assert ledger.put_group(group, "hash") is True
-    assert ledger.get_group("run", "g") == group
+    assert ledger.group_record("run", "g").group == group
     record = ledger.group_record("run", "g")
     assert (record.state, record.job_id, record.step) == (GroupState.RECEIVED, None, None)
 
@@ -33,8 +33,8 @@ def test_a_group_of_a_release_without_step_rewards_is_read_without_them(ledger: 
         del each["step_rewards"]
     packed = zlib.compress(orjson.dumps(fields))
     ledger._writer.submit(lambda c: groups.put(c, group, "hash", packed)).result(10)
-    assert ledger.get_group("run", "g") == group
-    assert [t.step_rewards for t in ledger.get_group("run", "g").trajectories] == [None, None]
+    assert ledger.group_record("run", "g").group == group
+    assert [t.step_rewards for t in ledger.group_record("run", "g").group.trajectories] == [None, None]
 
 
 def test_the_same_body_again_is_no_news_and_another_is_a_conflict(ledger: Ledger, make_group):
@@ -50,7 +50,7 @@ def test_a_rollout_is_in_one_group_only(ledger: Ledger, make_group):
     with pytest.raises(Conflict, match="rollout 'g-1' of run 'run' is already in group 'g'"):
         ledger.put_group(stolen, "hash")
     with pytest.raises(NotFound):
-        ledger.get_group("run", "g2")
+        ledger.group_record("run", "g2").group
     double = TrajectoryGroup("g3", "run", [Trajectory("x", ["c"], 1.0)] * 2)
     with pytest.raises(Conflict, match="twice: x"):
         ledger.put_group(double, "hash")

@@ -23,7 +23,7 @@ def list_all(connection: Connection, run: str) -> list[Checkpoint]:
     both = table.outerjoin(pins, (pins.c.run == table.c.run) & (pins.c.step == table.c.step))
     query = select(table, pins.c.step.is_not(None).label("pinned")).select_from(both)
     rows = connection.execute(query.where(table.c.run == run).order_by(table.c.step)).mappings()
-    return [Checkpoint(**{**row, "pinned": bool(row["pinned"])}) for row in rows]
+    return [Checkpoint(**row) for row in rows]
 
 
 def pin(connection: Connection, run: str, step: int) -> Checkpoint:

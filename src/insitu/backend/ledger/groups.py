@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
@@ -36,7 +36,7 @@ _INSERT_ROLLOUTS = insert(schema.rollouts)
 def to_record(row: RowMapping) -> GroupRecord:
     """Convert a row to a GroupRecord."""
     trajectories = [
-        Trajectory(**{**fields, "ending": Ending(fields["ending"])})
+        replace(Trajectory(**fields), ending=Ending(fields["ending"]))
         for fields in orjson.loads(zlib.decompress(row["trajectories"]))
     ]
     return GroupRecord(
@@ -184,7 +184,7 @@ def consume(connection: Connection, job_id: str, step: int, num_groups: int) -> 
         )
 
 
-def _move_all(connection: Connection, job_id: str, values: dict[str, Any]) -> int:
+def _move_all(connection: Connection, job_id: str, values: Mapping[str, object]) -> int:
     groups = schema.groups
     claimed = (groups.c.job_id == job_id) & (groups.c.state == GroupState.CLAIMED)
     return connection.execute(update(groups).where(claimed).values(**values)).rowcount

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, insert, select, update
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from insitu.backend.ledger import groups, schema
 from insitu.backend.ledger.rows import Event, Job
 from insitu.backend.ledger.runs import read_run
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
 from insitu.errors import Conflict, InvalidRequest, NotFound
+from insitu.json_values import JsonObject
 from insitu.types import JobState, RunState, StepSettings
 
 
@@ -23,8 +23,9 @@ def to_job(row: RowMapping) -> Job:
     fields = dict(row)
     for private in ("seq", "request_hash"):
         del fields[private]
-    settings = StepSettings(**fields["settings"])
-    return Job(**{**fields, "settings": settings, "state": JobState(fields["state"])})
+    fields["settings"] = StepSettings(**fields["settings"])
+    fields["state"] = JobState(fields["state"])
+    return Job(**fields)
 
 
 def to_event(row: RowMapping) -> Event:
@@ -94,11 +95,14 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
         raise InvalidRequest(f"groups named twice: {', '.join(twice)}", hint="name each group once")
 
 
-def oldest_queued(runs: Collection[str] | None) -> Select[Any]:
-    """Select the oldest queued job of the given runs, or of all runs."""
+def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job | None:
+    """Return the oldest queued job of the given runs, or of all runs."""
     jobs = schema.jobs
     query = select(jobs).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.seq).limit(1)
-    return query if runs is None else query.where(jobs.c.run.in_(sorted(runs)))
+    if runs is not None:
+        query = query.where(jobs.c.run.in_(sorted(runs)))
+    row = connection.execute(query).mappings().first()
+    return None if row is None else to_job(row)
 
 
 def transition(connection: Connection, job_id: str, state: JobState, error: str | None) -> Job:
@@ -108,7 +112,7 @@ def transition(connection: Connection, job_id: str, state: JobState, error: str 
         raise Conflict(f"job {job_id} succeeds by the commit of its step only", hint="call commit_step")
     check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, state)
     now = time.time()
-    values: dict[str, Any] = {"state": state, "error": error}
+    values: dict[str, object] = {"state": state, "error": error}
     if state is JobState.RUNNING:
         values |= {"attempt": job.attempt + 1, "started_at": now}
     elif state is JobState.QUEUED:
@@ -132,7 +136,7 @@ def requeue_running(connection: Connection) -> list[str]:
     return left
 
 
-def progress(connection: Connection, job_id: str, phase: str, share: float, data: dict[str, Any]) -> None:
+def progress(connection: Connection, job_id: str, phase: str, share: float, data: JsonObject) -> None:
     """Record a running job's phase and progress."""
     job = read(connection, job_id, lock=True)
     if job.state is not JobState.RUNNING:
@@ -142,7 +146,7 @@ def progress(connection: Connection, job_id: str, phase: str, share: float, data
     add_event(connection, job_id, "progress", {**data, "phase": phase, "progress": share})
 
 
-def add_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
+def add_event(connection: Connection, job_id: str, kind: str, data: Mapping[str, object]) -> None:
     """Append an event to the job's history."""
     values = {"job_id": job_id, "kind": kind, "at": time.time(), "data": data}
     connection.execute(insert(schema.events).values(**values))

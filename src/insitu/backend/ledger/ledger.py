@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +19,7 @@ from insitu.backend.ledger import checkpoints, groups, jobs, runs, schema, steps
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable
+from insitu.json_values import JsonObject
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
 
 Result = TypeVar("Result")
@@ -63,8 +64,8 @@ class Ledger:
         name: str,
         base_model: str,
         lora: LoraSettings,
-        engine_args: dict[str, Any],
-        init_args: dict[str, Any],
+        engine_args: JsonObject,
+        init_args: JsonObject,
     ) -> Run:
         """Create the run, or return it if its settings match; else raise Conflict with the difference."""
         return self._writer.run(
@@ -102,10 +103,6 @@ class Ledger:
         """Store the group; return False if the same id and hash exist, raise Conflict if the hash differs."""
         packed = groups.pack(group)
         return self._writer.run(lambda connection: groups.put(connection, group, body_hash, packed))
-
-    def get_group(self, run: str, group_id: str) -> TrajectoryGroup:
-        """Return the group as uploaded, or raise NotFound."""
-        return self.group_record(run, group_id).group
 
     def group_record(self, run: str, group_id: str) -> GroupRecord:
         """Return the group with its state, or raise NotFound."""
@@ -147,9 +144,7 @@ class Ledger:
 
     def next_job(self, runs: Collection[str] | None = None) -> Job | None:
         """Return the oldest queued job of the given runs, or of all; it stays queued until it is moved."""
-        query = jobs.oldest_queued(runs)
-        row = self._read(lambda connection: connection.execute(query).mappings().first())
-        return None if row is None else jobs.to_job(row)
+        return self._read(lambda connection: jobs.oldest_queued(connection, runs))
 
     def transition_job(self, job_id: str, state: JobState, error: str | None = None) -> Job:
         """Move the job to `state`; failure and cancellation free its groups. Success needs `commit_step`."""
@@ -163,7 +158,7 @@ class Ledger:
         """Requeue the jobs that a dead supervisor left running; call it before taking the first job."""
         return self._writer.run(jobs.requeue_running)
 
-    def set_progress(self, job_id: str, phase: str, progress: float, data: dict[str, Any]) -> None:
+    def set_progress(self, job_id: str, phase: str, progress: float, data: JsonObject) -> None:
         """Record a running job's phase and progress, and emit an event."""
         if not 0.0 <= progress <= 1.0:
             raise InvalidRequest(f"progress of job {job_id} must lie in 0..1, got {progress}")
@@ -181,7 +176,7 @@ class Ledger:
     # Steps and checkpoints
 
     def commit_step(
-        self, job_id: str, step: int, metrics: dict[str, Any], checkpoint_path: str, manifest_sha256: str
+        self, job_id: str, step: int, metrics: dict[str, float], checkpoint_path: str, manifest_sha256: str
     ) -> Job:
         """Commit the step, its checkpoint and the consumption of its groups in one transaction."""
         return self._writer.run(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from insitu.json_values import JsonObject, JsonValue
 from insitu.types import GroupState, JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
 
 
@@ -16,8 +16,8 @@ class Run:
     project: str
     base_model: str
     lora: LoraSettings
-    engine_args: dict[str, Any]
-    init_args: dict[str, Any]
+    engine_args: JsonObject
+    init_args: JsonObject
     state: RunState
     step: int
     """The last committed step; 0 before the first."""
@@ -56,7 +56,7 @@ class Job:
     progress: float
     step: int | None
     """The step it committed; None until it has succeeded."""
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
     error: str | None
     created_at: float
     started_at: float | None
@@ -72,7 +72,7 @@ class Event:
     kind: str
     """`queued`, `running`, `requeued`, `progress`, `succeeded`, `failed` or `cancelled`."""
     at: float
-    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    data: JsonObject = field(default_factory=dict[str, JsonValue])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Step:
     run: str
     step: int
     job_id: str
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
     created_at: float
 
 

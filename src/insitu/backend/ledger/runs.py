@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
@@ -12,13 +12,16 @@ from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import Run
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES, RUN_TRANSITIONS, check_transition
 from insitu.errors import Conflict, NotFound
+from insitu.json_values import JsonObject
 from insitu.types import LoraSettings, RunState
 
 
 def to_run(row: RowMapping) -> Run:
     """Convert a row to a Run."""
     fields = dict(row)
-    return Run(**{**fields, "lora": LoraSettings(**fields["lora"]), "state": RunState(fields["state"])})
+    fields["lora"] = LoraSettings(**fields["lora"])
+    fields["state"] = RunState(fields["state"])
+    return Run(**fields)
 
 
 def read_run(connection: Connection, name: str, *, lock: bool = False) -> Run:
@@ -36,8 +39,8 @@ def register(
     name: str,
     base_model: str,
     lora: LoraSettings,
-    engine_args: dict[str, Any],
-    init_args: dict[str, Any],
+    engine_args: JsonObject,
+    init_args: JsonObject,
 ) -> Run:
     """Create the run, or return the identical one; reopen it if it had failed or was closed."""
     asked = {
@@ -63,7 +66,7 @@ def register(
     return read_run(connection, name)
 
 
-def _refuse_difference(name: str, there: dict[str, Any], asked: dict[str, Any]) -> None:
+def _refuse_difference(name: str, there: Mapping[str, object], asked: Mapping[str, object]) -> None:
     differences = [
         f"{key} is {there[key]!r}, asked {asked[key]!r}" for key in asked if there[key] != asked[key]
     ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any, cast
+from contextlib import ExitStack
+from typing import cast
 
 import orjson
 from sqlalchemy import (
@@ -162,10 +163,9 @@ events = Table(
 def open_engine(url: str, busy_seconds: float = BUSY_SECONDS) -> Engine:
     """Open the ledger at `url`; create it if it is new, reject one of another schema version."""
     sqlite = url.startswith("sqlite:")
-    connect_args: dict[str, Any] = {"timeout": busy_seconds, "check_same_thread": False} if sqlite else {}
     engine = create_engine(
         url,
-        connect_args=connect_args,
+        connect_args={"timeout": busy_seconds, "check_same_thread": False} if sqlite else {},
         json_serializer=_dump_json,
         json_deserializer=orjson.loads,
         # Reads come from the API's worker threads (40) and the writer thread.
@@ -175,21 +175,20 @@ def open_engine(url: str, busy_seconds: float = BUSY_SECONDS) -> Engine:
     )
     if sqlite:
         _prepare_sqlite(engine)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(engine.dispose)
         _create_schema(engine, url, busy_seconds)
-    except BaseException:
-        engine.dispose()
-        raise
+        on_failure.pop_all()
     return engine
 
 
-def _dump_json(value: Any) -> str:
+def _dump_json(value: object) -> str:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+    def configure(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
         # The driver must not open transactions itself: `begin` below decides on the kind.
         connection.isolation_level = None
         cursor = connection.cursor()

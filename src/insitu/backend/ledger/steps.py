@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -19,7 +18,7 @@ def commit(
     connection: Connection,
     job_id: str,
     step: int,
-    metrics: dict[str, Any],
+    metrics: dict[str, float],
     checkpoint_path: str,
     manifest_sha256: str,
 ) -> Job:

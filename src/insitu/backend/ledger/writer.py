@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -25,7 +25,7 @@ from insitu.backend.ledger.schema import WRITE_OPTION
 from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable
 
 Result = TypeVar("Result")
-Operation = Callable[[Connection], Any]
+Operation = Callable[[Connection], object]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Pending:
     operation: Operation
-    future: Future[Any] = field(default_factory=lambda: Future[Any]())
+    future: Future[object] = field(default_factory=Future[object])
 
 
 class GroupCommitWriter:
@@ -61,7 +61,7 @@ class GroupCommitWriter:
                 raise Overloaded(
                     f"{self._queue.maxsize} ledger writes are waiting already", hint="retry later"
                 ) from None
-        return pending.future
+        return cast("Future[Result]", pending.future)
 
     def run(self, operation: Callable[[Connection], Result], deadline_seconds: float = 60.0) -> Result:
         """Run `operation` and wait until it is durable."""
@@ -113,11 +113,11 @@ class GroupCommitWriter:
     def _commit(self, batch: list[_Pending]) -> None:
         if not batch:
             return
-        outcomes: list[tuple[Any, BaseException | None]] = []
+        outcomes: list[tuple[object, BaseException | None]] = []
         try:
             with self._engine.begin() as connection:
                 outcomes.extend(_in_savepoint(connection, pending.operation) for pending in batch)
-        except Exception as error:
+        except Exception as error:  # every waiting caller gets it, and the thread must live on for the next
             log.exception("ledger transaction of %d operations failed", len(batch))
             failure = _as_unavailable(error)
             for pending in batch:
@@ -130,7 +130,7 @@ class GroupCommitWriter:
                 pending.future.set_exception(error)
 
 
-def _in_savepoint(connection: Connection, operation: Operation) -> tuple[Any, BaseException | None]:
+def _in_savepoint(connection: Connection, operation: Operation) -> tuple[object, BaseException | None]:
     savepoint = connection.begin_nested()
     try:
         value = operation(connection)

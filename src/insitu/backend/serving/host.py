@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -103,7 +102,7 @@ class ModelHost:
         await self.publisher.reset(directory)
         return True
 
-    async def put_back(self, run: Run) -> None:
+    async def restore(self, run: Run) -> None:
         """Roll trainer and engines back to the committed step after a failed publication."""
         await self.trainer.forget_run(run.name)
         await self.publisher.withdraw()
@@ -111,7 +110,7 @@ class ModelHost:
             await self.publish_committed(run)
 
     @asynccontextmanager
-    async def asleep(self) -> AsyncIterator[None]:
+    async def asleep(self) -> AsyncGenerator[None]:
         """Free the engines' memory for the trainer inside this block (CUDA with shared devices only)."""
         if self.engine.sleep:
             await asyncio.gather(*[replica.engine.sleep() for replica in self.replicas.replicas.values()])
@@ -158,13 +157,12 @@ class ModelHost:
         return path
 
 
-async def _all_or_none(*work: Coroutine[Any, Any, None]) -> None:
+async def _all_or_none(*work: Awaitable[None]) -> None:
     """Run everything concurrently; the first failure cancels the rest and is raised unchanged."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)
-    except BaseException:
+    finally:  # after success all are done, and this changes nothing
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        raise

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,11 +149,10 @@ class Registrar:
             await self._traffic.push()
             await old.stop()
         host = ModelHost(self._settings, engine, self._ledger, self._http, self._scratch)
-        try:
+        async with AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(host.stop)
             await host.start()
-        except BaseException:
-            await host.stop()
-            raise
+            on_failure.pop_all()
         self.host = host
         self._traffic.base = self._base_card(engine)
         await self._traffic.push()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -90,7 +90,7 @@ class Traffic:
         return state
 
     @asynccontextmanager
-    async def held(self, reason: str) -> AsyncIterator[None]:
+    async def held(self, reason: str) -> AsyncGenerator[None]:
         """Hold new calls in the gateway inside this block; on exit, release them on the current table."""
         self.holds.append(reason)
         await self.push()
