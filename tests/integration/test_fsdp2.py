@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
@@ -68,7 +69,8 @@ def _rank(rank: int, world_size: int, port: int, out: str, budget: int) -> None:
     scores = trainer.score("run", [s.token_ids for s in _sequences(7, 5)])
     if rank == 0:
         save_file({str(i): torch.tensor(s) for i, s in enumerate(scores)}, f"{out}/scores.safetensors")
-    trainer.shutdown()
+    if world_size > 1:
+        dist.destroy_process_group()
 
 
 def _free_port() -> int:
@@ -117,7 +119,8 @@ def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:
     metrics = trainer.train_step("run", _sequences(0, 9), _SETTINGS)
     if rank == 0:
         save_file({n: torch.tensor(v) for n, v in metrics.items()}, f"{out}/{world_size}.safetensors")
-    trainer.shutdown()
+    if world_size > 1:
+        dist.destroy_process_group()
 
 
 def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_resume_is_bit_identical(tmp_path: Path) -> None:
     unbroken.save("run", str(tmp_path / "unbroken"))
 
     resumed = trainer()
-    assert resumed.open_run("run", _LORA, str(tmp_path / "at-2")) == {"run": "run", "step": 2}
+    assert resumed.open_run("run", _LORA, str(tmp_path / "at-2")) == 2
     steps(resumed, range(2, 4))
     resumed.save("run", str(tmp_path / "resumed"))
     files = [p.relative_to(tmp_path / "unbroken") for p in (tmp_path / "unbroken").rglob("*") if p.is_file()]

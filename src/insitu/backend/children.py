@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
+
 from insitu.backend.processes import end_child, spawn, tail
-from insitu.errors import ChildFailed
+from insitu.errors import ChildFailed, DeadlineExceeded
 
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_SECONDS = 60.0
+_READY_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 
@@ -64,3 +69,23 @@ class Child:
         """Terminate the process, then kill it after the grace period."""
         if self.process is not None:
             end_child(self.process, grace_seconds)
+
+
+async def wait_answering(http: aiohttp.ClientSession, urls: Mapping[str, str], logs_dir: Path) -> None:
+    """Wait until each child, by name, answers at its URL."""
+    deadline = time.monotonic() + _READY_SECONDS
+    for name, url in urls.items():
+        while not await _answers(http, url):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the {name} did not answer {url} in {_READY_SECONDS:.0f} s", hint=f"see {logs_dir}"
+                )
+            await asyncio.sleep(0.1)
+
+
+async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
+            return answer.status < 500
+    except (aiohttp.ClientError, TimeoutError):
+        return False

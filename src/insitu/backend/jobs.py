@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.backend import checkpoints
@@ -23,7 +22,7 @@ from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.serving.host import ModelHost
-from insitu.backend.serving.probe import ProbeResult, compare, judge, probe_sequences
+from insitu.backend.serving.probe import Baseline, ProbeResult, compare, judge, probe_sequences
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed, InsituError, UpstreamError
@@ -38,17 +37,6 @@ _MAX_ATTEMPTS = 3
 _MAX_STARTS = 5
 """Starts of a job before it fails, when the whole backend keeps dying during it."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A run's fixed sequences with the trainer's and the engines' scores at one step."""
-
-    step: int
-    fixed: list[list[int]]
-    trainer: list[list[float]]
-    engines: dict[int, list[list[float]]]
-    """Keyed by process id: a restarted engine counts as a new one."""
 
 
 class Clock:

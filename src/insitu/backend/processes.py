@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -18,8 +19,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
+
+from insitu.errors import Conflict
 
 MARK = "INSITU_SERVE_ID"
 """Environment variable set on every process started by one `insitu serve`."""
@@ -116,6 +120,20 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Lock a state directory for one supervisor; the kernel releases it however this process ends."""
+    lock = (directory / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise Conflict(
+            f"another `insitu serve` uses the state directory {directory}",
+            hint="stop it, or pass another --state-dir",
+        ) from error
+    return lock
 
 
 def tail(path: Path, num_lines: int = 15) -> str:

@@ -16,7 +16,6 @@ neither can repair ends the process and becomes its error message.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -28,29 +27,29 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import aiohttp
 
 from insitu.backend import checkpoints
-from insitu.backend.children import Child
+from insitu.backend.announcement import announcement
+from insitu.backend.children import Child, wait_answering
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.backend.processes import MARK, end_marked, remove_tree, start_janitor
+from insitu.backend.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.settings import ServeSettings
-from insitu.errors import ChildFailed, Conflict, DeadlineExceeded
+from insitu.errors import ChildFailed
 from insitu.records.store import RecordStore
 from insitu.system.logs import log_to
 from insitu.types import RunState
 
 _TEND_SECONDS = 0.5
 _WORK_SECONDS = 0.1
-_CHILD_READY_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
@@ -60,7 +59,7 @@ def serve(settings: ServeSettings, say: Say) -> None:
     """Run a backend until SIGINT or SIGTERM; leave no process, port or temporary directory behind."""
     settings.check()
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _lock(settings.state_dir)
+    lock = lock_directory(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id
@@ -79,20 +78,6 @@ def serve(settings: ServeSettings, say: Say) -> None:
         janitor.stdin.close()
         janitor.wait(15)
         lock.close()
-
-
-def _lock(state_dir: Path) -> IO[str]:
-    """Lock the state directory for one supervisor; the kernel releases it however this process ends."""
-    lock = (state_dir / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise Conflict(
-            f"another `insitu serve` uses the state directory {state_dir}",
-            hint="stop it, or pass another --state-dir",
-        ) from error
-    return lock
 
 
 class Supervisor:
@@ -165,10 +150,11 @@ class Supervisor:
         runner = StepRunner(settings, ledger, records, traffic)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
-            await self._children_ready(http)
+            await wait_answering(http, self._urls(), settings.logs_dir)
             await registrar.resume()
             self._state = "ready"
-            self._announce(registrar, time.monotonic() - started)
+            for line in announcement(settings, registrar.host, time.monotonic() - started):
+                self._say(line)
             tasks.create_task(self._work(registrar, runner, ledger))
 
     async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
@@ -209,37 +195,10 @@ class Supervisor:
             else:
                 await asyncio.sleep(_WORK_SECONDS)
 
-    async def _children_ready(self, http: aiohttp.ClientSession) -> None:
+    def _urls(self) -> dict[str, str]:
+        host = _reachable(self._settings.host)
         ports = {"gateway": self._settings.gateway_port, "API": self._settings.port}
-        deadline = time.monotonic() + _CHILD_READY_SECONDS
-        for name, port in ports.items():
-            url = f"http://{_reachable(self._settings.host)}:{port}/health"
-            while not await _answers(http, url):
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(
-                        f"the {name} did not answer {url} in {_CHILD_READY_SECONDS:.0f} s",
-                        hint=f"see {self._settings.logs_dir}",
-                    )
-                await asyncio.sleep(0.1)
-
-    def _announce(self, registrar: Registrar, seconds: float) -> None:
-        settings = self._settings
-        where = f"{settings.device}, {settings.dtype}, {settings.placement} devices, {settings.publication}"
-        self._say(f"gateway  http://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded")
-        self._say(f"api      http://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs")
-        host = registrar.host
-        if host is None:
-            self._say("model    none yet: the first registration loads one")
-        else:
-            for replica in host.replicas.replicas.values():
-                self._say(f"engine   {replica.id} vLLM pid {replica.pid} at {replica.engine.url} ({where})")
-                batch = f"a batch of {host.engine.max_num_seqs} calls"
-                self._say(f"warm     {replica.id} answered {batch} in {replica.warm_up_seconds:.0f} s")
-            for rank in host.trainer.ranks:
-                self._say(f"trainer  rank {rank['rank']} pid {rank['pid']} on {rank['device']}")
-            self._say(f"model    {host.engine.served_name}")
-        self._say(f"state    {settings.state_dir}   logs in {settings.logs_dir}")
-        self._say(f"ready after {seconds:.0f} s")
+        return {name: f"http://{host}:{port}/health" for name, port in ports.items()}
 
     def _write_status(self, registrar: Registrar, gateway: dict[str, Any] | None) -> None:
         host = registrar.host
@@ -274,14 +233,6 @@ class Supervisor:
 
 def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - compared, not bound
-
-
-async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
-            return answer.status < 500
-    except (aiohttp.ClientError, TimeoutError):
-        return False
 
 
 def headline(error: BaseException | None) -> BaseException:

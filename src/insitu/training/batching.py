@@ -20,14 +20,9 @@ import torch
 from torch import Tensor
 
 from insitu.training.objective import Share
-from insitu.training.trie import (
-    Ints,
-    cut_for_ranks,
-    lay_out,
-    row_lengths,
-    shared_prefixes,
-    sorted_order,
-)
+from insitu.training.trie import Ints, cut_for_ranks, lay_out, row_lengths, shared_prefixes, sorted_order
+
+Shares = Sequence[Share]
 
 _FILLER_IDS = [0, 0]
 
@@ -70,7 +65,7 @@ class MicroBatch:
 class Part:
     """The sequences of one micro-batch; a filler has none."""
 
-    shares: Sequence[Share]
+    shares: Shares
     inputs: Sequence[Ints]
     """The tokens to compute, per sequence."""
     shared_n: Ints | None
@@ -87,7 +82,7 @@ class Packing:
     """Over all ranks, including padding but not fillers."""
 
 
-def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
+def pack(shares: Shares, max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
     """Deal the sequences so that ranks finish together, with at most `max_tokens` in a micro-batch.
 
     Rows with branches may be a quarter longer than the longest sequence: that takes little more memory than
@@ -99,9 +94,7 @@ def pack(shares: Sequence[Share], max_tokens: int, world_size: int, can_branch: 
     return deal(shares, inputs, max_tokens, world_size)
 
 
-def _pack_padded(
-    shares: Sequence[Share], inputs: Sequence[Ints], max_tokens: int, world_size: int
-) -> Packing:
+def _pack_padded(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world_size: int) -> Packing:
     lengths = [len(ids) for ids in inputs]
     ranks = plan(lengths, max_tokens, world_size)
 
@@ -112,9 +105,7 @@ def _pack_padded(
     return Packing([[part(batch) for batch in r] for r in ranks], computed)
 
 
-def _pack_forests(
-    shares: Sequence[Share], inputs: Sequence[Ints], max_tokens: int, world_size: int
-) -> Packing:
+def _pack_forests(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world_size: int) -> Packing:
     order = sorted_order(inputs)
     shares, inputs = [shares[i] for i in order], [inputs[i] for i in order]
     length_n = np.array([len(ids) for ids in inputs], dtype=np.int64)
@@ -196,7 +187,7 @@ def filler() -> MicroBatch:
     return score_batch([_FILLER_IDS], is_filler=True)
 
 
-def _gather(shares: Sequence[Share], paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
+def _gather(shares: Shares, paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
     """Gather the columns per sampled token; `paths` has the flat places of each sequence's tokens."""
     sampled = [np.flatnonzero(share.sequence.mask) for share in shares]
     places_t = np.concatenate([path[at - 1] for path, at in zip(paths, sampled, strict=True)])

@@ -44,7 +44,7 @@ class Adapter:
             named[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B[self.slot].weight
         return named
 
-    def config(self, base_model: str) -> dict[str, Any]:
+    def config(self, base_model: str) -> dict[str, object]:
         """Return the content of ``adapter_config.json``; sorted, so that equal adapters give equal files."""
         return {
             "base_model_name_or_path": base_model,

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +125,7 @@ def lay_out(sequences: Sequence[Ints], shared_n: Ints) -> Forest:
     paths: list[Ints] = []
     length_n = np.array([len(ids) for ids in sequences], dtype=np.int64)
     end_l = np.empty(int((length_n - shared_n).sum()), dtype=np.int64)
-    path: Any = np.empty(0, dtype=np.int64)
+    path: Ints = np.empty(0, dtype=np.int64)
     filled = 0
     for sequence, shared in zip(sequences, shared_n.tolist(), strict=True):
         end_l[path[shared:]] = filled  # subtrees the next sequence does not share end here

@@ -112,7 +112,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(ledger: Ledger, make_grou
     finally:
         sa.event.remove(writer._engine, "commit", refuse)
     with pytest.raises(NotFound):
-        ledger.group_record("run", "g").group
+        ledger.group_record("run", "g")
     assert ledger.put_group(group, "h") is True
 
 

@@ -50,7 +50,7 @@ def test_a_rollout_is_in_one_group_only(ledger: Ledger, make_group):
     with pytest.raises(Conflict, match="rollout 'g-1' of run 'run' is already in group 'g'"):
         ledger.put_group(stolen, "hash")
     with pytest.raises(NotFound):
-        ledger.group_record("run", "g2").group
+        ledger.group_record("run", "g2")
     double = TrajectoryGroup("g3", "run", [Trajectory("x", ["c"], 1.0)] * 2)
     with pytest.raises(Conflict, match="twice: x"):
         ledger.put_group(double, "hash")

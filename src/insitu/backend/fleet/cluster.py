@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from insitu.errors import ChildFailed, DeadlineExceeded, InsituError
 
 _OBJECT_STORE_BYTES = 1 << 29
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
@@ -44,9 +46,25 @@ class ActorDied(ChildFailed):
     """A Ray actor is gone: killed, crashed, or its node lost."""
 
 
-async def gather(references: list[Any], deadline_seconds: float, what: str) -> list[Any]:
+class Actor:
+    """An object in a process of its own. Ray's handles know neither its methods nor their results."""
+
+    def __init__(self, kind: type, options: Mapping[str, object], *args: object) -> None:
+        remote: Any = ray.remote(kind)
+        self._handle: Any = remote.options(**options).remote(*args)
+
+    def call(self, method: str, *args: object) -> Awaitable[Any]:
+        """Start a call. Ray resolves references only as direct arguments, so they are passed flat."""
+        return getattr(self._handle, method).remote(*args)
+
+    def kill(self) -> None:
+        """Kill it at once; an already dead one is no error."""
+        ray.kill(self._handle, no_restart=True)
+
+
+async def gather(calls: Sequence[Awaitable[Result]], deadline_seconds: float, what: str) -> list[Result]:
     """Wait for all results; raise the first failure, or DeadlineExceeded naming `what`."""
-    pending = [asyncio.ensure_future(_result(reference)) for reference in references]
+    pending = [asyncio.ensure_future(_result(call)) for call in calls]
     try:
         async with asyncio.timeout(deadline_seconds):
             return list(await asyncio.gather(*pending))
@@ -64,14 +82,9 @@ async def gather(references: list[Any], deadline_seconds: float, what: str) -> l
             task.cancel()
 
 
-async def _result(reference: Any) -> Any:
-    return await reference
+async def _result(call: Awaitable[Result]) -> Result:
+    return await call
 
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def kill(actor: Any) -> None:
-    """Kill an actor at once; an already dead one is no error."""
-    ray.kill(actor, no_restart=True)

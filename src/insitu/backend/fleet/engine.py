@@ -112,7 +112,10 @@ def allowed_lora_rank(rank: int) -> int:
 
 
 def apply_arguments(
-    settings: EngineSettings, engine_args: Mapping[str, Any], init_args: Mapping[str, Any], lora_rank: int
+    settings: EngineSettings,
+    engine_args: Mapping[str, object],
+    init_args: Mapping[str, object],
+    lora_rank: int,
 ) -> EngineSettings:
     """Apply a registration's overrides; reject what this device or build cannot honour."""
     changes: dict[str, Any] = {}
@@ -141,7 +144,7 @@ _ENGINE_ARGUMENTS = (
 _PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
-def _checked(settings: EngineSettings, name: str, value: Any) -> Any:
+def _checked(settings: EngineSettings, name: str, value: object) -> str | float | bool:
     if name not in _ENGINE_ARGUMENTS:
         _refuse_unknown("engine_args", name, list(_ENGINE_ARGUMENTS))
     if name in _CUDA_ONLY and settings.device == "cpu":
@@ -169,7 +172,7 @@ def _checked(settings: EngineSettings, name: str, value: Any) -> Any:
     return _positive(name, value)
 
 
-def _positive(name: str, value: Any) -> int:
+def _positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CannotHonour(f"{name}={value!r} is not a positive whole number")
     return value

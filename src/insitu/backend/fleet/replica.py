@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,16 @@ from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
 _GRACE_SECONDS = 3.0
 _WARM_UP_PROMPT = 48
 _WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A vLLM server process."""
+
+    url: str
+    pid: int
+    devices: str
+    """The devices it may use, as in CUDA_VISIBLE_DEVICES."""
 
 
 class ReplicaActor:
@@ -37,10 +49,10 @@ class ReplicaActor:
             os.sched_setaffinity(0, threads.cpus)
         self._server = spawn(settings.command(self._port), self._log, environment)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the server's URL, its process id and the devices it may use."""
+    def describe(self) -> Server:
+        """Return where the server is."""
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return {"url": f"http://127.0.0.1:{self._port}", "pid": self._server.pid, "devices": devices}
+        return Server(f"http://127.0.0.1:{self._port}", self._server.pid, devices)
 
     def exit_report(self) -> str | None:
         """Return None while the server runs, then its exit code and last log lines."""
@@ -161,7 +173,9 @@ def _index(choice: dict[str, Any]) -> int:
     return choice["index"]
 
 
-async def wait_healthy(engine: EngineClient, exit_report: Any, deadline_seconds: float) -> None:
+async def wait_healthy(
+    engine: EngineClient, exit_report: Callable[[], Awaitable[str | None]], deadline_seconds: float
+) -> None:
     """Wait until a starting server is healthy; raise ChildFailed with its report if it exits first."""
     waited = 0.0
     while waited < deadline_seconds:

@@ -7,19 +7,18 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from insitu.backend.fleet.cluster import ActorDied, gather, kill
+from insitu.backend.fleet.cluster import Actor, ActorDied, gather
 from insitu.backend.fleet.compute import Threads
 from insitu.backend.fleet.engine import EngineSettings
-from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
+from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir
@@ -34,8 +33,8 @@ class Replica:
     """One running engine. `joined` means that its weights are current and it takes calls."""
 
     id: str
-    actor: Any
-    group: Any
+    actor: Actor
+    group: PlacementGroup | None
     engine: EngineClient
     pid: int
     devices: str
@@ -101,37 +100,40 @@ class ReplicaSet:
         return [replica for replica in self.replicas.values() if replica.joined]
 
     async def _start_one(self, name: str, settings: EngineSettings) -> Replica:
-        options: dict[str, Any] = {"num_cpus": 0}
+        options: dict[str, object] = {"num_cpus": 0}
         group = None
         if settings.device == "cuda":
             group = placement_group([{"GPU": settings.tensor_parallel_size}])
             strategy = PlacementGroupSchedulingStrategy(group, 0)
             options |= {"num_gpus": settings.tensor_parallel_size, "scheduling_strategy": strategy}
         log_path = str(self._logs_dir / f"{name}.log")
-        actor_class: Any = ray.remote(ReplicaActor)
-        actor = actor_class.options(**options).remote(
-            settings, log_path, self._environment(), self._threads.get(name)
-        )
-        try:
-            return await self._when_ready(name, actor, group, settings)
-        except BaseException:
-            await _end(name, actor, group)
-            raise
+        threads = self._threads.get(name)
+        actor = Actor(ReplicaActor, options, settings, log_path, self._environment(), threads)
+        async with AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(_end, name, actor, group)
+            replica = await self._when_ready(name, actor, group, settings)
+            on_failure.pop_all()
+        return replica
 
-    async def _when_ready(self, name: str, actor: Any, group: Any, settings: EngineSettings) -> Replica:
-        (about,) = await gather([actor.describe.remote()], self._start_seconds, f"starting {name}")
-        engine = EngineClient(self._http, about["url"])
+    async def _when_ready(
+        self, name: str, actor: Actor, group: PlacementGroup | None, settings: EngineSettings
+    ) -> Replica:
+        described: list[Server] = await gather(
+            [actor.call("describe")], self._start_seconds, f"starting {name}"
+        )
+        (server,) = described
+        engine = EngineClient(self._http, server.url)
         await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
         began = time.monotonic()
         await engine.warm_up(settings, self._start_seconds)
         warm_up_seconds = time.monotonic() - began
         await engine.set_version("base")
-        log.info("%s answers at %s (pid %d)", name, engine.url, about["pid"])
-        return Replica(name, actor, group, engine, about["pid"], about["devices"], warm_up_seconds)
+        log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)
+        return Replica(name, actor, group, engine, server.pid, server.devices, warm_up_seconds)
 
-    async def _exit_report(self, actor: Any) -> str | None:
+    async def _exit_report(self, actor: Actor) -> str | None:
         try:
-            (report,) = await gather([actor.exit_report.remote()], _QUICK_SECONDS, "asking a replica")
+            (report,) = await gather([actor.call("exit_report")], _QUICK_SECONDS, "asking a replica")
         except ActorDied as error:
             return str(error)
         return report
@@ -153,12 +155,12 @@ def _name(index: int) -> str:
     return f"replica-{index}"
 
 
-async def _end(name: str, actor: Any, group: Any) -> None:
+async def _end(name: str, actor: Actor, group: PlacementGroup | None) -> None:
     """Stop the server and everything it started, then its actor, and free its devices."""
     try:
-        await gather([actor.stop.remote()], _STOP_SECONDS, f"stopping {name}")
+        await gather([actor.call("stop")], _STOP_SECONDS, f"stopping {name}")
     except (ChildFailed, DeadlineExceeded) as error:
         log.warning("%s did not stop by itself: %s", name, error)
-    kill(actor)
+    actor.kill()
     if group is not None:
         remove_placement_group(group)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from insitu.backend.fleet.cluster import gather, kill
+from insitu.backend.fleet.cluster import Actor, gather
+from insitu.backend.fleet.rank_info import LoadedRank, RankArguments
 from insitu.backend.processes import free_port
 from insitu.backend.settings import ServeSettings
 from insitu.system.logs import log_to
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+
+if TYPE_CHECKING:
+    from insitu.backend.fleet.trainer_rank import TrainerRank
 
 _QUICK_SECONDS = 300.0
 log = logging.getLogger(__name__)
@@ -28,15 +32,15 @@ class _RankActor:
         log_to(Path(log_path))
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
-        self._rank: Any = None
+        self._rank: TrainerRank | None = None
 
-    def load(self, **arguments: Any) -> dict[str, Any]:
+    def load(self, arguments: RankArguments) -> LoadedRank:
         from insitu.backend.fleet.trainer_rank import TrainerRank
 
         self._rank = TrainerRank(**arguments)
         return {**self._rank.info(), "pid": os.getpid()}
 
-    def do(self, method: str, *args: Any) -> Any:
+    def do(self, method: str, *args: object) -> object:
         return getattr(self._rank, method)(*args)
 
 
@@ -46,31 +50,36 @@ class TrainerGroup:
     def __init__(self, settings: ServeSettings, base_model: str) -> None:
         self._settings = settings
         self._base_model = base_model
-        self._actors: list[Any] = []
-        self._group: Any = None
+        self._actors: list[Actor] = []
+        self._group: PlacementGroup | None = None
         self.opened: dict[str, int] = {}
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
-        self.ranks: list[dict[str, Any]] = []
+        self.ranks: list[LoadedRank] = []
 
     async def start(self, shared_devices: str | None = None) -> None:
         """Start all ranks and load the base model on each. `shared_devices` are the engine's GPUs."""
         settings = self._settings
         world, port = settings.num_ranks, free_port()
-        own_gpu = settings.device == "cuda" and shared_devices is None
-        options: dict[str, Any] = {"num_cpus": 0}
-        if own_gpu:
+        options: dict[str, object] = {"num_cpus": 0}
+        if settings.device == "cuda" and shared_devices is None:
             self._group = placement_group([{"GPU": 1}] * world, strategy="PACK")
             options["num_gpus"] = 1
-        actor_class = ray.remote(_RankActor)
         for rank in range(world):
-            if own_gpu:
+            if self._group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, rank)
             devices = shared_devices.split(",") if shared_devices else None
             own = devices[rank % len(devices)] if devices else None
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
-            self._actors.append(actor_class.options(**options).remote(log_path, own))
-        arguments = {
-            "world_size": world,
+            self._actors.append(Actor(_RankActor, options, log_path, own))
+        loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
+        self.ranks = await gather(loading, settings.deadlines.trainer_start, "loading the trainer")
+        log.info("trainer ready: %s", self.ranks)
+
+    def _arguments(self, rank: int, port: int) -> RankArguments:
+        settings = self._settings
+        return {
+            "rank": rank,
+            "world_size": settings.num_ranks,
             "master_address": "127.0.0.1",
             "master_port": port,
             "base_model": self._base_model,
@@ -78,14 +87,11 @@ class TrainerGroup:
             "num_threads": settings.compute.rank_threads,
             "device": settings.device,
         }
-        loading = [actor.load.remote(rank=rank, **arguments) for rank, actor in enumerate(self._actors)]
-        self.ranks = await gather(loading, settings.deadlines.trainer_start, "loading the trainer")
-        log.info("trainer ready: %s", self.ranks)
 
     async def stop(self) -> None:
         """Kill all ranks; the runs in their memory are lost."""
         for actor in self._actors:
-            kill(actor)
+            actor.kill()
         self._actors, self.opened, self.ranks = [], {}, []
         if self._group is not None:
             remove_placement_group(self._group)
@@ -123,7 +129,6 @@ class TrainerGroup:
     async def export_merged(self, run: str, directory: Path) -> None:
         await self._all("export_merged", run, str(directory), self._settings.dtype)
 
-    async def _all(self, method: str, *args: Any, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
-        # Ray resolves references only as direct arguments, so they are passed flat.
-        references = [actor.do.remote(method, *args) for actor in self._actors]
-        return await gather(references, deadline_seconds, f"the trainer's {method}")
+    async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+        calls = [actor.call("do", method, *args) for actor in self._actors]
+        return await gather(calls, deadline_seconds, f"the trainer's {method}")

@@ -13,29 +13,28 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from insitu.backend.fleet.collective import Collective
+from insitu.backend.fleet.rank_info import RankInfo
+from insitu.backend.fleet.scorer import Scorer
 from insitu.errors import InvalidRequest, NotFound
-from insitu.training.batching import MicroBatch, Packing, collate, filler, pack, plan, score_batch
+from insitu.training.batching import collate, filler, pack, plan, score_batch
 from insitu.training.export import MergedExport
-from insitu.training.learner import Learner, load_adapter
+from insitu.training.learner import Learner
 from insitu.training.lora import AdapterPool, merged_tensors
 from insitu.training.loss import Totals
 from insitu.training.objective import objective_of, shares_of
 from insitu.training.passes import Passes, step_metrics
 from insitu.training.policy import load_policy, model_directory, shard
 from insitu.training.sequences import check_sequence
-from insitu.training.step import Score, Update, optimizer_step
+from insitu.training.step import Update, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,6 @@ log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _FLOAT16_LOSS_SCALE = 1024.0
 """Per-token gradients are far below 1 and would underflow in float16 without it."""
-_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank that waits longer for another one raises: the other is dead or hangs."""
 
 
 class TrainerRank:
@@ -66,8 +63,7 @@ class TrainerRank:
         if dtype not in _DTYPES:
             raise InvalidRequest(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(_DTYPES)}")
         torch.set_num_threads(num_threads)
-        self._rank = rank
-        self._world_size = world_size
+        self._ranks = Collective(rank, world_size)
         self._base_model = base_model
         self._base_directory = model_directory(base_model)
         self._dtype = _DTYPES[dtype]
@@ -79,37 +75,31 @@ class TrainerRank:
         self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
         self._vocabulary_size: int = self._policy.model.get_input_embeddings().weight.shape[0]
         if world_size > 1:
-            self._join(master_address, master_port)
+            self._ranks.join(self._device, master_address, master_port)
             shard(self._policy, init_device_mesh(self._device.type, (world_size,)))
         self._adapters = AdapterPool(self._policy.model)
+        self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}
         self._frozen_exports: dict[torch.dtype, Path] = {}
         self._load_seconds = time.perf_counter() - started
         log.info("rank %d/%d loaded %s in %.1f s", rank, world_size, base_model, self._load_seconds)
 
-    def _join(self, master_address: str, master_port: int) -> None:
-        dist.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
-            init_method=f"tcp://{master_address}:{master_port}",
-            rank=self._rank,
-            world_size=self._world_size,
-            timeout=_COLLECTIVE_TIMEOUT,
-        )
-
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_run(self, run: str, lora: LoraSettings, checkpoint_dir: str | None = None) -> dict[str, Any]:
-        """Open the run with a fresh adapter and optimizer, or a checkpoint's; replace it if already open."""
+    def open_run(self, run: str, lora: LoraSettings, checkpoint_dir: str | None = None) -> int:
+        """Open the run with a fresh adapter and optimizer, or a checkpoint's; replace it if already open.
+
+        Return its step.
+        """
         self.close_run(run)
-        learner = Learner(run, self._adapters.add(lora))
-        if checkpoint_dir is not None:
-            try:
+        with ExitStack() as on_failure:
+            learner = Learner(run, self._adapters.add(lora))
+            on_failure.callback(self._adapters.remove, learner.adapter)
+            if checkpoint_dir is not None:
                 learner.load(Path(checkpoint_dir))
-            except BaseException:
-                self._adapters.remove(learner.adapter)
-                raise
+            on_failure.pop_all()
         self._learners[run] = learner
-        return {"run": run, "step": learner.step}
+        return learner.step
 
     def close_run(self, run: str) -> None:
         """Free the run's adapter and optimizer; do nothing if the run is not open."""
@@ -120,7 +110,7 @@ class TrainerRank:
     def _learner(self, run: str) -> Learner:
         if run not in self._learners:
             raise NotFound(
-                f"run {run} is not open on trainer rank {self._rank}; open are {sorted(self._learners)}",
+                f"run {run} is not open on rank {self._ranks.rank}; open are {sorted(self._learners)}",
                 hint="open_run first",
             )
         return self._learners[run]
@@ -146,102 +136,64 @@ class TrainerRank:
             check_sequence(sequence, self._vocabulary_size, self._max_length)
         shares = shares_of(sequences, objective, settings)
         num_tokens = sum(sum(share.sequence.mask) for share in shares)
-        totals: list[Totals] = []
-        updates: list[Update] = []
-        packing = pack(shares, self._max_micro_batch_tokens, self._world_size, self._policy.can_branch)
-        self._adapters.activate(learner.adapter)
-        with learner.rng(), self._reference(learner, reference_dir) as score_reference:
-            num_rollouts = 1 + max((share.rollout for share in shares), default=0)
-            passes = Passes(
-                self._micro_batches(packing),
-                num_rollouts,
-                objective,
-                settings,
-                self._add_up,
-                self._loss_scale,
-            )
-            while shares and len(updates) < settings.num_passes:
-                totals.append(passes.run(self._score, score_reference))
-                updates.append(self._update(learner, settings))
-                if updates[-1].skipped:
-                    break
+        packing = pack(shares, self._max_micro_batch_tokens, self._ranks.world_size, self._policy.can_branch)
+        batches = [collate(part).to(self._device) for part in packing.ranks[self._ranks.rank]]
+        num_rollouts = 1 + max((share.rollout for share in shares), default=0)
+        passes = Passes(batches, num_rollouts, objective, settings, self._ranks.add_up, self._loss_scale)
+        reference = None if reference_dir is None else Path(reference_dir)
+        totals, updates = self._learn(learner, passes, settings, reference) if shares else ([], [])
         learner.step += 1
         counts = {
             "num_tokens": num_tokens,
             "num_sequences": len(shares),
             "num_input_tokens": sum(len(share.sequence.token_ids) for share in shares),
             "num_computed_tokens": packing.num_computed_tokens,
-            "updated": int(any(not update.skipped for update in updates)),
-            "skipped": sum(update.skipped for update in updates),
-            "grad_norm": updates[0].grad_norm if updates else 0.0,
         }
         seconds = time.perf_counter() - started
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts["num_input_tokens"] / seconds}
-        metrics = step_metrics(totals, num_tokens) | counts | speed
+        metrics = step_metrics(totals, num_tokens) | counts | _update_metrics(updates) | speed
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
-    def _micro_batches(self, packing: Packing) -> list[MicroBatch]:
-        """Collate this rank's part of the step, the same for every pass."""
-        return [collate(part).to(self._device) for part in packing.ranks[self._rank]]
-
-    def _add_up(self, tensor: Tensor) -> None:
-        if self._world_size > 1:
-            dist.all_reduce(tensor)
-
-    @contextmanager
-    def _reference(self, learner: Learner, reference_dir: str | None) -> Iterator[Score]:
-        """Yield the scorer of the KL penalty's reference; a checkpoint is loaded for this step only."""
-        if reference_dir is None:
-            yield self._score_base
-            return
-        reference = self._adapters.add(learner.adapter.settings)
-
-        def score(batch: MicroBatch) -> tuple[Tensor, Tensor]:
-            self._adapters.activate(reference)
-            try:
-                return self._score(batch)
-            finally:
-                self._adapters.activate(learner.adapter)
-
-        try:
-            load_adapter(reference, Path(reference_dir))
-            self._adapters.activate(learner.adapter)
-            yield score
-        finally:
-            self._adapters.remove(reference)
-            self._adapters.activate(learner.adapter)
+    def _learn(
+        self, learner: Learner, passes: Passes, settings: StepSettings, reference: Path | None
+    ) -> tuple[list[Totals], list[Update]]:
+        """Run the passes, with an update after each."""
+        totals: list[Totals] = []
+        updates: list[Update] = []
+        self._adapters.activate(learner.adapter)
+        with learner.rng(), self._scorer.reference(learner.adapter, reference) as score_reference:
+            while len(updates) < settings.num_passes:
+                totals.append(passes.run(self._scorer.score, score_reference))
+                updates.append(self._update(learner, settings))
+                if updates[-1].skipped:
+                    break
+        return totals, updates
 
     def _update(self, learner: Learner, settings: StepSettings) -> Update:
         parameters = list(learner.parameters.values())
-        if self._world_size > 1:
-            _sum_gradients([p.grad for p in parameters if p.grad is not None])
+        self._ranks.add_up_all([p.grad for p in parameters if p.grad is not None])
         return optimizer_step(parameters, learner.optimizer, settings, self._loss_scale)
-
-    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._policy(batch)
-
-    def _score_base(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        with self._adapters.off():
-            return self._score(batch)
 
     @torch.no_grad()
     def score(self, run: str, token_ids: list[list[int]], adapter: bool = True) -> list[list[float]]:
         """Return each token's log-probability from the second on, under the run's policy or just the base."""
         self._adapters.activate(self._learner(run).adapter)
+        score = self._scorer.score if adapter else self._scorer.score_base
         wanted = [i for i, ids in enumerate(token_ids) if len(ids) > 1]
-        batches = plan([len(token_ids[i]) for i in wanted], self._max_micro_batch_tokens, self._world_size)
+        batches = plan(
+            [len(token_ids[i]) for i in wanted], self._max_micro_batch_tokens, self._ranks.world_size
+        )
         width = max((len(ids) for ids in token_ids), default=0)
         scores = torch.zeros(len(token_ids), width, device=self._device)
-        for places in batches[self._rank]:
+        for places in batches[self._ranks.rank]:
             rows = [wanted[place] for place in places]
             batch = score_batch([token_ids[i] for i in rows]) if rows else filler()
-            logprob_t, _ = (self._score if adapter else self._score_base)(batch.to(self._device))
+            logprob_t, _ = score(batch.to(self._device))
             for i, part in zip(
                 rows, logprob_t.split([len(token_ids[i]) - 1 for i in rows] or [1]), strict=False
             ):
                 scores[i, : len(part)] = part
-        self._add_up(scores)  # every entry is zero on all ranks but one
+        self._ranks.add_up(scores)  # every entry is zero on all ranks but one
         return [row[: max(0, len(ids) - 1)].tolist() for row, ids in zip(scores, token_ids, strict=True)]
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +201,7 @@ class TrainerRank:
     def save(self, run: str, staging_dir: str) -> None:
         """Write the run's checkpoint files (see `Learner`) on rank 0; the caller makes them durable."""
         learner = self._learner(run)
-        if self._rank == 0:
+        if self._ranks.rank == 0:
             learner.save(Path(staging_dir), self._base_model)
 
     def export_merged(self, run: str, directory: str, dtype: str) -> dict[str, float]:
@@ -260,7 +212,7 @@ class TrainerRank:
         """
         started = time.perf_counter()
         tensors = merged_tensors(self._policy.model, self._learner(run).adapter)
-        if self._rank == 0:
+        if self._ranks.rank == 0:
             target = Path(directory)
             source = self._frozen_exports.get(_DTYPES[dtype])
             export = MergedExport(target, self._base_directory, _DTYPES[dtype], source)
@@ -270,11 +222,11 @@ class TrainerRank:
                 pass
         return {"time/export_seconds": time.perf_counter() - started}
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RankInfo:
         """Describe this rank and its runs, for health and logs."""
         return {
-            "rank": self._rank,
-            "world_size": self._world_size,
+            "rank": self._ranks.rank,
+            "world_size": self._ranks.world_size,
             "base_model": self._base_model,
             "device": str(self._device),
             "dtype": str(self._dtype).removeprefix("torch."),
@@ -286,15 +238,10 @@ class TrainerRank:
             },
         }
 
-    def shutdown(self) -> None:
-        """Leave the process group, so that the other ranks do not wait for this one."""
-        if self._world_size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
 
-
-def _sum_gradients(gradients: list[Tensor]) -> None:
-    """Sum gradients over the ranks in one all-reduce."""
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
+def _update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    return {
+        "updated": int(any(not update.skipped for update in updates)),
+        "skipped": sum(update.skipped for update in updates),
+        "grad_norm": updates[0].grad_norm if updates else 0.0,
+    }

@@ -6,7 +6,7 @@ per process that commits them in groups; reads run in the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -19,7 +19,7 @@ from insitu.backend.ledger import checkpoints, groups, jobs, runs, schema, steps
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable
-from insitu.json_values import JsonObject
+from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
 
 Result = TypeVar("Result")
@@ -64,8 +64,8 @@ class Ledger:
         name: str,
         base_model: str,
         lora: LoraSettings,
-        engine_args: JsonObject,
-        init_args: JsonObject,
+        engine_args: Mapping[str, JsonValue],
+        init_args: Mapping[str, JsonValue],
     ) -> Run:
         """Create the run, or return it if its settings match; else raise Conflict with the difference."""
         return self._writer.run(

@@ -12,7 +12,7 @@ from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import Run
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES, RUN_TRANSITIONS, check_transition
 from insitu.errors import Conflict, NotFound
-from insitu.json_values import JsonObject
+from insitu.json_values import JsonValue
 from insitu.types import LoraSettings, RunState
 
 
@@ -39,16 +39,16 @@ def register(
     name: str,
     base_model: str,
     lora: LoraSettings,
-    engine_args: JsonObject,
-    init_args: JsonObject,
+    engine_args: Mapping[str, JsonValue],
+    init_args: Mapping[str, JsonValue],
 ) -> Run:
     """Create the run, or return the identical one; reopen it if it had failed or was closed."""
     asked = {
         "project": project,
         "base_model": base_model,
         "lora": asdict(lora),
-        "engine_args": engine_args,
-        "init_args": init_args,
+        "engine_args": dict(engine_args),
+        "init_args": dict(init_args),
     }
     found = connection.execute(select(schema.runs).where(schema.runs.c.name == name).with_for_update())
     row = found.mappings().first()

@@ -49,6 +49,17 @@ class ProbeResult:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A run's fixed sequences with the trainer's and the engines' scores at one step."""
+
+    step: int
+    fixed: list[list[int]]
+    trainer: list[list[float]]
+    engines: dict[int, list[list[float]]]
+    """Keyed by process id: a restarted engine counts as a new one."""
+
+
 def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[int]]:
     """Return the run's fixed sequences: chosen from its first batch, kept in `path`, never changed.
 

@@ -1,0 +1,27 @@
+"""The lines that `insitu serve` prints once it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from insitu.backend.serving.host import ModelHost
+from insitu.backend.settings import ServeSettings
+
+
+def announcement(settings: ServeSettings, host: ModelHost | None, seconds: float) -> Iterator[str]:
+    """Say what is served where, `seconds` after the start."""
+    where = f"{settings.device}, {settings.dtype}, {settings.placement} devices, {settings.publication}"
+    yield f"gateway  http://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded"
+    yield f"api      http://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs"
+    if host is None:
+        yield "model    none yet: the first registration loads one"
+    else:
+        for replica in host.replicas.replicas.values():
+            yield f"engine   {replica.id} vLLM pid {replica.pid} at {replica.engine.url} ({where})"
+            batch = f"a batch of {host.engine.max_num_seqs} calls"
+            yield f"warm     {replica.id} answered {batch} in {replica.warm_up_seconds:.0f} s"
+        for rank in host.trainer.ranks:
+            yield f"trainer  rank {rank['rank']} pid {rank['pid']} on {rank['device']}"
+        yield f"model    {host.engine.served_name}"
+    yield f"state    {settings.state_dir}   logs in {settings.logs_dir}"
+    yield f"ready after {seconds:.0f} s"

@@ -1,0 +1,46 @@
+"""The messages between the supervisor and a trainer rank that are not training data."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from insitu.json_values import JsonValue
+
+
+class RankArguments(TypedDict):
+    """The arguments of `TrainerRank`."""
+
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    base_model: str
+    dtype: str
+    num_threads: int
+    device: str
+
+
+class OpenRun(TypedDict):
+    """A run in a rank's memory."""
+
+    step: int
+    lora: dict[str, JsonValue]
+
+
+class RankInfo(TypedDict):
+    """One rank and its runs, for health and logs."""
+
+    rank: int
+    world_size: int
+    base_model: str
+    device: str
+    dtype: str
+    num_threads: int
+    load_seconds: float
+    runs: dict[str, OpenRun]
+
+
+class LoadedRank(RankInfo):
+    """The same with the process that runs it."""
+
+    pid: int
