@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from insitu.errors import InvalidRequest
 from insitu.types import ModelCall, TrainingSequence
@@ -13,36 +12,17 @@ from insitu.types import ModelCall, TrainingSequence
 _PER_TOKEN = ("token_ids", "mask", "logprobs", "advantages", "constrained")
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A sequence that later calls may still extend."""
-
-    token_ids: list[int] = field(default_factory=list[int])
-    mask: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    advantages: list[float] = field(default_factory=list[float])
-    constrained: list[int] = field(default_factory=list[int])
-
-    def extend_with(self, call: ModelCall, advantage: float, *, trained: bool) -> None:
-        unseen_ids, num_sampled = call.prompt_ids[len(self.token_ids) :], len(call.output_ids)
-        self.token_ids += unseen_ids + call.output_ids
-        self.mask += [0] * len(unseen_ids) + [int(trained)] * num_sampled
-        self.logprobs += [0.0] * len(unseen_ids) + (call.logprobs if trained else [0.0] * num_sampled)
-        self.advantages += [0.0] * len(unseen_ids) + [advantage if trained else 0.0] * num_sampled
-        self.constrained += [0] * len(unseen_ids) + [int(call.constrained)] * num_sampled
-
-
 class _Index:
-    """Growing sequences, indexed by the digest of their tokens.
+    """Sequences that later calls may still extend, indexed by the digest of their tokens.
 
     All prefixes of a prompt are hashed in one pass, so joining costs the sum of the prompts' lengths, however
     many sequences a rollout has.
     """
 
     def __init__(self) -> None:
-        self._by_length: dict[int, dict[bytes, list[_Growing]]] = {}
+        self._by_length: dict[int, dict[bytes, list[TrainingSequence]]] = {}
 
-    def take_longest(self, prompt_ids: list[int]) -> _Growing | None:
+    def take_longest(self, prompt_ids: list[int]) -> TrainingSequence | None:
         """Remove and return the longest sequence that `prompt_ids` starts with."""
         packed = memoryview(_packed(prompt_ids))
         digest, digested = hashlib.blake2b(), 0
@@ -57,17 +37,17 @@ class _Index:
             return None
         length, key = found
         by_digest = self._by_length[length]
-        growing = by_digest[key].pop()
+        sequence = by_digest[key].pop()
         if not by_digest[key]:
             del by_digest[key]
         if not by_digest:
             del self._by_length[length]
-        return growing
+        return sequence
 
-    def put(self, growing: _Growing) -> None:
+    def put(self, sequence: TrainingSequence) -> None:
         """Make a sequence available to later calls."""
-        key = hashlib.blake2b(_packed(growing.token_ids)).digest()
-        self._by_length.setdefault(len(growing.token_ids), {}).setdefault(key, []).append(growing)
+        key = hashlib.blake2b(_packed(sequence.token_ids)).digest()
+        self._by_length.setdefault(len(sequence.token_ids), {}).setdefault(key, []).append(sequence)
 
 
 def build_sequences(
@@ -88,22 +68,29 @@ def build_sequences(
     `mask_constrained` excludes tokens sampled under a grammar from the loss: they stay as context, and a
     sequence with no other sampled tokens is dropped.
     """
-    every: list[_Growing] = []
+    every: list[TrainingSequence] = []
     index = _Index()
     for call, advantage in zip(calls, advantages, strict=True):
         _check(call)
         target = index.take_longest(call.prompt_ids)
         if target is None:
-            target = _Growing()
+            target = TrainingSequence(rollout_id, [], [], [], [], [])
             every.append(target)
-        target.extend_with(call, advantage, trained=not (mask_constrained and call.constrained))
+        _extend(target, call, advantage, trained=not (mask_constrained and call.constrained))
         index.put(target)
-    sequences = [
-        TrainingSequence(rollout_id, g.token_ids, g.mask, g.logprobs, g.advantages, g.constrained)
-        for g in every
-        if not mask_constrained or any(g.mask)
-    ]
+    sequences = [sequence for sequence in every if not mask_constrained or any(sequence.mask)]
     return sequences, max(0, len(every) - 1)
+
+
+def _extend(sequence: TrainingSequence, call: ModelCall, advantage: float, *, trained: bool) -> None:
+    """Append a call whose prompt starts with every token of the sequence, in place."""
+    unseen_ids, num_sampled = call.prompt_ids[len(sequence.token_ids) :], len(call.output_ids)
+    context = [0.0] * len(unseen_ids)
+    sequence.token_ids.extend(unseen_ids + call.output_ids)
+    sequence.mask.extend([0] * len(unseen_ids) + [int(trained)] * num_sampled)
+    sequence.logprobs.extend(context + (call.logprobs if trained else [0.0] * num_sampled))
+    sequence.advantages.extend(context + [advantage if trained else 0.0] * num_sampled)
+    sequence.constrained.extend([0] * len(unseen_ids) + [int(call.constrained)] * num_sampled)
 
 
 def _packed(ids: list[int]) -> bytes:

@@ -69,6 +69,12 @@ def test_groups_that_cannot_be_had_are_named_and_none_is_claimed(ledger: Ledger,
     assert state_of(ledger, "c") is GroupState.RECEIVED
 
 
+@pytest.mark.timeout(10)
+def test_a_group_named_very_often_is_rejected_at_once(ledger: Ledger, job):
+    with pytest.raises(InvalidRequest, match="twice: c"):
+        ledger.create_job("run", "k2", ["c"] * 20_000, SETTINGS, "h")
+
+
 def test_a_failed_or_closed_run_takes_no_jobs(ledger: Ledger, make_group):
     ledger.put_group(make_group("g"), "hash")
     ledger.transition_run("run", RunState.FAILED, "out of memory")

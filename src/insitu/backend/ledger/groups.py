@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -91,7 +92,7 @@ def pack(group: TrajectoryGroup) -> bytes:
 def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> None:
     ids = [trajectory.rollout_id for trajectory in group.trajectories]
     if len(set(ids)) != len(ids):
-        twice = sorted({rollout for rollout in ids if ids.count(rollout) > 1})
+        twice = sorted(rollout for rollout, times in Counter(ids).items() if times > 1)
         raise Conflict(
             f"group {group.id!r} holds rollouts twice: {', '.join(twice)}",
             hint="give each rollout its own id",

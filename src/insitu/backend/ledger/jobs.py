@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
@@ -91,7 +92,7 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
     if not group_ids:
         raise InvalidRequest("a step needs at least one group", hint='send {"groups": ["..."]}')
     if len(set(group_ids)) != len(group_ids):
-        twice = sorted({group for group in group_ids if list(group_ids).count(group) > 1})
+        twice = sorted(group for group, times in Counter(group_ids).items() if times > 1)
         raise InvalidRequest(f"groups named twice: {', '.join(twice)}", hint="name each group once")
 
 

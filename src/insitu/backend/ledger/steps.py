@@ -46,6 +46,11 @@ def commit(
     connection.execute(
         update(schema.runs).where(schema.runs.c.name == run.name).values(step=step, updated_at=now)
     )
+    _succeed(connection, job_id, step, metrics, now)
+    return jobs.read(connection, job_id)
+
+
+def _succeed(connection: Connection, job_id: str, step: int, metrics: dict[str, float], now: float) -> None:
     done = {
         "state": JobState.SUCCEEDED,
         "step": step,
@@ -55,7 +60,6 @@ def commit(
     }
     connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(**done))
     jobs.add_event(connection, job_id, "succeeded", {"step": step, "metrics": metrics})
-    return jobs.read(connection, job_id)
 
 
 def _is_repeat(connection: Connection, job: Job, step: int, manifest_sha256: str) -> bool:
