@@ -48,7 +48,7 @@ class Manifest(TypedDict):
 def run_directory(runs_dir: Path, run: str) -> Path:
     """Return a run's directory; the name is checked so that the path stays under `runs_dir`."""
     if not NAME_PATTERN.match(run):
-        raise InvalidRequest(f"{run!r} is no run name", hint=f"names match {NAME_PATTERN.pattern}")
+        raise InvalidRequest(f"{run!r} is not a valid run name", hint=f"names match {NAME_PATTERN.pattern}")
     return runs_dir / run
 
 
@@ -163,7 +163,7 @@ def remove_leftovers(runs_dir: Path) -> list[Path]:
 
 def _step_of(staging: Path) -> str:
     if not staging.name.startswith(_STAGING):
-        raise InvalidRequest(f"{staging} is no staging directory", hint="get one from stage()")
+        raise InvalidRequest(f"{staging} is not a staging directory", hint="get one from stage()")
     return staging.name.removeprefix(_STAGING).partition("-")[0]
 
 

@@ -97,6 +97,6 @@ def model_directory(base_model: str) -> Path:
         return Path(snapshot_download(base_model, allow_patterns=_MODEL_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise NotFound(
-            f"the base model {base_model} is no directory and cannot be had from the hub: {error}",
+            f"the base model {base_model} is not a directory, and the hub did not provide it: {error}",
             hint=f"check the name, or download it first: hf download {base_model}",
         ) from error

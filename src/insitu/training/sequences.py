@@ -100,8 +100,8 @@ def _packed(ids: list[int]) -> bytes:
 def _check(call: ModelCall) -> None:
     if not call.complete:
         raise InvalidRequest(
-            f"call {call.id} ended `{call.finish_reason}`: its answer did not come to its end",
-            hint="leave calls that broke off out of trajectories",
+            f"call {call.id} ended as `{call.finish_reason}`: its answer is incomplete",
+            hint="upload rollouts without their incomplete calls",
         )
     if len(call.output_ids) != len(call.logprobs):
         raise InvalidRequest(

@@ -40,7 +40,7 @@ def test_a_group_of_a_release_without_step_rewards_is_read_without_them(ledger: 
 def test_the_same_body_again_is_no_news_and_another_is_a_conflict(ledger: Ledger, make_group):
     assert ledger.put_group(make_group("g"), "hash") is True
     assert ledger.put_group(make_group("g"), "hash") is False
-    with pytest.raises(Conflict, match="another body"):
+    with pytest.raises(Conflict, match="a different body"):
         ledger.put_group(make_group("g"), "other")
 
 

@@ -57,14 +57,14 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
         if found == body_hash:
             return False
         raise Conflict(
-            f"group {group.id!r} of run {group.run!r} was received with another body",
-            hint="a group id names one body for good: upload the new body under a new id",
+            f"group {group.id!r} of run {group.run!r} was already received with a different body",
+            hint="upload the new body under a new id",
         )
     state = connection.execute(_FIND_RUN_STATE, {"run": group.run}).scalar()
     if state is None:
         read_run(connection, group.run)  # raises NotFound
     if state == RunState.CLOSED:
-        raise Conflict(f"run {group.run!r} is closed", hint="register it again to go on: POST /v1/runs")
+        raise Conflict(f"run {group.run!r} is closed", hint="register it again to continue: POST /v1/runs")
     _refuse_known_rollouts(connection, group)
     row = {
         "run": group.run,

@@ -39,7 +39,7 @@ def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
     query = select(schema.jobs).where(schema.jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
-        raise NotFound(f"no job {job_id!r}", hint="jobs are made by POST /v1/runs/{run}/steps")
+        raise NotFound(f"no job {job_id!r}", hint="submit one: POST /v1/runs/{run}/steps")
     return to_job(row)
 
 
@@ -87,7 +87,7 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
     if found.state in (RunState.FAILED, RunState.CLOSED):
         cause = f": {found.error}" if found.error else ""
         raise Conflict(
-            f"run {run!r} is {found.state}{cause}", hint="register it again to go on: POST /v1/runs"
+            f"run {run!r} is {found.state}{cause}", hint="register it again to continue: POST /v1/runs"
         )
     if not group_ids:
         raise InvalidRequest("a step needs at least one group", hint='send {"groups": ["..."]}')
@@ -110,7 +110,7 @@ def transition(connection: Connection, job_id: str, state: JobState, error: str 
     """Move the job to `state`; if it ends without a step, release its groups."""
     job = read(connection, job_id, lock=True)
     if state is JobState.SUCCEEDED:
-        raise Conflict(f"job {job_id} succeeds by the commit of its step only", hint="call commit_step")
+        raise Conflict(f"job {job_id} succeeds only when its step is committed", hint="call commit_step")
     check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, state)
     now = time.time()
     values: dict[str, object] = {"state": state, "error": error}

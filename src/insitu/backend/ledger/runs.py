@@ -72,8 +72,8 @@ def _refuse_difference(name: str, there: Mapping[str, object], asked: Mapping[st
     ]
     if differences:
         raise Conflict(
-            f"run {name!r} is registered with other settings: {'; '.join(differences)}",
-            hint="register under another name, or repeat the settings it has",
+            f"run {name!r} is registered with different settings: {'; '.join(differences)}",
+            hint="register under another name, or with the same settings as before",
         )
 
 

@@ -112,9 +112,9 @@ class Registrar:
         current = self.host.engine if self.host is not None else None
         if others and current is not None and current != wanted:
             raise CannotHonour(
-                f"run {run.name} asks for another engine than {', '.join(others)} use: "
+                f"run {run.name} needs an engine with other settings than {', '.join(others)}: "
                 f"{difference(current, wanted)}",
-                hint="drop these arguments, or close the other runs first",
+                hint="remove these arguments, or close the other runs first",
             )
         return wanted
 
@@ -132,7 +132,7 @@ class Registrar:
         if self._settings.model is not None:
             raise CannotHonour(
                 f"base model {run.base_model} is not the one that was started{serves}",
-                hint="name the served model, or start another backend for the other one",
+                hint="name the served model, or start a second backend",
             )
         if self.host is not None and self._traffic.runs:
             raise CannotHonour(
