@@ -100,7 +100,7 @@ def _packed(ids: list[int]) -> bytes:
 def _check(call: ModelCall) -> None:
     if not call.complete:
         raise InvalidRequest(
-            f"call {call.id} ended as `{call.finish_reason}`: its answer is incomplete",
+            f"call {call.id} ended `{call.finish_reason}`: its answer is incomplete",
             hint="upload rollouts without their incomplete calls",
         )
     if len(call.output_ids) != len(call.logprobs):
