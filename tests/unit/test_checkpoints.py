@@ -146,7 +146,7 @@ def test_names_and_steps_that_would_leave_the_directory_are_refused(tmp_path: Pa
         checkpoints.stage(tmp_path, "run", 0)
     with pytest.raises(Conflict, match="nothing was staged"):
         checkpoints.commit(checkpoints.stage(tmp_path, "run", 1))
-    with pytest.raises(InvalidRequest, match="no staging"):
+    with pytest.raises(InvalidRequest, match="not a staging directory"):
         checkpoints.commit(committed(tmp_path, 2))
 
 

@@ -111,7 +111,7 @@ def test_only_queued_jobs_are_cancelled(ledger: Ledger, job):
 
 def test_success_is_by_commit_only(ledger: Ledger, job):
     ledger.transition_job(job.id, JobState.RUNNING)
-    with pytest.raises(Conflict, match="commit of its step"):
+    with pytest.raises(Conflict, match="only when its step is committed"):
         ledger.transition_job(job.id, JobState.SUCCEEDED)
 
 
