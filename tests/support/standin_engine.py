@@ -60,7 +60,7 @@ class Behaviour:
     delay_seconds: tuple[float, float] = (0.0, 0.0)
     """Uniform range of a generation's duration."""
     gate: asyncio.Event | None = None
-    """If given, a generation ends no earlier than the event is set."""
+    """A generation that begins with a gate ends no earlier than it is set."""
     chunk_seconds: float = 0.0
     num_tokens: int = 4
     answer_bytes: int = 0
@@ -201,13 +201,13 @@ class StandinEngine:
             self.num_generating -= 1
 
     async def _generate_with_faults(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        fault = self._next_fault()
+        fault, gate = self._next_fault(), self.behaviour.gate
         if fault == "hang":
             await asyncio.sleep(3600)
         self.delays.append(random.uniform(*self.behaviour.delay_seconds))
         await asyncio.sleep(self.delays[-1])
-        if self.behaviour.gate is not None:
-            await self.behaviour.gate.wait()
+        if gate is not None:
+            await gate.wait()
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()
