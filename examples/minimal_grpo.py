@@ -25,8 +25,8 @@ import aiohttp
 
 from insitu.client import InsituClient
 from insitu.gateway_client import GatewayClient
-from insitu.recorded import expand
 from insitu.types import StepSettings, Trajectory, TrajectoryGroup
+from insitu.wire.listed_calls import expand
 
 NUM_QUESTIONS, GROUP_SIZE, MAX_TOKENS = 16, 8, 12
 

@@ -7,43 +7,35 @@ response was lost can simply be retried with the same ids.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import chain
-from typing import Any, cast
+from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
-import orjson
 
 from insitu import errors
-from insitu.answers import (
+from insitu.types import JobState, LoraSettings, ModelCall, RunState, StepSettings, TrajectoryGroup
+from insitu.wire.answers import (
     CheckpointInfo,
+    CheckpointList,
     EventInfo,
+    GroupInfo,
     GroupReceipt,
+    Health,
     JobInfo,
-    Json,
     RunInfo,
+    RunList,
     StepInfo,
-    Value,
-    build,
+    StepList,
     to_error,
-    to_job,
-    to_run,
 )
-from insitu.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
-from insitu.types import (
-    GroupState,
-    JobState,
-    LoraSettings,
-    ModelCall,
-    RunState,
-    StepSettings,
-    TrajectoryGroup,
-)
+from insitu.wire.bodies import RunBody, StepBody
+from insitu.wire.group_upload import group_lines
+from insitu.wire.message import read
+from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
+from insitu.wire.values import Scalar
 
-_UPLOAD_BYTES = 64 * 2**10
+Value = TypeVar("Value")
 
 
 class InsituClient(Connected):
@@ -61,9 +53,9 @@ class InsituClient(Connected):
         super().__init__(Transport(base_url, api_key, retry=retry, request_seconds=request_seconds))
         self._upload_seconds = upload_seconds
 
-    async def health(self) -> Json:
+    async def health(self) -> Health:
         """Return the backend's health."""
-        return await self._transport.call("GET", "/health")
+        return await self._transport.call(Health, "GET", "/health")
 
     async def register_run(
         self,
@@ -72,31 +64,31 @@ class InsituClient(Connected):
         *,
         project: str = "default",
         lora: LoraSettings | None = None,
-        engine_args: Mapping[str, Any] | None = None,
-        init_args: Mapping[str, Any] | None = None,
+        engine_args: Mapping[str, Scalar] | None = None,
+        init_args: Mapping[str, Scalar] | None = None,
     ) -> RunInfo:
         """Register a run. Repeating it with the same settings is harmless; other settings raise Conflict."""
-        body = {
-            "project": project,
-            "name": name,
-            "base_model": base_model,
-            "lora": asdict(lora or LoraSettings()),
-            "engine_args": dict(engine_args or {}),
-            "init_args": dict(init_args or {}),
-        }
-        return to_run(await self._transport.call("POST", "/v1/runs", body=body))
+        body = RunBody(
+            project=project,
+            name=name,
+            base_model=base_model,
+            lora=lora or LoraSettings(),
+            engine_args=dict(engine_args or {}),
+            init_args=dict(init_args or {}),
+        )
+        return await self._transport.call(RunInfo, "POST", "/v1/runs", body=body)
 
     async def get_run(self, name: str) -> RunInfo:
         """Return one run."""
-        return to_run(await self._transport.call("GET", f"/v1/runs/{quote(name, safe='')}"))
+        return await self._transport.call(RunInfo, "GET", f"/v1/runs/{quote(name, safe='')}")
 
     async def list_runs(self) -> list[RunInfo]:
         """Return all runs, oldest first."""
-        return [to_run(fields) for fields in (await self._transport.call("GET", "/v1/runs"))["runs"]]
+        return (await self._transport.call(RunList, "GET", "/v1/runs")).runs
 
     async def close_run(self, name: str) -> RunInfo:
         """Close a run that has no open jobs."""
-        return to_run(await self._transport.call("POST", f"/v1/runs/{quote(name, safe='')}/close"))
+        return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/close")
 
     async def wait_run_ready(
         self, name: str, deadline_seconds: float, *, poll_seconds: float = 0.5
@@ -118,15 +110,18 @@ class InsituClient(Connected):
     ) -> GroupReceipt:
         """Stream a group's upload. Rollouts in `inline` send their calls instead of naming recorded ones."""
         path = f"/v1/runs/{quote(group.run, safe='')}/groups/{quote(group.id, safe='')}"
-        fields = await self._transport.call(
-            "PUT", path, upload=lambda: _group_lines(group, inline or {}), seconds=self._upload_seconds
-        )
-        return build(GroupReceipt, fields, state=GroupState(fields["state"]))
-
-    async def get_group(self, run: str, group_id: str) -> Json:
-        """Return a group and its outcome, as the API sends it."""
         return await self._transport.call(
-            "GET", f"/v1/runs/{quote(run, safe='')}/groups/{quote(group_id, safe='')}"
+            GroupReceipt,
+            "PUT",
+            path,
+            upload=lambda: group_lines(group, inline or {}),
+            seconds=self._upload_seconds,
+        )
+
+    async def get_group(self, run: str, group_id: str) -> GroupInfo:
+        """Return a group and its outcome."""
+        return await self._transport.call(
+            GroupInfo, "GET", f"/v1/runs/{quote(run, safe='')}/groups/{quote(group_id, safe='')}"
         )
 
     async def submit_step(
@@ -138,19 +133,19 @@ class InsituClient(Connected):
         idempotency_key: str,
     ) -> JobInfo:
         """Queue a training step. The same key and arguments always return the same job."""
-        body = {"groups": list(group_ids), "settings": asdict(settings or StepSettings())}
+        body = StepBody(groups=list(group_ids), settings=settings or StepSettings())
         path = f"/v1/runs/{quote(run, safe='')}/steps"
-        return to_job(
-            await self._transport.call("POST", path, body=body, headers={"Idempotency-Key": idempotency_key})
+        return await self._transport.call(
+            JobInfo, "POST", path, body=body, headers={"Idempotency-Key": idempotency_key}
         )
 
     async def get_job(self, job_id: str) -> JobInfo:
         """Return one job."""
-        return to_job(await self._transport.call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
+        return await self._transport.call(JobInfo, "GET", f"/v1/jobs/{quote(job_id, safe='')}")
 
     async def cancel_job(self, job_id: str) -> JobInfo:
         """Cancel a queued job."""
-        return to_job(await self._transport.call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
+        return await self._transport.call(JobInfo, "POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel")
 
     async def wait_job(self, job_id: str, deadline_seconds: float, *, poll_seconds: float = 0.25) -> JobInfo:
         """Wait until the job succeeds; raise ChildFailed with its error if it fails or is cancelled."""
@@ -168,30 +163,28 @@ class InsituClient(Connected):
 
     async def steps(self, run: str, after: int = 0) -> list[StepInfo]:
         """Return the committed steps after `after`, at most a thousand."""
-        answer = await self._transport.call("GET", f"/v1/runs/{quote(run, safe='')}/steps?after={after}")
-        return [build(StepInfo, fields) for fields in answer["steps"]]
+        path = f"/v1/runs/{quote(run, safe='')}/steps?after={after}"
+        return (await self._transport.call(StepList, "GET", path)).steps
 
     async def checkpoints(self, run: str) -> list[CheckpointInfo]:
         """Return the kept checkpoints, oldest first."""
-        answer = await self._transport.call("GET", f"/v1/runs/{quote(run, safe='')}/checkpoints")
-        return [build(CheckpointInfo, fields) for fields in answer["checkpoints"]]
+        path = f"/v1/runs/{quote(run, safe='')}/checkpoints"
+        return (await self._transport.call(CheckpointList, "GET", path)).checkpoints
 
     async def pin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
         """Keep a checkpoint until it is unpinned, however old it becomes."""
-        return build(CheckpointInfo, await self._transport.call("PUT", f"{_checkpoint_path(run, step)}/pin"))
+        return await self._transport.call(CheckpointInfo, "PUT", f"{_checkpoint_path(run, step)}/pin")
 
     async def unpin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
         """Unpin a checkpoint, so that it expires with age again."""
-        return build(
-            CheckpointInfo, await self._transport.call("DELETE", f"{_checkpoint_path(run, step)}/pin")
-        )
+        return await self._transport.call(CheckpointInfo, "DELETE", f"{_checkpoint_path(run, step)}/pin")
 
     async def delete_checkpoint(self, run: str, step: int) -> None:
         """Delete a checkpoint and its files. Raise Conflict if it is pinned or one of the newest two.
 
         NotFound means that it is gone, perhaps by this very request if its first response was lost.
         """
-        await self._transport.call("DELETE", _checkpoint_path(run, step))
+        await self._transport.call(CheckpointInfo, "DELETE", _checkpoint_path(run, step))
 
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0
@@ -232,7 +225,7 @@ class InsituClient(Connected):
                 elif line.startswith(b"data: "):
                     data = line[6:]
                 elif not line and kind:
-                    yield None if kind == "end" else build(EventInfo, orjson.loads(data))
+                    yield None if kind == "end" else read(EventInfo, data)
                     kind, data = "", b""
 
     async def _wait(
@@ -263,50 +256,3 @@ class InsituClient(Connected):
 
 def _checkpoint_path(run: str, step: int) -> str:
     return f"/v1/runs/{quote(run, safe='')}/checkpoints/{step}"
-
-
-async def _group_lines(
-    group: TrajectoryGroup, inline: Mapping[str, Sequence[ModelCall]]
-) -> AsyncIterator[bytes]:
-    """Yield the upload in chunks of whole lines, so that a large group is never one body in memory."""
-    buffer = bytearray(_line({"group": {"num_trajectories": len(group.trajectories)}}))
-    for trajectory in group.trajectories:
-        checked = [trajectory.reward, trajectory.metadata, trajectory.step_rewards]
-        _check_finite(checked, trajectory.rollout_id)
-        calls = inline.get(trajectory.rollout_id, ())
-        head: Json = {
-            "rollout_id": trajectory.rollout_id,
-            "reward": trajectory.reward,
-            "ending": trajectory.ending,
-            "call_ids": [] if calls else trajectory.call_ids,
-            "num_inline_calls": len(calls),
-            "metadata": trajectory.metadata,
-        }
-        if trajectory.step_rewards is not None:
-            head["step_rewards"] = trajectory.step_rewards
-        for line in chain([{"trajectory": head}], ({"call": call} for call in calls)):
-            buffer += _line(line)
-            if len(buffer) >= _UPLOAD_BYTES:
-                yield bytes(buffer)
-                buffer.clear()
-    if buffer:
-        yield bytes(buffer)
-
-
-def _line(value: Json) -> bytes:
-    # Pass dataclasses as they are: `asdict` would copy every token id.
-    return orjson.dumps(value) + b"\n"
-
-
-def _check_finite(value: object, rollout_id: str) -> None:
-    """Reject NaN and infinities here: on the wire they would silently become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise errors.InvalidRequest(
-            f"rollout {rollout_id!r} holds the number {value}",
-            hint="check its reward, its step rewards and its metadata",
-        )
-    if isinstance(value, dict):
-        value = list(cast(Json, value).values())
-    if isinstance(value, list):
-        for item in cast(list[object], value):
-            _check_finite(item, rollout_id)

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from insitu.answers import Json
-from insitu.transport import Connected, RetryPolicy, Transport
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRecord:
-    """The gateway's record of one rollout."""
-
-    calls: list[Json]
-    """As returned by `GatewayClient.rollout_calls`."""
-    seen: int | None
-    """Calls that named the rollout, counted as they came in (a request for `n` choices counts `n`); None if
-    the gateway's count is incomplete."""
-    unrecorded: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Calls that ended without a record, by reason: `refused`, `failed`, or `cancelled` before they began."""
-    under_way: int = 0
-    """Calls still in progress."""
+from insitu.wire.gateway_state import GatewayHealth, ModelList
+from insitu.wire.listed_calls import RolloutRecord as RolloutRecord
+from insitu.wire.listed_calls import Whole
+from insitu.wire.transport import Connected, RetryPolicy, Transport
 
 
 class GatewayClient(Connected):
@@ -41,20 +26,20 @@ class GatewayClient(Connected):
             Transport(gateway_url, api_key, retry=retry, request_seconds=request_seconds, max_connections=0)
         )
 
-    async def health(self) -> Json:
+    async def health(self) -> GatewayHealth:
         """Return whether calls would be served now, and by which replicas."""
-        return await self._transport.call("GET", "/health")
+        return await self._transport.call(GatewayHealth, "GET", "/health")
 
     async def models(self) -> list[str]:
         """Return the names that calls may use now: the base model, runs and their served steps."""
-        return [card["id"] for card in (await self._transport.call("GET", "/v1/models"))["data"]]
+        return [card.id for card in (await self._transport.call(ModelList, "GET", "/v1/models")).data]
 
-    async def rollout_calls(self, rollout_id: str, *, tokens: bool = True) -> list[Json]:
+    async def rollout_calls(self, rollout_id: str, *, tokens: bool = True) -> list[Whole]:
         """Return the calls of a rollout in the order in which they ended, including every answered one.
 
-        Each has the fields of `ModelCall`, `num_prompt_tokens` and `num_output_tokens`, but omits what its
-        parent holds: `insitu.recorded.expand` fills that in. Without `tokens` they have no `prompt_ids`,
-        `output_ids` and `logprobs`.
+        Each is a `ListedCall`: it has the fields of `ModelCall`, `num_prompt_tokens` and `num_output_tokens`,
+        but omits what its parent holds: `insitu.wire.listed_calls.expand` fills that in. Without `tokens`
+        they have no `prompt_ids`, `output_ids` and `logprobs`.
         """
         return (await self.rollout_record(rollout_id, tokens=tokens)).calls
 
@@ -68,10 +53,4 @@ class GatewayClient(Connected):
         """
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
         path += "&pieces=true" if pieces else ""
-        answer = await self._transport.call("GET", path)
-        return RolloutRecord(
-            answer["calls"],
-            answer.get("seen"),
-            answer.get("unrecorded") or {},
-            answer.get("under_way") or 0,
-        )
+        return await self._transport.call(RolloutRecord, "GET", path)

@@ -12,6 +12,7 @@ from types import ModuleType
 
 _INTERFACES = "settings trained_model trainer trainer_adapter training_job trajectory_builder"
 MOVED = {
+    "insitu.answers": "insitu.wire.answers",
     "insitu.evaluation": "insitu.rewards",
     "insitu.evaluation.dataset": "insitu.datasets.dataset",
     "insitu.evaluation.evaluator": "insitu.rewards.evaluator",
@@ -19,6 +20,8 @@ MOVED = {
     "insitu.evaluation.trajectory": "insitu.rewards.trajectory",
     "insitu.harness.capture": "insitu.harness.rollouts.capture",
     "insitu.harness.group_builder": "insitu.harness.collect.group_builder",
+    "insitu.recorded": "insitu.wire.listed_calls",
+    "insitu.transport": "insitu.wire.transport",
 } | {f"insitu.harness.{name}": f"insitu.harness.interfaces.{name}" for name in _INTERFACES.split()}
 
 

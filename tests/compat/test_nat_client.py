@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from insitu.answers import StepInfo
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
+from insitu.wire.answers import StepInfo
 from tests.compat.environment import NAT
 from tests.compat.nat_client import GATEWAY_PORT, NatClient
 from tests.support.backend import running_backend

@@ -102,10 +102,10 @@ async def test_a_conversation_with_a_tool_is_trained_on_the_tokens_of_both_its_c
             groups = [await client.get_group("tools", group_id) for group_id in job.group_ids]
     finally:
         backend.kill()
-    trajectories = [t for group in groups for t in group["trajectories"]]
+    trajectories = [t for group in groups for t in group.trajectories]
     assert len(trajectories) == 8
     for trajectory in trajectories:
-        called, answered = calls_of(tmp_path / "state", trajectory["call_ids"])
+        called, answered = calls_of(tmp_path / "state", trajectory.call_ids)
         assert (called.answer or {})["tool_calls"][0]["function"]["name"] == "add"
         assert (answered.messages or [])[-1]["role"] == "tool", "the answer follows what the tool said"
         assert (answered.messages or [])[-1]["tool_call_id"] == (called.answer or {})["tool_calls"][0]["id"]

@@ -22,8 +22,8 @@ from insitu.harness.rollouts.episode import Trajectory
 from insitu.plugins import Kind
 from insitu.testing.contracts import TrainerAdapterContract
 from insitu.testing.standins import StandinParts, built
-from insitu.transport import RetryPolicy
 from insitu.types import Ending
+from insitu.wire.transport import RetryPolicy
 from insitu.workflow.binding import rollout_url
 
 KEY = "default"
@@ -67,7 +67,7 @@ class TestBackendAdapter(TrainerAdapterContract):
     def _with_backend(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.backend = backend
         # An absent backend is given up after two attempts instead of eight seconds.
-        monkeypatch.setattr("insitu.transport.RetryPolicy", partial(RetryPolicy, max_attempts=2))
+        monkeypatch.setattr("insitu.wire.transport.RetryPolicy", partial(RetryPolicy, max_attempts=2))
 
     def make(self) -> Any:
         return self._made(self.backend.port)

@@ -100,8 +100,8 @@ async def check_ledger(client: InsituClient, acknowledged: list[str]) -> None:
     steps = [step.step for step in await client.steps("faults")]
     assert steps == list(range(1, len(steps) + 1))
     groups = [await client.get_group("faults", group_id) for group_id in acknowledged]
-    assert {group["state"] for group in groups} == {"consumed"}
-    trained = [group["step"] for group in groups]
+    assert {group.state for group in groups} == {"consumed"}
+    trained = [group.step for group in groups]
     assert trained == sorted(trained)
     assert set(trained) == set(steps)
 

@@ -19,8 +19,8 @@ from pydantic import SecretStr
 import insitu
 from insitu.client import InsituClient
 from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.recorded import expand
 from insitu.types import Ending, StepSettings, Trajectory, TrajectoryGroup
+from insitu.wire.listed_calls import expand
 from insitu.workflow.binding import LLMBinding
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.execute import execute

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from insitu.gateway_client import GatewayClient
-from insitu.recorded import expand
 from insitu.system.paths import cache_dir
 from insitu.types import StepSettings
+from insitu.wire.listed_calls import expand
 from insitu.workflow.kinds.command import CommandConfig, CommandWorkflow
 from tests.frameworks.checks import check_step, group_of, open_run, run_workflow
 from tests.support.backend import Backend

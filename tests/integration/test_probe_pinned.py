@@ -55,7 +55,7 @@ async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
                 await train(client, rated, StepSettings(learning_rate=1e-4))
             run = await client.get_run("pinned")
             assert run.step == 0
-            states = [(await client.get_group("pinned", group.id))["state"] for group in rated]
+            states = [(await client.get_group("pinned", group.id)).state for group in rated]
             assert states == ["received", "received"]
             # The old version answers on: nothing was routed to the failed one.
             text, call_id = await rollouts.chat(

@@ -25,7 +25,7 @@ from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.options import with_options
 from insitu.harness.screen.summary import Summary
-from insitu.recorded import expand
+from insitu.wire.listed_calls import expand
 from tests.support.finetuning import Project
 from tests.support.standin_backend import StandinBackend
 from tests.support.standin_engine import Behaviour

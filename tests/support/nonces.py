@@ -19,7 +19,7 @@ import orjson
 
 from insitu.backend.processes import free_port
 from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.recorded import expand
+from insitu.wire.listed_calls import expand
 
 NONCE = re.compile(r"nonce-[0-9a-f]{16}")
 API = {"authorization": "Bearer default"}

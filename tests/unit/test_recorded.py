@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.recorded import expand
+from insitu.wire.listed_calls import expand
 
 
 def talk(num_turns: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

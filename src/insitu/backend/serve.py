@@ -26,6 +26,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ from insitu.errors import ChildFailed
 from insitu.records.store import RecordStore
 from insitu.system.logs import log_to
 from insitu.types import RunState
+from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
 _WORK_SECONDS = 0.1
@@ -200,13 +202,13 @@ class Supervisor:
         ports = {"gateway": self._settings.gateway_port, "API": self._settings.port}
         return {name: f"http://{host}:{port}/health" for name, port in ports.items()}
 
-    def _write_status(self, registrar: Registrar, gateway: dict[str, Any] | None) -> None:
+    def _write_status(self, registrar: Registrar, gateway: GatewayState | None) -> None:
         host = registrar.host
         status = {
             "state": self._state,
             "pid": os.getpid(),
             "processes": {child.name: child.pid for child in (self._gateway, self._api)},
-            "gateway": gateway,
+            "gateway": None if gateway is None else asdict(gateway),
             "gateway_port": self._settings.gateway_port,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}

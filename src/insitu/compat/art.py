@@ -11,23 +11,52 @@ made here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
 
 from insitu.client import InsituClient
-from insitu.errors import CannotHonour, Unavailable
-from insitu.transport import Connected, Transport
+from insitu.errors import CannotHonour, InvalidRequest, Unavailable
+from insitu.json_values import JsonObject, JsonValue
 from insitu.types import StepSettings, policy_name
+from insitu.wire.art import ArtModel, DeleteBody, Deleted, Done, Lenient, TrainBody, TrainReceipt
+from insitu.wire.message import Malformed, read_object
+from insitu.wire.transport import Connected, Transport
 
-try:
-    from art.types import TrainResult  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise ImportError(
-        f"insitu.compat.art needs ART, which cannot be imported: {error}\n  next: pip install 'insitu[art]'"
-    ) from error
+if TYPE_CHECKING:  # ART is not installed where this is checked
+
+    @dataclass
+    class TrainResult:
+        """ART's own class, as it is called here."""
+
+        step: int
+        metrics: dict[str, float]
+
+else:
+    try:
+        from art.types import TrainResult
+    except ImportError as error:
+        raise ImportError(
+            f"insitu.compat.art needs ART, which cannot be imported: {error}\n"
+            "  next: pip install 'insitu[art]'"
+        ) from error
 
 _OWN_SETTINGS = frozenset(field.name for field in fields(StepSettings))
-Json = dict[str, Any]
+
+
+class AnyModel(Protocol):
+    """What is read of ART's models, trainable or not."""
+
+    name: str
+    project: str
+    inference_model_name: str | None
+
+
+class Dumped(Protocol):
+    """ART's groups of trajectories: pydantic models."""
+
+    def model_dump(self, *, mode: str) -> object:
+        """Return the group as JSON values."""
+        ...
 
 
 class InsituBackend(Connected):
@@ -49,12 +78,12 @@ class InsituBackend(Connected):
         await self._client.close()
         await super().close()
 
-    async def register(self, model: Any) -> None:
+    async def register(self, model: AnyModel) -> None:
         """Register the run of a trainable model; the same settings again are harmless."""
-        await self._transport.call("POST", "/register", body=_dumped(model))
+        await self._transport.call(Done, "POST", "/register", body=_encoded(_dumped(model)))
 
     async def _prepare_backend_for_training(
-        self, model: Any, config: Mapping[str, Any] | None = None
+        self, model: AnyModel, config: Mapping[str, object] | None = None
     ) -> tuple[str, str]:
         """Wait until the run is served; return the gateway's address and key."""
         if config:
@@ -64,64 +93,82 @@ class InsituBackend(Connected):
             )
         run = await self._client.wait_run_ready(model.name, self._ready_seconds)
         self._steps[model.name] = run.step
-        if (gateway := (await self._client.health()).get("gateway_url")) is None:
+        if (gateway := (await self._client.health()).gateway_url) is None:
             raise Unavailable("the backend has not said where its gateway is", hint="retry later")
         return f"{gateway}/v1", self._api_key
 
-    def _model_inference_name(self, model: Any, step: int | None = None) -> str:
+    def _model_inference_name(self, model: AnyModel, step: int | None = None) -> str:
         """Return `name@step`, by default with the last known step; an untrained model keeps its name."""
         if step is None:
             step = self._steps.get(model.name)
         return model.inference_model_name or model.name if step is None else policy_name(model.name, step)
 
-    async def _get_step(self, model: Any) -> int:
+    async def _get_step(self, model: AnyModel) -> int:
         """Return the last committed step."""
         step = (await self._client.get_run(model.name)).step
         self._steps[model.name] = step
         return step
 
-    async def train(self, model: Any, trajectory_groups: Iterable[Any], **settings: Any) -> TrainResult:
+    async def train(
+        self, model: AnyModel, trajectory_groups: Iterable[Dumped], **settings: JsonValue
+    ) -> TrainResult:
         """Train one step on the groups. A request whose answer is lost is retried and makes no second step.
 
         `settings` are those of `insitu.types.StepSettings`, or ART's own where they have a counterpart.
         """
         settings.pop("verbose", None)
         own = {name: value for name, value in settings.items() if name in _OWN_SETTINGS}
-        body = {
-            "model": _dumped(model),
-            "trajectory_groups": [group.model_dump(mode="json") for group in trajectory_groups],
-            "dev_config": {name: value for name, value in settings.items() if name not in own},
-            "insitu": own,
-            "wait": False,
-        }
-        answer = await self._transport.call("POST", "/_train_model", body=body)
-        job = await self._client.wait_job(answer["job"], self._train_seconds)
+        body = _train_body(model, trajectory_groups, own, settings)
+        answer = await self._transport.call(TrainReceipt, "POST", "/_train_model", body=_encoded(body))
+        job = await self._client.wait_job(answer.job, self._train_seconds)
         assert job.step is not None, f"job {job.id} has succeeded"
         self._steps[model.name] = job.step
         metrics = {
             name: float(value) for name, value in job.metrics.items() if isinstance(value, int | float)
         }
-        return TrainResult(
-            step=job.step, metrics={**metrics, "account/refused": float(len(answer["refused"]))}
-        )
+        return TrainResult(step=job.step, metrics={**metrics, "account/refused": float(len(answer.refused))})
 
-    async def _delete_checkpoint_files(self, model: Any, steps_to_keep: list[int]) -> None:
+    async def _delete_checkpoint_files(self, model: AnyModel, steps_to_keep: list[int]) -> None:
         """Delete all checkpoints but those named, the pinned ones and the newest two."""
-        body = {"model": _dumped(model), "steps_to_keep": steps_to_keep}
-        await self._transport.call("POST", "/_delete_checkpoint_files", body=body)
+        body = DeleteBody(model=_dumped(model), steps_to_keep=steps_to_keep)
+        await self._transport.call(Deleted, "POST", "/_delete_checkpoint_files", body=_encoded(body))
 
-    def _train_sft(self, *_arguments: Any, **_options: Any) -> AsyncIterator[dict[str, float]]:
+    def _train_sft(self, *_arguments: object, **_options: object) -> AsyncIterator[dict[str, float]]:
         """Reject the call: there is no supervised training."""
         raise CannotHonour(
             "insitu trains by reinforcement only, not on given texts", hint="use backend.train"
         )
 
 
-def _dumped(model: Any) -> Json:
+def _train_body(
+    model: AnyModel, groups: Iterable[Dumped], own: JsonObject, settings: JsonObject
+) -> TrainBody:
+    fields = {
+        "model": _dumped(model),
+        "trajectory_groups": [group.model_dump(mode="json") for group in groups],
+        "dev_config": {name: value for name, value in settings.items() if name not in own},
+        "insitu": own,
+        "wait": False,
+    }
+    try:
+        return read_object(TrainBody, fields)
+    except Malformed as error:
+        raise InvalidRequest(str(error), hint="pass groups of trajectories, as ART gathers them") from error
+
+
+def _dumped(model: AnyModel) -> ArtModel:
     """Return what the backend reads of a model; its `config` is the caller's own and need not be JSON."""
-    return {
+    fields = {
         "name": model.name,
         "project": model.project,
         "base_model": getattr(model, "base_model", None),
         "_internal_config": getattr(model, "_internal_config", None),
     }
+    try:
+        return read_object(ArtModel, fields)
+    except Malformed as error:
+        raise InvalidRequest(str(error), hint="check its name, project and _internal_config") from error
+
+
+def _encoded(body: Lenient) -> bytes:
+    return body.model_dump_json(by_alias=True).encode()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import wraps
 
 import orjson
 from aiohttp import web
@@ -33,7 +35,16 @@ from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.settings import Settings
 from insitu.records.store import RecordStore
+from insitu.wire.gateway_state import (
+    GatewayHealth,
+    GatewayState,
+    ModelCard,
+    ModelList,
+    ReplicaState,
+    TableReceipt,
+)
 from insitu.wire.headers import CALL_ID_HEADER
+from insitu.wire.message import Message, encode
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
@@ -74,18 +85,18 @@ class Gateway:
 
     def _add_routes(self) -> None:
         router = self.app.router
-        router.add_get("/health", self._health)
+        router.add_get("/health", _answering(self._health))
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
             for name, protocol in self._protocols.items():
                 router.add_post(f"{prefix}/v1/{name}", self._handler(protocol))
             router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
-            router.add_get(prefix + "/v1/models", self._models)
-            router.add_get(prefix + "/v1/models/{model:.+}", self._model)
+            router.add_get(prefix + "/v1/models", _answering(self._models))
+            router.add_get(prefix + "/v1/models/{model:.+}", _answering(self._model))
         router.add_get(rollout + "/calls", self._list_calls)
         if not self._settings.upstreams:
-            router.add_put("/control/routes", self._put_routes)
-        router.add_get("/control/state", self._state)
+            router.add_put("/control/routes", _answering(self._put_routes))
+        router.add_get("/control/state", _answering(self._state))
 
     async def _lifetime(self, _app: web.Application):
         limits = self._settings.limits
@@ -167,28 +178,26 @@ class Gateway:
         rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 
-    async def _health(self, _request: web.Request) -> web.Response:
+    async def _health(self, _request: web.Request) -> GatewayHealth:
         replicas = self.pool.replicas.values()
         refusal = self.recorder.refusal()
         serving = self.routes.table is not None and any(r.healthy for r in replicas) and refusal is None
-        body = {
-            "status": "ok" if serving else "unavailable",
-            "replicas": {replica.id: replica.healthy for replica in replicas},
-            "recording": refusal or "ok",
-            "held": self.routes.held,
-            "put_back": self.put_back.report(),
-        }
         # The process answers, so it is alive: `status` says whether a call would be served now.
-        return web.json_response(body)
+        return GatewayHealth(
+            status="ok" if serving else "unavailable",
+            replicas={replica.id: replica.healthy for replica in replicas},
+            recording=refusal or "ok",
+            held=self.routes.held,
+            put_back=self.put_back.report(),
+        )
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        table = self._table()
-        return web.json_response({"object": "list", "data": [_model_card(n) for n in table.names()]})
+    async def _models(self, _request: web.Request) -> ModelList:
+        return ModelList("list", [_model_card(name) for name in self._table().names()])
 
-    async def _model(self, request: web.Request) -> web.Response:
+    async def _model(self, request: web.Request) -> ModelCard:
         name = request.match_info["model"]
         self._table().resolve(name)
-        return web.json_response(_model_card(name))
+        return _model_card(name)
 
     async def _list_calls(self, request: web.Request) -> web.Response:
         rollout_id = labels_of(request).rollout_id
@@ -198,25 +207,20 @@ class Gateway:
         listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces)
         return web.Response(body=listed, content_type=_JSON)
 
-    async def _put_routes(self, request: web.Request) -> web.Response:
+    async def _put_routes(self, request: web.Request) -> TableReceipt:
         self._install(parse_table(await request.read()))
-        return web.json_response({"epoch": self._table().revision})
+        return TableReceipt(self._table().revision)
 
-    async def _state(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "epoch": self.routes.table.revision if self.routes.table else None,
-                "held": self.routes.held,
-                "in_flight": dict(self.routes.in_flight),
-                "in_flight_total": self.routes.in_flight.total(),
-                "recorded": self.recorder.num_recorded,
-                "record_backlog": self.recorder.backlog,
-                "put_back": self.put_back.report(),
-                "replicas": {
-                    r.id: {"healthy": r.healthy, "in_flight": r.in_flight}
-                    for r in self.pool.replicas.values()
-                },
-            }
+    async def _state(self, _request: web.Request) -> GatewayState:
+        return GatewayState(
+            epoch=self.routes.table.revision if self.routes.table else None,
+            held=self.routes.held,
+            in_flight=dict(self.routes.in_flight),
+            in_flight_total=self.routes.in_flight.total(),
+            recorded=self.recorder.num_recorded,
+            record_backlog=self.recorder.backlog,
+            put_back=self.put_back.report(),
+            replicas={r.id: ReplicaState(r.healthy, r.in_flight) for r in self.pool.replicas.values()},
         )
 
     def _install(self, table: Table) -> None:
@@ -230,5 +234,15 @@ class Gateway:
         return self.routes.table
 
 
-def _model_card(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "insitu"}
+def _answering(handler: Callable[[web.Request], Awaitable[Message]]) -> Handler:
+    """Send the message that `handler` returns."""
+
+    @wraps(handler)
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=encode(await handler(request)), content_type=_JSON)
+
+    return answer
+
+
+def _model_card(name: str) -> ModelCard:
+    return ModelCard(name, created=int(time.time()))

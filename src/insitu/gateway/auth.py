@@ -6,11 +6,13 @@ import hmac
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
+import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError, InvalidRequest, Unauthorized
 from insitu.gateway.settings import Settings
 from insitu.system.keys import hash_key, is_loopback
+from insitu.wire.answers import error_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health"})
@@ -59,4 +61,5 @@ class Guard:
 def error_response(error: InsituError, body: object = None) -> web.Response:
     """Return an error as JSON, with `Retry-After` where waiting helps."""
     headers = {"retry-after": "5"} if error.status in (429, 503) else None
-    return web.json_response(body or error.to_wire(), status=error.status, headers=headers)
+    content = orjson.dumps(error_body(error) if body is None else body)
+    return web.Response(body=content, status=error.status, headers=headers, content_type="application/json")

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from insitu.answers import JobInfo, RunInfo
 from insitu.client import InsituClient
 from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
 from insitu.harness.interfaces import events
@@ -21,6 +20,7 @@ from insitu.plugins import Parts
 from insitu.returns import call_returns
 from insitu.types import REWARD_COMPONENTS, JobState, TrajectoryGroup
 from insitu.types import Trajectory as UploadedTrajectory
+from insitu.wire.answers import JobInfo, RunInfo
 
 BACKEND = "insitu"
 READY_SECONDS = 1800.0
@@ -94,7 +94,7 @@ class BackendAdapter(TrainerAdapter):
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 health = await self._client.health()
-                if health.get("service") != "insitu" or health.get("status") != "ok":
+                if health.service != "insitu" or health.status != "ok":
                     raise Unavailable(f"{url} answers, but not as a healthy insitu backend")
                 await self._client.list_runs()  # health needs no key, everything else does
         except Unauthorized as error:

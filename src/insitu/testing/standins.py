@@ -35,6 +35,7 @@ from insitu.testing.standin_training import (
     make_groups,
     make_trajectory,
 )
+from insitu.wire.gateway_state import GatewayHealth
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.kinds.function import FunctionWorkflow
 from insitu.workflow.kinds.registered import RegisteredConfig
@@ -140,9 +141,9 @@ class StandinGatewayClient(GatewayClient):
     async def close(self) -> None:
         """Do nothing: no connection is open."""
 
-    async def health(self) -> Json:
+    async def health(self) -> GatewayHealth:
         """Always report ok."""
-        return {"status": "ok", "service": "insitu-gateway"}
+        return GatewayHealth(status="ok", replicas={}, recording="ok", held=0, put_back={})
 
     async def models(self) -> list[str]:
         """List the run alone."""

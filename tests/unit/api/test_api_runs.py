@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 from sqlalchemy import select, update
 
-from insitu.backend.api.views import CheckpointView, JobView, RunView, StepView
 from insitu.backend.ledger import Checkpoint, Job, Ledger, Run, Step, schema
 from insitu.types import JobState, StepSettings
+from insitu.wire.answers import CheckpointInfo, JobInfo, RunInfo, StepInfo
 
 from .conftest import inline_group, put, submit
 
@@ -16,14 +16,16 @@ from .conftest import inline_group, put, submit
 @pytest.mark.parametrize(
     ("row", "view", "hidden"),
     [
-        (Run, RunView, set()),
-        (Job, JobView, {"idempotency_key"}),
-        (Step, StepView, set()),
-        (Checkpoint, CheckpointView, set()),
+        (Run, RunInfo, set()),
+        (Job, JobInfo, {"idempotency_key"}),
+        (Step, StepInfo, set()),
+        (Checkpoint, CheckpointInfo, set()),
     ],
 )
 def test_views_show_every_field_of_the_rows(row, view, hidden):
-    assert {field.name for field in dataclasses.fields(row)} - hidden == set(view.model_fields)
+    assert {field.name for field in dataclasses.fields(row)} - hidden == {
+        field.name for field in dataclasses.fields(view)
+    }
 
 
 async def test_registration_is_idempotent_and_differences_are_said(http):
@@ -195,7 +197,7 @@ async def test_what_is_not_there_is_not_found(http, path: str):
 async def test_openapi_describes_routes_and_upload_lines(http):
     document = (await http.get("/v1/openapi.json")).json()
     assert "/v1/runs/{name}/steps" in document["paths"]
-    assert {"GroupLine", "TrajectoryHead", "InlineCall", "ErrorView"} <= set(
+    assert {"GroupLine", "TrajectoryHead", "InlineCall", "ErrorBody"} <= set(
         document["components"]["schemas"]
     )
 

@@ -108,7 +108,7 @@ def inline(make_call):
 
 
 async def test_a_step_from_registration_to_checkpoint(client: InsituClient, ledger: Ledger, inline):
-    assert (await client.health())["status"] == "ok"
+    assert (await client.health()).status == "ok"
     run = await client.register_run("new", "m", lora=LoraSettings(rank=4), init_args={"x": 1})
     assert (run.lora.rank, run.init_args, run.state) == (4, {"x": 1}, RunState.REGISTERED)
     assert [known.name for known in await client.list_runs()] == ["run", "new"]
@@ -133,7 +133,7 @@ async def test_a_step_from_registration_to_checkpoint(client: InsituClient, ledg
     assert (done.step, done.metrics, done.ended) == (1, {"loss": 0.5}, True)
     assert [(c.step, c.path) for c in await client.checkpoints("run")] == [(1, "path")]
     assert [(s.step, s.metrics) for s in await client.steps("run")] == [(1, {"loss": 0.5})]
-    assert (await client.get_group("run", "g"))["state"] == "consumed"
+    assert (await client.get_group("run", "g")).state == "consumed"
     assert (await client.close_run("run")).state is RunState.CLOSED
 
 
@@ -142,8 +142,8 @@ async def test_step_rewards_make_the_round_trip(client: InsituClient, ledger: Le
     rated = TrajectoryGroup("g", "run", [replace(first, step_rewards=[0.0, -0.1]), second])
     assert (await client.put_group(rated, inline(rated))).created
     assert [t.step_rewards for t in ledger.group_record("run", "g").group.trajectories] == [[0.0, -0.1], None]
-    shown = (await client.get_group("run", "g"))["trajectories"]
-    assert [t["step_rewards"] for t in shown] == [[0.0, -0.1], None]
+    shown = (await client.get_group("run", "g")).trajectories
+    assert [t.step_rewards for t in shown] == [[0.0, -0.1], None]
     broken = TrajectoryGroup("h", "run", [replace(first, step_rewards=[0.0, float("nan")])])
     with pytest.raises(InvalidRequest, match="holds the number nan"):
         await client.put_group(broken, inline(broken))

@@ -13,8 +13,8 @@ import pytest
 
 from insitu.client import InsituClient
 from insitu.errors import ChildFailed
-from insitu.recorded import expand
 from insitu.types import GroupState, Trajectory, TrajectoryGroup
+from insitu.wire.listed_calls import expand
 from tests.support.standin_backend import KEY, StandinBackend
 from tests.support.standin_engine import Behaviour
 
@@ -89,7 +89,7 @@ async def test_a_job_fails_on_demand_and_frees_its_groups(backend: StandinBacken
         job = await client.submit_step("run", ["g0"], idempotency_key="k")
         with pytest.raises(ChildFailed, match="no memory"):
             await client.wait_job(job.id, 10, poll_seconds=0.05)
-        assert (await client.get_group("run", "g0"))["state"] == GroupState.RECEIVED
+        assert (await client.get_group("run", "g0")).state == GroupState.RECEIVED
         job = await client.submit_step("run", ["g0"], idempotency_key="k2")
         assert (await client.wait_job(job.id, 10, poll_seconds=0.05)).step == 1
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from insitu.backend.art.bodies import ArtGroup, ArtModel, TrainBody
 from insitu.backend.art.matching import CallIndex
+from insitu.backend.art.settings import registration, step_settings
 from insitu.backend.art.translation import translate
 from insitu.errors import CannotHonour, InvalidRequest
 from insitu.types import Ending, LoraSettings, ModelCall, StepSettings
+from insitu.wire.art import ArtGroup, ArtModel, TrainBody
 
 ASKED = [{"role": "user", "content": "3 + 5?"}]
 
@@ -139,19 +140,21 @@ def test_settings_of_the_model_win_over_the_clients_constants_and_unknown_ones_a
     model = {"name": "run", "base_model": "m", "_internal_config": {"trainer_args": {"learning_rate": 1e-3}}}
     groups = [{"trajectories": [{"messages_and_choices": ASKED}]}]
     body = {"model": model, "trajectory_groups": groups, "config": {"learning_rate": 5e-5}}
-    assert TrainBody.model_validate(body).settings() == StepSettings(learning_rate=1e-3, mask_truncated=False)
+    assert step_settings(TrainBody.model_validate(body)) == StepSettings(
+        learning_rate=1e-3, mask_truncated=False
+    )
     strange = TrainBody.model_validate(body | {"dev_config": {"plot_tensors": False, "kimi_k2_tau": 0.5}})
     with pytest.raises(CannotHonour, match="dev_config: kimi_k2_tau cannot be honoured"):
-        strange.settings()
+        step_settings(strange)
     harmless = TrainBody.model_validate(body | {"config": {"learning_rate": 5e-5, "kl_penalty_coef": 0.0}})
-    assert harmless.settings().beta == 0
+    assert step_settings(harmless).beta == 0
 
 
 def test_words_of_the_client_ask_for_losses_and_advantages_that_there_are():
     def asked(**words: object) -> StepSettings:
         groups = [{"trajectories": []}]
         body = {"model": {"name": "run"}, "trajectory_groups": groups, "dev_config": words}
-        return TrainBody.model_validate(body).settings()
+        return step_settings(TrainBody.model_validate(body))
 
     assert asked(loss_fn="cispo", normalize_advantages=True, save_checkpoint=False).loss == "cispo"
     assert asked(scale_rewards=False, importance_sampling_level="token").advantage == "mean"
@@ -168,9 +171,9 @@ def test_words_of_the_client_ask_for_losses_and_advantages_that_there_are():
 def test_settings_under_our_own_names_are_checked_as_the_api_checks_them():
     groups = [{"trajectories": []}]
     body = {"model": {"name": "run"}, "trajectory_groups": groups, "insitu": {"num_passes": 2}}
-    assert TrainBody.model_validate(body).settings().num_passes == 2
+    assert step_settings(TrainBody.model_validate(body)).num_passes == 2
     with pytest.raises(InvalidRequest, match="num_passes: Input should be"):
-        TrainBody.model_validate(body | {"insitu": {"num_passes": 0}}).settings()
+        step_settings(TrainBody.model_validate(body | {"insitu": {"num_passes": 0}}))
 
 
 def test_the_registration_of_a_model():
@@ -178,10 +181,10 @@ def test_the_registration_of_a_model():
     model = ArtModel.model_validate(
         {"name": "n", "project": "p", "base_model": "m", "_internal_config": internal}
     )
-    body = model.registration()
+    body = registration(model)
     assert (body.project, body.name, body.base_model, body.lora.rank) == ("p", "n", "m", 4)
     assert body.init_args == {"max_seq_length": 512}
-    assert model.model_copy(update={"internal": None}).registration().lora.rank == LoraSettings().rank
+    assert registration(model.model_copy(update={"internal": None})).lora.rank == LoraSettings().rank
     elsewhere = ArtModel.model_validate({"name": "n", "_internal_config": {"trainer_gpu_ids": [1]}})
     with pytest.raises(CannotHonour, match="_internal_config: trainer_gpu_ids cannot be honoured"):
-        elsewhere.registration()
+        registration(elsewhere)

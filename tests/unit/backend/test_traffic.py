@@ -12,6 +12,7 @@ from aiohttp import web
 
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import DeadlineExceeded
+from insitu.wire.gateway_state import GatewayState, TableReceipt
 from insitu.wire.routing_table import Served, ServedBase
 
 BASE = ServedBase("tiny", "tiny", "base")
@@ -33,12 +34,22 @@ class StandinGateway:
             assert request.transport is not None
             request.transport.close()
         self.tables.append(await request.json())
-        return web.json_response({})
+        return web.json_response(asdict(TableReceipt(self.tables[-1]["epoch"])))
 
     async def state(self, request: web.Request) -> web.Response:
         epoch = self.tables[-1]["epoch"] if self.tables else None
         total = sum(self.in_flight.values())
-        return web.json_response({"epoch": epoch, "in_flight": self.in_flight, "in_flight_total": total})
+        state = GatewayState(
+            epoch=epoch,
+            held=0,
+            in_flight=self.in_flight,
+            in_flight_total=total,
+            recorded=0,
+            record_backlog=0,
+            put_back={},
+            replicas={},
+        )
+        return web.json_response(asdict(state))
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from sqlalchemy.exc import OperationalError
 
 from insitu.errors import DeadlineExceeded, InvalidRequest, Unauthorized, Unavailable, UpstreamError
 from insitu.gateway_client import GatewayClient
-from insitu.recorded import expand
 from insitu.records.store import RecordStore
-from insitu.transport import RetryPolicy
 from insitu.types import ModelCall
+from insitu.wire.listed_calls import expand
+from insitu.wire.transport import RetryPolicy
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest
 
 CHAT = "v1/chat/completions"
@@ -126,12 +126,12 @@ async def test_refusals(gateway: GatewayUnderTest, client: GatewayClient) -> Non
     async with GatewayClient(gateway.url, "wrong", retry=ONCE) as stranger:
         with pytest.raises(Unauthorized):
             await stranger.rollout_calls("ro")
-        assert (await stranger.health())["status"] == "ok"
+        assert (await stranger.health()).status == "ok"
 
 
 async def test_the_client_knows_models_and_health(gateway: GatewayUnderTest, client: GatewayClient) -> None:
     assert await client.models() == ["tiny", "run", "run@0"]
-    assert (await client.health())["replicas"] == {"replica-0": True}
+    assert (await client.health()).replicas == {"replica-0": True}
 
 
 async def test_an_address_of_something_else_is_said(gateway: GatewayUnderTest) -> None:

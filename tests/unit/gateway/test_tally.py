@@ -13,7 +13,7 @@ import pytest
 
 from insitu.gateway.recording.tally import Tallies, Tally
 from insitu.gateway_client import GatewayClient, RolloutRecord
-from insitu.transport import RetryPolicy
+from insitu.wire.transport import RetryPolicy
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,15 +13,17 @@ import pytest
 from annotated_types import Interval
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import insitu.types
 from insitu import LoraSettings, StepSettings
-from insitu.backend.api.bodies import RunBody, StepBody
-from insitu.backend.art.bodies import TrainBody
+from insitu.backend.art.settings import step_settings
 from insitu.errors import InvalidRequest
 from insitu.harness.interfaces.settings import AdapterConfig
+from insitu.wire.art import TrainBody
+from insitu.wire.bodies import RunBody, StepBody
 
+STEP, RUN = TypeAdapter(StepBody), TypeAdapter(RunBody)
 NAMES = [field.name for field in fields(StepSettings)]
 HINTS = get_type_hints(StepSettings, include_extras=True)
 
@@ -76,7 +78,7 @@ def _read(read: Callable[[], StepSettings]) -> StepSettings | dict[tuple[Any, ..
 
 
 def api(given: Any) -> StepSettings | dict[tuple[Any, ...], str]:
-    return _read(lambda: StepBody.model_validate({"groups": ["g"], "settings": given}).settings)
+    return _read(lambda: STEP.validate_python({"groups": ["g"], "settings": given}).settings)
 
 
 def harness(given: Any) -> StepSettings | dict[tuple[Any, ...], str]:
@@ -87,7 +89,7 @@ def harness(given: Any) -> StepSettings | dict[tuple[Any, ...], str]:
 def art(given: Any) -> StepSettings | None:
     body = {"model": {"name": "m"}, "trajectory_groups": [{"trajectories": []}], "insitu": given}
     try:
-        return TrainBody.model_validate(body).settings()
+        return step_settings(TrainBody.model_validate(body))
     except InvalidRequest:
         return None
 
@@ -144,7 +146,7 @@ def test_text_of_a_number_is_read_in_a_configuration_only() -> None:
 
 def test_adapters_have_ranges() -> None:
     def lora(**fields: Any) -> LoraSettings:
-        return RunBody.model_validate({"name": "n", "base_model": "m", "lora": fields}).lora
+        return RUN.validate_python({"name": "n", "base_model": "m", "lora": fields}).lora
 
     assert lora() == LoraSettings()
     assert lora(rank=512, alpha=4096, seed=2**31 - 1) == LoraSettings(512, 4096, 2**31 - 1)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend.api import problems, views
+from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
 from insitu.backend.api.routes_groups import group_routes, upload_schemas
 from insitu.backend.api.routes_jobs import job_routes
@@ -20,6 +20,7 @@ from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore
+from insitu.wire.answers import ErrorBody
 
 PREFIX = "/v1"
 
@@ -54,7 +55,7 @@ def build_api(
     app.state.services = services
     problems.install(app)
     app.include_router(health_routes(services, app.version))
-    errors: dict[int | str, dict[str, Any]] = {"default": {"model": views.ErrorView}}
+    errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody}}
     for router in (run_routes(services), group_routes(services), job_routes(services)):
         app.include_router(router, prefix=PREFIX, responses=errors)
     app.include_router(art_routes(services), responses=errors)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import orjson
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger import Event
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import InvalidRequest, Overloaded
+from insitu.wire.answers import EventInfo
+from insitu.wire.message import encode
 
 
 def parse_last_event_id(value: str | None) -> int:
@@ -61,5 +62,5 @@ async def stream_events(services: Services, job_id: str, seq: int) -> AsyncItera
 
 def to_sse(event: Event) -> bytes:
     """Encode one event; JSON has no raw line breaks, so it fits on one data line."""
-    data = orjson.dumps({"seq": event.seq, "kind": event.kind, "at": event.at, "data": event.data})
+    data = encode(EventInfo.of(event))
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), data)

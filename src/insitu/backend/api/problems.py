@@ -9,9 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
 
+from insitu.backend.api.responses import MessageResponse
 from insitu.errors import InsituError, InvalidRequest, Overloaded, Unavailable
+from insitu.wire.answers import error_body
 from insitu.wire.message import describe
 
 log = logging.getLogger(__name__)
@@ -20,36 +21,36 @@ log = logging.getLogger(__name__)
 def install(app: FastAPI) -> None:
     """Register the exception handlers."""
 
-    async def known(_request: Request, error: Exception) -> JSONResponse:
+    async def known(_request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, InsituError)
         if error.status >= 500:
             log.error("%s: %s", type(error).__name__, error.message)
         return _answer(error)
 
-    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+    async def invalid(_request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, RequestValidationError)
         hint = "GET /v1/openapi.json describes every route"
         return _answer(InvalidRequest(describe(error.errors()), hint=hint))
 
-    async def unrouted(request: Request, error: Exception) -> JSONResponse:
+    async def unrouted(request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, HTTPException)
         kind = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status_code, "InvalidRequest")
         message = f"{request.method} {request.url.path}: {error.detail}"
-        body = {"type": kind, "message": message, "hint": "GET /v1/openapi.json lists the routes"}
-        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+        body = error_body(InsituError(message, hint="GET /v1/openapi.json lists the routes"), kind)
+        return MessageResponse(body, error.status_code, headers=error.headers)
 
-    async def storage(_request: Request, error: Exception) -> JSONResponse:
+    async def storage(_request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, DBAPIError)
         log.error("the record store failed: %s", error.orig)
         hint = "free space on the disk of the state directory, then repeat the request under the same id"
         return _answer(Unavailable(f"the record store cannot be used: {error.orig}", hint=hint))
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> MessageResponse:
         # Starlette re-raises it after this response, and the server logs the traceback.
         message = f"{request.method} {request.url.path} failed inside the server: {type(error).__name__}"
         return _answer(InsituError(message, hint="see logs/api.log in the state directory"))
 
-    async def left(request: Request, _error: Exception) -> JSONResponse:
+    async def left(request: Request, _error: Exception) -> MessageResponse:
         # Nobody reads this response; the client retries under the same id.
         log.info("client left during %s %s", request.method, request.url.path)
         return _answer(InvalidRequest("the request ended before its body did"))
@@ -62,6 +63,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _answer(error: InsituError) -> JSONResponse:
+def _answer(error: InsituError) -> MessageResponse:
     headers = {"Retry-After": "1"} if isinstance(error, Overloaded | Unavailable) else None
-    return JSONResponse(error.to_wire(), error.status, headers=headers)
+    return MessageResponse(error_body(error), error.status, headers=headers)

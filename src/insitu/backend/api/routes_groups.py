@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend.api import views
-from insitu.backend.api.bodies import GroupLine
 from insitu.backend.api.routes_runs import RunName
 from insitu.backend.api.settings import Services
 from insitu.backend.api.upload import GroupReader
 from insitu.errors import Conflict, InvalidRequest
+from insitu.json_values import JsonObject, as_object
 from insitu.types import NAME_PATTERN, GroupState, RunState
+from insitu.wire.answers import GroupInfo, GroupReceipt
+from insitu.wire.group_upload import GroupLine
+from insitu.wire.message import schema_of
 
 GroupId = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
 
 _NDJSON = "application/x-ndjson"
-_UPLOAD_DOCS: dict[str, Any] = {
+_UPLOAD_DOCS: JsonObject = {
     "requestBody": {
         "required": True,
         "description": "One object a line: the group, then each trajectory followed by its inline calls.",
@@ -35,7 +37,7 @@ def group_routes(services: Services) -> APIRouter:
     @router.put("/runs/{name}/groups/{group_id}", openapi_extra=_UPLOAD_DOCS, status_code=201)
     async def put_group(
         name: RunName, group_id: GroupId, request: Request, response: Response
-    ) -> views.GroupReceipt:
+    ) -> GroupReceipt:
         """Upload a group as NDJSON. 201: stored and durable. 200: it was there already."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _NDJSON:
@@ -51,29 +53,29 @@ def group_routes(services: Services) -> APIRouter:
         if not created:
             response.status_code = 200
             state = (await run_in_threadpool(ledger.group_record, name, group_id)).state
-        return views.GroupReceipt(
+        return GroupReceipt(
             id=group_id, run=name, state=state, created=created, num_trajectories=len(group.trajectories)
         )
 
     @router.get("/runs/{name}/groups/{group_id}")
-    def get_group(name: RunName, group_id: GroupId) -> views.GroupView:
+    def get_group(name: RunName, group_id: GroupId) -> GroupInfo:
         """One group and its state."""
         record = ledger.group_record(name, group_id)
-        return views.GroupView(
+        return GroupInfo(
             id=group_id,
             run=name,
             state=record.state,
             job_id=record.job_id,
             step=record.step,
             created_at=record.created_at,
-            trajectories=[views.TrajectoryView.model_validate(t) for t in record.group.trajectories],
+            trajectories=record.group.trajectories,
         )
 
     return router
 
 
-def upload_schemas() -> dict[str, Any]:
+def upload_schemas() -> JsonObject:
     """Return the schemas of upload lines, which OpenAPI cannot derive from the route's signature."""
-    schema = GroupLine.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = schema.pop("$defs", {})
+    schema = schema_of(GroupLine, "#/components/schemas/{model}")
+    parts = as_object(schema.pop("$defs", None)) or {}
     return {**parts, "GroupLine": schema}

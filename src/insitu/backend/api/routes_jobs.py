@@ -8,10 +8,10 @@ from fastapi import APIRouter, Header, Path
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend.api import views
 from insitu.backend.api.events import admit, parse_last_event_id, stream_events
 from insitu.backend.api.settings import Services
 from insitu.types import JobState
+from insitu.wire.answers import JobInfo
 
 JobId = Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
 
@@ -22,17 +22,17 @@ def job_routes(services: Services) -> APIRouter:
     router = APIRouter(tags=["jobs"])
 
     @router.get("/jobs/{job_id}")
-    def get_job(job_id: JobId) -> views.JobView:
+    def get_job(job_id: JobId) -> JobInfo:
         """State, progress and metrics of one job."""
-        return views.JobView.model_validate(ledger.get_job(job_id))
+        return JobInfo.of(ledger.get_job(job_id))
 
     @router.post("/jobs/{job_id}/cancel")
-    def cancel_job(job_id: JobId) -> views.JobView:
+    def cancel_job(job_id: JobId) -> JobInfo:
         """Cancel a queued job and free its groups; a running one is finished. Repeating it is harmless."""
         job = ledger.get_job(job_id)
         if job.state is not JobState.CANCELLED:
             job = ledger.transition_job(job_id, JobState.CANCELLED)
-        return views.JobView.model_validate(job)
+        return JobInfo.of(job)
 
     @router.get(
         "/jobs/{job_id}/events",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Header, Path, Query
 
 from insitu.backend import checkpoints
-from insitu.backend.api import views
-from insitu.backend.api.bodies import RunBody, StepBody
 from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.settings import Services
 from insitu.types import NAME_PATTERN, RunState
+from insitu.wire.answers import CheckpointInfo, CheckpointList, JobInfo, RunInfo, RunList, StepInfo, StepList
+from insitu.wire.bodies import RunBody, StepBody
 
 RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
 StepNumber = Annotated[int, Path(ge=1, lt=2**31)]
@@ -26,68 +27,68 @@ def run_routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=bounded_route(services.limits.max_body_bytes), tags=["runs"])
 
     @router.post("/runs")
-    def register_run(body: RunBody) -> views.RunView:
+    def register_run(body: RunBody) -> RunInfo:
         """Register a run. Repeating it is harmless; other settings under the same name are a conflict."""
         run = ledger.register_run(
             body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
         )
-        return views.RunView.model_validate(run)
+        return RunInfo.of(run)
 
     @router.get("/runs")
-    def list_runs() -> views.RunList:
+    def list_runs() -> RunList:
         """All runs, oldest first."""
-        return views.RunList(runs=[views.RunView.model_validate(run) for run in ledger.list_runs()])
+        return RunList([RunInfo.of(run) for run in ledger.list_runs()])
 
     @router.get("/runs/{name}")
-    def get_run(name: RunName) -> views.RunView:
+    def get_run(name: RunName) -> RunInfo:
         """One run."""
-        return views.RunView.model_validate(ledger.get_run(name))
+        return RunInfo.of(ledger.get_run(name))
 
     @router.post("/runs/{name}/close")
-    def close_run(name: RunName) -> views.RunView:
+    def close_run(name: RunName) -> RunInfo:
         """Close a run without open jobs; closing it again is harmless. Its checkpoints stay."""
         run = ledger.get_run(name)
         if run.state is not RunState.CLOSED:
             run = ledger.transition_run(name, RunState.CLOSED)
-        return views.RunView.model_validate(run)
+        return RunInfo.of(run)
 
     @router.post("/runs/{name}/steps", status_code=202)
-    def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> views.JobView:
+    def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> JobInfo:
         """Queue a training step over uploaded groups. The same key and body give the same job."""
-        canonical = orjson.dumps(body.model_dump(), option=orjson.OPT_SORT_KEYS)
+        canonical = orjson.dumps(asdict(body), option=orjson.OPT_SORT_KEYS)
         request_hash = hashlib.sha256(canonical).hexdigest()
         job = ledger.create_job(name, idempotency_key, body.groups, body.settings, request_hash)
-        return views.JobView.model_validate(job)
+        return JobInfo.of(job)
 
     @router.get("/runs/{name}/steps")
     def list_steps(
         name: RunName,
         after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-    ) -> views.StepList:
+    ) -> StepList:
         """Committed steps after `after`, in order."""
-        return views.StepList.model_validate({"steps": ledger.steps(name, after, limit)})
+        return StepList([StepInfo.of(step) for step in ledger.steps(name, after, limit)])
 
     @router.get("/runs/{name}/checkpoints")
-    def list_checkpoints(name: RunName) -> views.CheckpointList:
+    def list_checkpoints(name: RunName) -> CheckpointList:
         """Kept checkpoints, oldest first."""
-        return views.CheckpointList.model_validate({"checkpoints": ledger.checkpoints(name)})
+        return CheckpointList([CheckpointInfo.of(kept) for kept in ledger.checkpoints(name)])
 
     @router.put("/runs/{name}/checkpoints/{step}/pin")
-    def pin_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+    def pin_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
         """Keep a checkpoint until it is unpinned, however old it becomes. Repeating it is harmless."""
-        return views.CheckpointView.model_validate(ledger.pin_checkpoint(name, step))
+        return CheckpointInfo.of(ledger.pin_checkpoint(name, step))
 
     @router.delete("/runs/{name}/checkpoints/{step}/pin")
-    def unpin_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+    def unpin_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
         """Let a checkpoint be pruned by age again. Repeating it is harmless."""
-        return views.CheckpointView.model_validate(ledger.unpin_checkpoint(name, step))
+        return CheckpointInfo.of(ledger.unpin_checkpoint(name, step))
 
     @router.delete("/runs/{name}/checkpoints/{step}")
-    def delete_checkpoint(name: RunName, step: StepNumber) -> views.CheckpointView:
+    def delete_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
         """Delete a checkpoint with its directory; pinned ones and the newest two are refused."""
         gone = ledger.forget_checkpoint(name, step)
         checkpoints.remove(checkpoints.run_directory(services.settings.runs_dir, name), step)
-        return views.CheckpointView.model_validate(gone)
+        return CheckpointInfo.of(gone)
 
     return router

@@ -15,68 +15,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend.api.bodies import GroupHead, GroupLine, InlineCall, TrajectoryHead
+from insitu.backend.api.lines import read_lines
 from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
-from insitu.errors import CannotHonour, DeadlineExceeded, InvalidRequest, TooLarge
+from insitu.errors import CannotHonour, InvalidRequest, TooLarge
+from insitu.json_values import as_object
 from insitu.types import ModelCall, Trajectory, TrajectoryGroup
+from insitu.wire.group_upload import GroupHead, GroupLine, InlineCall, TrajectoryHead
 from insitu.wire.headers import CALL_ID_HEADER
-from insitu.wire.message import describe
+from insitu.wire.message import Malformed, Message, read_object, shallow
 
 _BATCH_CALLS = 64
 _BATCH_BYTES = 4 * 2**20
 _PARSE_IN_THREAD_BYTES = 256 * 2**10
 _LISTED = 20
+_REASSIGNED = frozenset({"id", "source", "rollout_id", "run"})
 _UNHASHED = (("function", None), ("protocol", "chat"))
-_KINDS: dict[type[BaseModel], str] = {GroupHead: "group", TrajectoryHead: "trajectory", InlineCall: "call"}
+_KINDS: dict[type[Message], str] = {GroupHead: "group", TrajectoryHead: "trajectory", InlineCall: "call"}
 
-Part = TypeVar("Part", bound=BaseModel)
-
-
-async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
-    """Yield a body's non-empty lines, enforcing limits per line and in total; time out when it stalls."""
-    buffer = bytearray()
-    total = 0
-    iterator = aiter(chunks)
-    while True:
-        try:
-            async with asyncio.timeout(limits.upload_idle_seconds):
-                chunk = await anext(iterator)
-        except StopAsyncIteration:
-            break
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no byte of the group arrived for {limits.upload_idle_seconds:.0f} s after {total} bytes",
-                hint="upload it again under the same id",
-            ) from None
-        total += len(chunk)
-        if total > limits.max_group_bytes:
-            raise TooLarge(
-                f"the group is over {limits.max_group_bytes} bytes", hint="split it into smaller ones"
-            )
-        # Search only the new bytes: a long line arrives in many chunks.
-        *heads, rest = chunk.split(b"\n")
-        for head in heads:
-            _check_line(len(buffer) + len(head), limits)
-            line = bytes(buffer + head)
-            buffer.clear()
-            if line.strip():
-                yield line
-        _check_line(len(buffer) + len(rest), limits)
-        buffer += rest
-    if buffer.strip():
-        yield bytes(buffer)
-
-
-def _check_line(length: int, limits: Limits) -> None:
-    if length > limits.max_line_bytes:
-        raise TooLarge(f"a line of the group is over {limits.max_line_bytes} bytes")
+Part = TypeVar("Part", bound=Message)
 
 
 class GroupReader:
@@ -122,8 +84,10 @@ class GroupReader:
             raise TooLarge(f"rollout {head.rollout_id!r} has over {most} calls")
         if any(call_id.startswith("inline:") for call_id in head.call_ids):
             raise InvalidRequest(f"rollout {head.rollout_id!r} names calls of another upload in call_ids")
-        unsaid = {"step_rewards"} if head.step_rewards is None else set[str]()
-        self._hash.update(_canonical(head.model_dump(mode="json", exclude=unsaid)))
+        said = shallow(head)
+        if head.step_rewards is None:
+            del said["step_rewards"]  # not hashed, so that repeats of older uploads still match
+        self._hash.update(_canonical(said))
         inline = [await self._inline(lines, head) for _ in range(head.num_inline_calls)]
         return Trajectory(
             rollout_id=head.rollout_id,
@@ -138,22 +102,27 @@ class GroupReader:
         body, num_bytes = await self._expect(lines, InlineCall)
         self._check_belongs(head.rollout_id, body.rollout_id, body.run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
-        fields = body.model_dump(exclude={"id", "source", "rollout_id", "run"})
         # Newer fields at their defaults are not hashed, so that repeats of older uploads still match.
-        hashed = {name: value for name, value in fields.items() if (name, value) not in _UNHASHED}
+        hashed = {
+            name: value
+            for name, value in shallow(body).items()
+            if name not in _REASSIGNED and (name, value) not in _UNHASHED
+        }
         digest = hashlib.sha256(_canonical(hashed)).hexdigest()
         self._hash.update(digest.encode())
         call_id = f"inline:{self._run.name}:{self._group_id}:{self._num_inline}:{digest[:24]}"
         self._num_inline += 1
-        fields["model"] = body.model or self._run.name
-        call = ModelCall(
-            id=call_id, rollout_id=head.rollout_id, run=self._run.name, source="inline", **fields
-        )
+        call = self._recorded(call_id, head.rollout_id, body)
         self._batch.append(call)
         self._batch_bytes += num_bytes
         if len(self._batch) >= _BATCH_CALLS or self._batch_bytes >= _BATCH_BYTES:
             await self._flush()
         return call_id
+
+    def _recorded(self, call_id: str, rollout_id: str, body: InlineCall) -> ModelCall:
+        fields = {name: value for name, value in shallow(body).items() if name not in _REASSIGNED}
+        fields["model"] = body.model or self._run.name
+        return ModelCall(id=call_id, rollout_id=rollout_id, run=self._run.name, source="inline", **fields)
 
     async def _flush(self) -> None:
         if self._batch:
@@ -224,20 +193,22 @@ class GroupReader:
         self._line_number += 1
         # Parsing a large line here would block every other request.
         in_thread = len(line) > _PARSE_IN_THREAD_BYTES
-        parsed = await run_in_threadpool(self._parse, line) if in_thread else self._parse(line)
-        part = getattr(parsed, wanted)
-        if parsed.model_fields_set != {wanted} or not isinstance(part, kind):
-            found = ", ".join(sorted(parsed.model_fields_set)) or "nothing"
-            raise InvalidRequest(f"line {self._line_number} holds {found}, expected {wanted!r}")
+        parsed, found = await run_in_threadpool(self._parse, line) if in_thread else self._parse(line)
+        part = {"group": parsed.group, "trajectory": parsed.trajectory, "call": parsed.call}[wanted]
+        if found != {wanted} or not isinstance(part, kind):
+            held = ", ".join(sorted(found)) or "nothing"
+            raise InvalidRequest(f"line {self._line_number} holds {held}, expected {wanted!r}")
         return part, len(line)
 
-    def _parse(self, line: bytes) -> GroupLine:
+    def _parse(self, line: bytes) -> tuple[GroupLine, set[str]]:
+        """Return the line and the names it holds, null or not."""
         try:
-            return GroupLine.model_validate(orjson.loads(line))
+            value = cast(object, orjson.loads(line))
+            return read_object(GroupLine, value), set(as_object(value) or ())
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"line {self._line_number} is not JSON: {error}") from error
-        except ValidationError as error:
-            raise InvalidRequest(f"line {self._line_number}: {describe(error.errors())}") from error
+        except Malformed as error:
+            raise InvalidRequest(f"line {self._line_number}: {error}") from error
 
 
 def max_seq_length(run: Run) -> int | None:
@@ -247,6 +218,6 @@ def max_seq_length(run: Run) -> int | None:
     return min(limits, default=None)
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(value: object) -> bytes:
     """Serialise to the same bytes for the same content, whatever the order of keys."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

@@ -11,14 +11,14 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import orjson
 
+from insitu.json_values import JsonValue, as_list, as_object
 from insitu.records.packing import pack_floats
 from insitu.types import ModelCall
 
-Json = Mapping[str, Any]
+Fields = Mapping[str, JsonValue]
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
 
 
@@ -72,14 +72,14 @@ class CallIndex:
             self._by_words[conversation, _digest([answer])].append(found)
 
     def find(
-        self, choice: Json, before: Sequence[Json], taken: set[str], later: Found | None = None
+        self, choice: Fields, before: Sequence[Fields], taken: set[str], later: Found | None = None
     ) -> Found:
         """Find the call of `choice`, which came after the messages `before`, among those not `taken`.
 
         Of several, prefer one whose answer is in the prompt of the conversation's `later` call: clients drop
         tool calls from messages, the record has them.
         """
-        message = cast("Json", choice.get("message") or {})
+        message = as_object(choice.get("message")) or {}
         logprobs = _logprobs(choice)
         conversation, opening = _digest(before), _digest(before[:1])
         if logprobs:
@@ -106,26 +106,33 @@ class CallIndex:
         )
 
     @staticmethod
-    def _with_same_text(candidates: list[Found], message: Json) -> list[Found]:
+    def _with_same_text(candidates: list[Found], message: Fields) -> list[Found]:
         return [found for found in candidates if found.text == _text(message)]
 
 
-def is_choice(item: Json) -> bool:
+def is_choice(item: Fields) -> bool:
     """Return True if an entry of `messages_and_choices` was sampled."""
     return "message" in item and "role" not in item
 
 
-def as_message(item: Json) -> Json:
+def as_message(item: Fields) -> Fields:
     """Convert an entry to a message of the conversation."""
-    return {"role": "assistant", **item["message"]} if is_choice(item) else item
+    return {"role": "assistant", **(as_object(item["message"]) or {})} if is_choice(item) else item
 
 
-def _logprobs(choice: Json) -> list[float]:
-    entries = (choice.get("logprobs") or {}).get("content") or []
-    return [float(entry["logprob"]) for entry in entries]
+def _logprobs(choice: Fields) -> list[float]:
+    logprobs = as_object(choice.get("logprobs")) or {}
+    return [_logprob(entry) for entry in as_list(logprobs.get("content")) or ()]
 
 
-def _digest(messages: Iterable[Json]) -> bytes:
+def _logprob(entry: JsonValue) -> float:
+    value = (as_object(entry) or {}).get("logprob")
+    if not isinstance(value, int | float):
+        raise Refused(f"one of its logprobs is {value!r}, not a number")
+    return float(value)
+
+
+def _digest(messages: Iterable[Fields]) -> bytes:
     """Hash the content of messages; empty and unrelated fields make no difference."""
     said = [
         {"role": "assistant"} | {key: value for key, value in message.items() if key in _SAID and value}
@@ -134,16 +141,17 @@ def _digest(messages: Iterable[Json]) -> bytes:
     return hashlib.blake2b(orjson.dumps(said, option=orjson.OPT_SORT_KEYS), digest_size=20).digest()
 
 
-def _short(message: Json) -> bytes:
+def _short(message: Fields) -> bytes:
     """Hash an answer by the ids of its tool calls, which are unique, or else by its text."""
-    ids = [str(call.get("id")) for call in message.get("tool_calls") or []]
+    calls = [as_object(call) or {} for call in as_list(message.get("tool_calls")) or ()]
+    ids = [str(call.get("id")) for call in calls]
     return hashlib.blake2b("\n".join([*ids, "" if ids else _text(message)]).encode(), digest_size=12).digest()
 
 
-def _text(message: Json) -> str:
+def _text(message: Fields) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
 
 
-def _excerpt(message: Json) -> str:
+def _excerpt(message: Fields) -> str:
     return repr(_text(message)[:60])

@@ -14,26 +14,27 @@ import hashlib
 import itertools
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend import checkpoints
 from insitu.backend.api.health import gateway_url, read_status
 from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.security import key_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.upload import max_seq_length
-from insitu.backend.art.bodies import ArtModel, DeleteBody, PrepareBody, TrainBody
 from insitu.backend.art.matching import CallIndex
+from insitu.backend.art.settings import registration, step_settings
 from insitu.backend.art.translation import Translated, translate
 from insitu.backend.ledger.rows import Job
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, DeadlineExceeded, Unavailable
 from insitu.types import JobState, RunState, StepSettings
+from insitu.wire.art import ArtModel, DeleteBody, Deleted, Done, PrepareBody, TrainBody, TrainReceipt
 
 _log = logging.getLogger(__name__)
 _READY_SECONDS = 1200.0
@@ -46,19 +47,19 @@ def art_routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=bounded_route(services.limits.max_group_bytes), tags=["art"])
 
     @router.get("/healthcheck")
-    def healthcheck() -> dict[str, str]:
+    def healthcheck() -> Done:
         """The API answers."""
-        return {"status": "ok"}
+        return Done()
 
     @router.post("/register")
-    def register(model: ArtModel) -> dict[str, str]:
+    def register(model: ArtModel) -> Done:
         """Register the run of a trainable model. Repeating it is harmless."""
         if model.base_model is not None:
-            body = model.registration()
+            body = registration(model)
             ledger.register_run(
                 body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
             )
-        return {"status": "ok"}
+        return Done()
 
     @router.post("/_get_step")
     def get_step(model: ArtModel) -> int:
@@ -82,7 +83,7 @@ def art_routes(services: Services) -> APIRouter:
     @router.post("/_train_model")
     async def train_model(body: TrainBody) -> Response:
         """Train one step; its metrics come when it is done, empty lines meanwhile."""
-        run, settings = body.model.name, body.settings()
+        run, settings = body.model.name, step_settings(body)
         translated = await _translated(services, body)
         for reason in translated.refused:
             _log.warning("run %s: a trajectory is refused: %s", run, reason)
@@ -96,13 +97,13 @@ def art_routes(services: Services) -> APIRouter:
             await run_in_threadpool(ledger.put_group, group, group.id)
         job = await run_in_threadpool(_job, services, run, translated, settings)
         if not body.wait:
-            return JSONResponse({"job": job.id, "refused": translated.refused})
+            return MessageResponse(TrainReceipt(job.id, translated.refused))
         return StreamingResponse(
             _metrics(services, job, len(translated.refused)), media_type="application/x-ndjson"
         )
 
     @router.post("/_delete_checkpoint_files")
-    def delete_checkpoint_files(body: DeleteBody) -> dict[str, list[int]]:
+    def delete_checkpoint_files(body: DeleteBody) -> Deleted:
         """Delete the run's checkpoints but those named, the pinned ones and the newest two."""
         deleted: list[int] = []
         for checkpoint in ledger.checkpoints(body.model.name):
@@ -117,12 +118,12 @@ def art_routes(services: Services) -> APIRouter:
                 checkpoints.run_directory(services.settings.runs_dir, body.model.name), checkpoint.step
             )
             deleted.append(checkpoint.step)
-        return {"deleted": deleted}
+        return Deleted(deleted)
 
     @router.post("/close")
-    def close() -> dict[str, str]:
+    def close() -> Done:
         """A client says goodbye; runs stay open for the next one."""
-        return {"status": "ok"}
+        return Done()
 
     return router
 
@@ -150,7 +151,7 @@ async def _translated(services: Services, body: TrainBody) -> Translated:
 
     def once(last: bool) -> tuple[Translated, bool]:
         # One step further back: the step of a repeated request may already be committed.
-        oldest = max(run.step - body.settings().max_staleness - 1, 0)
+        oldest = max(run.step - step_settings(body).max_staleness - 1, 0)
         index = CallIndex(run.name, services.records.of_run(run.name, oldest))
         in_use = services.ledger.calls_in_use(run.name, oldest)
         groups, limit = body.trajectory_groups, max_seq_length(run)
@@ -191,5 +192,5 @@ async def _metrics(services: Services, job: Job, num_refused: int) -> AsyncItera
         job = await run_in_threadpool(services.ledger.get_job, job.id)
     if job.state is not JobState.SUCCEEDED:
         raise CannotHonour(f"job {job.id} {job.state}: {job.error}")
-    figures: dict[str, Any] = {k: v for k, v in job.metrics.items() if isinstance(v, int | float)}
+    figures = {k: v for k, v in job.metrics.items() if isinstance(v, int | float)}
     yield orjson.dumps({**figures, "account/refused": float(num_refused)}) + b"\n"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from insitu.backend.art.bodies import ArtGroup, ArtTrajectory, Json
 from insitu.backend.art.matching import CallIndex, Found, Refused, as_message, is_choice
+from insitu.json_values import JsonObject
 from insitu.types import Ending, Trajectory, TrajectoryGroup
+from insitu.wire.art import ArtGroup, ArtTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,11 @@ def _trajectory(
         call_ids=[call.id for call in calls],
         reward=given.reward,
         ending=Ending.LENGTH if calls[-1].finish_reason == "length" else Ending.COMPLETED,
-        metadata={"metrics": given.metrics} if given.metrics else {},
+        metadata={"metrics": {**given.metrics}} if given.metrics else {},
     )
 
 
-def _calls(history: list[Json], index: CallIndex, taken: set[str]) -> list[Found]:
+def _calls(history: list[JsonObject], index: CallIndex, taken: set[str]) -> list[Found]:
     """Find a conversation's calls, last to first: each call's prompt contains the answers before it."""
     found: list[Found] = []
     for position, item in reversed(list(enumerate(history))):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -15,6 +15,20 @@ from insitu.backend.fleet.compute import Threads
 from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.processes import end_child, free_port, spawn, tail
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
+from insitu.wire.engine import (
+    Completion,
+    EngineModels,
+    LoadAdapter,
+    NewVersion,
+    ReloadWeights,
+    ScoredPrompt,
+    ScoredPrompts,
+    UnloadAdapter,
+    WeightsPath,
+)
+from insitu.wire.message import Malformed, Message, encode, read
+
+Received = TypeVar("Received", bound=Message)
 
 _GRACE_SECONDS = 3.0
 _WARM_UP_PROMPT = 48
@@ -94,34 +108,43 @@ class EngineClient:
         await self._complete(settings, batch, deadline_seconds)
 
     async def _complete(
-        self, settings: EngineSettings, prompts: list[list[int]], deadline_seconds: float, **fields: int
+        self,
+        settings: EngineSettings,
+        prompts: list[list[int]],
+        deadline_seconds: float,
+        prompt_logprobs: int | None = None,
     ) -> None:
-        body = {"model": settings.served_name, "prompt": prompts, "logprobs": 1, "ignore_eos": True}
-        body |= {"max_tokens": min(_WARM_UP_TOKENS, settings.max_model_len - 3), **fields}
+        body = Completion(
+            model=settings.served_name,
+            prompt=prompts,
+            max_tokens=min(_WARM_UP_TOKENS, settings.max_model_len - 3),
+            logprobs=1,
+            ignore_eos=True,
+            prompt_logprobs=prompt_logprobs,
+        )
         await self._post("/v1/completions", body, deadline_seconds)
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve a LoRA directory under a name that was never used before."""
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, 120)
+        await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), 120)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+        await self._post("/v1/unload_lora_adapter", UnloadAdapter(name), 60)
 
     async def adapters(self) -> set[str]:
         """Return the names the server answers to, including the base model's."""
         async with self._http.get(f"{self.url}/v1/models", timeout=aiohttp.ClientTimeout(total=10)) as answer:
-            return {entry["id"] for entry in (await answer.json())["data"]}
+            return {entry.id for entry in self._parsed(EngineModels, "/v1/models", await answer.read()).data}
 
     async def reload_weights(self, directory: Path, version: str) -> None:
         """Replace the full weights in place and set their version; no call may be in flight."""
-        kwargs = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-        await self._post("/collective_rpc", kwargs, 600)
+        await self._post("/collective_rpc", ReloadWeights(WeightsPath(str(directory))), 600)
         await self._post("/reset_prefix_cache", None, 60)
         await self.set_version(version)
 
     async def set_version(self, version: str) -> None:
         """Set the version that the engine reports for its full weights."""
-        await self._post("/update_weight_version", {"new_version": version}, 60)
+        await self._post("/update_weight_version", NewVersion(version), 60)
 
     async def sleep(self) -> None:
         """Free the devices' memory (CUDA only)."""
@@ -135,33 +158,34 @@ class EngineClient:
 
         All sequences go in one request, so that the same ones are always computed in the same batch.
         """
-        body = {
-            "model": model,
-            "prompt": sequences,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": 0,
-        }
-        choices = sorted((await self._post("/v1/completions", body, 120))["choices"], key=_index)
-        return [
-            [
-                row[str(token)]["logprob"]
-                for row, token in zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
-            ]
-            for choice, ids in zip(choices, sequences, strict=True)
-        ]
+        body = Completion(model=model, prompt=sequences, max_tokens=1, temperature=1.0, prompt_logprobs=0)
+        content = await self._post("/v1/completions", body, 120)
+        answer = self._parsed(ScoredPrompts, "/v1/completions", content)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        return [_logprobs(choice, ids) for choice, ids in zip(choices, sequences, strict=True)]
 
-    async def _post(self, path: str, body: dict[str, Any] | None, deadline_seconds: float) -> Any:
-        timeout = aiohttp.ClientTimeout(total=deadline_seconds)
+    def _parsed(self, kind: type[Received], path: str, content: bytes) -> Received:
         try:
-            async with self._http.post(self.url + path, json=body, timeout=timeout) as answer:
-                text = await answer.text()
+            return read(kind, content)
+        except Malformed as error:
+            text = f"the engine at {self.url} answered {path} with {content[:200]!r}: {error}"
+            raise UpstreamError(text) from error
+
+    async def _post(self, path: str, body: Message | None, deadline_seconds: float) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=deadline_seconds)
+        data = None if body is None else encode(body, without=Completion.OPTIONAL)
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._http.post(
+                self.url + path, data=data, headers=headers, timeout=timeout
+            ) as answer:
+                content = await answer.read()
                 if answer.status != 200:
+                    text = content[:500].decode("utf-8", "replace")
                     raise UpstreamError(
-                        f"the engine at {self.url} answered {answer.status} to {path}: {text[:500]}"
+                        f"the engine at {self.url} answered {answer.status} to {path}: {text}"
                     )
-                is_json = "json" in answer.headers.get("content-type", "")
-                return await answer.json() if is_json and text else text
+                return content
         except TimeoutError as error:
             message = f"the engine at {self.url} did not answer {path} in {deadline_seconds:.0f} s"
             raise DeadlineExceeded(message) from error
@@ -169,8 +193,9 @@ class EngineClient:
             raise UpstreamError(f"the engine at {self.url} broke off during {path}: {error!r}") from error
 
 
-def _index(choice: dict[str, Any]) -> int:
-    return choice["index"]
+def _logprobs(choice: ScoredPrompt, ids: list[int]) -> list[float]:
+    rows = zip(choice.prompt_logprobs[1:], ids[1:], strict=True)
+    return [(row or {})[str(token)].logprob for row, token in rows]
 
 
 async def wait_healthy(

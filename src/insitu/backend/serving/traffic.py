@@ -11,16 +11,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import aiohttp
 
 from insitu.errors import DeadlineExceeded, UpstreamError
+from insitu.wire.gateway_state import GatewayState, TableReceipt
+from insitu.wire.message import Malformed, Message, encode, read
 from insitu.wire.routing_table import Hold, ReplicaAddress, RoutingTable, Served, ServedBase, ServedRun
 
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.05
+Received = TypeVar("Received", bound=Message)
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +69,7 @@ class Traffic:
         deadline = time.monotonic() + self.push_seconds
         while True:
             try:
-                await self._request("PUT", "/control/routes", asdict(self._table()))
+                await self._request(TableReceipt, "PUT", "/control/routes", self._table())
                 return
             except (aiohttp.ClientError, TimeoutError) as error:
                 if time.monotonic() > deadline:
@@ -77,13 +80,12 @@ class Traffic:
                     ) from error
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def refresh(self) -> dict[str, Any] | None:
+    async def refresh(self) -> GatewayState | None:
         """Return the gateway's state, resending the table if it is outdated; None if it is unreachable."""
         try:
-            state = await self._request("GET", "/control/state")
-            revision = state["epoch"]
-            if revision != self.revision and self.base is not None:
-                log.warning("the gateway has table %s, not %s: sending it again", revision, self.revision)
+            state = await self._request(GatewayState, "GET", "/control/state")
+            if state.epoch != self.revision and self.base is not None:
+                log.warning("the gateway has table %s, not %s: sending it again", state.epoch, self.revision)
                 await self.push()
         except (aiohttp.ClientError, TimeoutError, DeadlineExceeded):
             return None
@@ -106,7 +108,7 @@ class Traffic:
         while time.monotonic() < deadline:
             state = await self.refresh()
             if state is not None:
-                left = state["in_flight_total"] if version is None else state["in_flight"].get(version, 0)
+                left = state.in_flight_total if version is None else state.in_flight.get(version, 0)
                 if left == 0:
                     return
             await asyncio.sleep(_POLL_SECONDS)
@@ -124,12 +126,20 @@ class Traffic:
             runs={run: ServedRun(self.latest[run], versions) for run, versions in self.runs.items()},
         )
 
-    async def _request(self, method: str, path: str, body: Any = None) -> Any:
-        headers = {"Authorization": f"Bearer {self.admin_key}"}
+    async def _request(
+        self, kind: type[Received], method: str, path: str, body: Message | None = None
+    ) -> Received:
+        headers = {"Authorization": f"Bearer {self.admin_key}", "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=5)
+        data = None if body is None else encode(body)
         async with self.http.request(
-            method, self.gateway_url + path, json=body, headers=headers, timeout=timeout
+            method, self.gateway_url + path, data=data, headers=headers, timeout=timeout
         ) as answer:
-            if answer.status != 200:
-                raise UpstreamError(f"the gateway answered {answer.status} to {path}: {await answer.text()}")
-            return await answer.json()
+            content = await answer.read()
+        text = content.decode("utf-8", "replace")
+        if answer.status != 200:
+            raise UpstreamError(f"the gateway answered {answer.status} to {path}: {text}")
+        try:
+            return read(kind, content)
+        except Malformed as error:
+            raise UpstreamError(f"the gateway answered {path} with {text[:200]!r}: {error}") from error

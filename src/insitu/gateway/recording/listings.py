@@ -1,6 +1,6 @@
 """List the calls of one rollout, including every call that was answered before the request.
 
-Each omits what an earlier one holds; see `insitu.recorded`.
+Each omits what an earlier one holds; see `insitu.wire.listed_calls`.
 
     request ──► turn (few at once) ──► wait for the writer ──► one indexed query in a thread ──► JSON
 
@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import cast
 
-import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from insitu.errors import InvalidRequest, Unavailable
@@ -25,12 +24,11 @@ from insitu.gateway.recording.tally import Tallies
 from insitu.gateway.sampled_ids.pieces import Pieces
 from insitu.gateway.sampled_ids.token_texts import TokenTexts, token_texts
 from insitu.gateway.settings import Limits
-from insitu.recorded import SHARING
 from insitu.records.store import ListedCall, RecordStore
-from insitu.types import ModelCall
+from insitu.wire import listed_calls as wire
+from insitu.wire.listed_calls import RolloutRecord
+from insitu.wire.message import encode
 
-_FIELDS = tuple(field.name for field in fields(ModelCall))
-_TOKEN_FIELDS = frozenset({"prompt_ids", "output_ids", "logprobs"})
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -65,7 +63,7 @@ class Listings:
         self._turns = asyncio.Semaphore(limits.max_listings)
 
     async def of_rollout(self, rollout_id: str, *, tokens: bool, pieces: bool = False) -> bytes:
-        """Return `{"calls", "seen", "unrecorded", "under_way"}` as JSON; DeadlineExceeded if the writer lags.
+        """Return the rollout's `RolloutRecord` as JSON; DeadlineExceeded if the writer lags.
 
         `pieces` adds the text of the tokens, for display.
         """
@@ -81,13 +79,17 @@ class Listings:
                     tables = (
                         [await self._texts.pieces_of(one.call) for one in read.listed] if pieces else None
                     )
-                    calls = await loop.run_in_executor(self._threads, _dump, read.listed, tokens, tables)
+                    # In a thread: the tokens of a long rollout take a while to encode.
+                    return await loop.run_in_executor(
+                        self._threads, _dump, counts, read.listed, tokens, tables
+                    )
         except TimeoutError:
             raise self._recorder.too_slow(self._seconds) from None
-        return b'{"calls":%b,%b' % (calls, orjson.dumps(counts)[1:])
 
-    def _counts(self, rollout_id: str, read: _Read, num_due: int) -> dict[str, Any]:
-        """Count the calls that were requested. Those recorded after `read` count as under way.
+    def _counts(self, rollout_id: str, read: _Read, num_due: int) -> RolloutRecord:
+        """Return the record without its calls: how many were requested, and what became of them.
+
+        Those recorded after `read` count as under way.
 
         `num_due` calls had been handed to the recorder before. One that is missing from the store is lost:
         it counts as seen, and nothing else.
@@ -95,12 +97,12 @@ class Listings:
         tally = self._tallies.find(rollout_id)
         if tally is None:
             never = read.num_recorded == 0 and not read.was_counted
-            return {"seen": 0 if never else None, "unrecorded": {}, "under_way": 0}
+            return RolloutRecord([], 0 if never else None)
         under_way = tally.seen - read.num_recorded - tally.unrecorded.total()
         if not tally.whole or under_way < 0:  # counted elsewhere too
-            return {"seen": None, "unrecorded": {}, "under_way": 0}
+            return RolloutRecord([], None)
         under_way -= min(under_way, max(0, num_due - read.num_recorded))
-        return {"seen": tally.seen, "unrecorded": dict(tally.unrecorded), "under_way": under_way}
+        return RolloutRecord([], tally.seen, dict(tally.unrecorded), under_way)
 
     def close(self) -> None:
         """Wait for reads under way to end and cancel the others; nobody waits for them any more."""
@@ -127,22 +129,44 @@ class _Read:
     was_counted: bool
 
 
-def _dump(listed: list[ListedCall], tokens: bool, tables: list[Pieces | None] | None) -> bytes:
-    left_out = frozenset[str]() if tokens else _TOKEN_FIELDS
-    names = [name for name in _FIELDS if name not in left_out]
-    views = [_view(one, names) for one in listed]
-    for view, one, pieces in zip(views, listed, tables or [], strict=tables is not None):
-        view["output_pieces"] = None if pieces is None else token_texts(pieces, one.call.output_ids)
-        view["prompt_text"] = None if pieces is None else "".join(token_texts(pieces, one.call.prompt_ids))
-    return orjson.dumps(views)
+def _dump(
+    record: RolloutRecord, listed: list[ListedCall], tokens: bool, tables: list[Pieces | None] | None
+) -> bytes:
+    calls = [_view(one, tokens=tokens) for one in listed]
+    for call, one, pieces in zip(calls, listed, tables or [], strict=tables is not None):
+        call["output_pieces"] = None if pieces is None else token_texts(pieces, one.call.output_ids)
+        call["prompt_text"] = None if pieces is None else "".join(token_texts(pieces, one.call.prompt_ids))
+    return encode(replace(record, calls=cast("list[wire.Whole]", calls)))
 
 
-def _view(listed: ListedCall, names: list[str]) -> dict[str, Any]:
-    # Not `asdict`, which would copy every token id.
-    view: dict[str, Any] = {name: getattr(listed.call, name) for name in names}
-    shared = listed.shared
-    sharing = (shared.parent, shared.num_tokens, shared.num_messages, shared.tools)
-    view |= zip(SHARING, sharing, strict=True)
-    view["num_prompt_tokens"] = listed.num_prompt_tokens
-    view["num_output_tokens"] = listed.num_output_tokens
+def _view(listed: ListedCall, *, tokens: bool) -> wire.ListedCall:
+    call, shared = listed.call, listed.shared
+    view = wire.ListedCall(
+        id=call.id,
+        rollout_id=call.rollout_id,
+        model=call.model,
+        run=call.run,
+        policy_step=call.policy_step,
+        policy_version=call.policy_version,
+        finish_reason=call.finish_reason,
+        constrained=call.constrained,
+        messages=call.messages,
+        tools=call.tools,
+        answer=call.answer,
+        sampling=call.sampling,
+        timings=call.timings,
+        started_at=call.started_at,
+        function=call.function,
+        source=call.source,
+        protocol=call.protocol,
+        parent_id=shared.parent,
+        shared_tokens=shared.num_tokens,
+        shared_messages=shared.num_messages,
+        shared_tools=shared.tools,
+        num_prompt_tokens=listed.num_prompt_tokens,
+        num_output_tokens=listed.num_output_tokens,
+    )
+    if tokens:
+        view["prompt_ids"], view["output_ids"] = call.prompt_ids, call.output_ids
+        view["logprobs"] = call.logprobs
     return view

@@ -29,13 +29,13 @@ from insitu.harness.interfaces.run import Task
 from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.rollouts.capture import CAPTURE
 from insitu.harness.rollouts.episode import Trajectory
-from insitu.recorded import expand
 from insitu.rewards.calls import as_calls
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.judges.judged_rollout import JudgedRollout, judging
 from insitu.rewards.score import score_group, score_item
 from insitu.types import REWARD_COMPONENTS, Ending
+from insitu.wire.listed_calls import expand
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
 

@@ -21,8 +21,8 @@ from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.files.json_lines import DamagedFile, JsonLines, Span, encode, read_only, read_record
 from insitu.harness.rollouts.episode import Call, Trajectory
 from insitu.harness.rollouts.step_rewards import trained_step_rewards
-from insitu.recorded import expand
 from insitu.types import Ending
+from insitu.wire.listed_calls import expand
 
 
 @dataclass(frozen=True, slots=True)

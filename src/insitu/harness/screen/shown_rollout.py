@@ -11,7 +11,7 @@ from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.rollouts.step_rewards import trained_step_rewards
 from insitu.harness.screen.run_reader import Found, RunReader
-from insitu.transport import RetryPolicy
+from insitu.wire.transport import RetryPolicy
 
 Json = dict[str, Any]
 _SECONDS = 5.0

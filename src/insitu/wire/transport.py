@@ -11,17 +11,18 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypeVar
 
 import aiohttp
-import orjson
 
 from insitu import errors
-from insitu.answers import Json, to_error
+from insitu.wire.answers import to_error
+from insitu.wire.message import Malformed, Message, encode, read
 
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 """The exceptions of a failed connection."""
 
+Received = TypeVar("Received", bound=Message)
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _MAX_RETRY_AFTER_SECONDS = 30.0
 
@@ -75,18 +76,19 @@ class Transport:
 
     async def call(
         self,
+        answer: type[Received],
         method: str,
         path: str,
         *,
-        body: Json | None = None,
+        body: Message | bytes | None = None,
         upload: Callable[[], AsyncIterator[bytes]] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
-    ) -> Json:
-        """Send a request, with retries, and return its JSON; `seconds` bounds each attempt."""
+    ) -> Received:
+        """Send a request, with retries, and return its `answer`; `seconds` bounds each attempt."""
         kind = "application/x-ndjson" if upload is not None else "application/json"
         sent = {**self.headers, "Content-Type": kind, **(headers or {})}
-        packed = None if body is None else orjson.dumps(body)
+        packed = encode(body) if isinstance(body, Message) else body
         # Waiting for a free connection counts towards `total`, not towards connecting.
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds, sock_connect=10)
         url = self.base_url + path
@@ -97,13 +99,13 @@ class Transport:
                 data = packed if upload is None else upload()
                 async with self.open().request(
                     method, url, data=data, headers=sent, timeout=timeout
-                ) as answer:
-                    content = await answer.read()
-                if answer.status < 400:
-                    return _parsed(content, url)
-                if answer.status not in _RETRIED_STATUS or last:
-                    raise to_error(answer.status, content)
-                pause = max(pause, _retry_after(answer))
+                ) as response:
+                    content = await response.read()
+                if response.status < 400:
+                    return _parsed(answer, content, url)
+                if response.status not in _RETRIED_STATUS or last:
+                    raise to_error(response.status, content)
+                pause = max(pause, _retry_after(response))
             except BROKEN as error:
                 if isinstance(error.__cause__, errors.InsituError | TypeError):
                     # The body itself could not be built: retrying cannot help.
@@ -141,19 +143,16 @@ def text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _parsed(content: bytes, url: str) -> Json:
+def _parsed(kind: type[Received], content: bytes, url: str) -> Received:
     try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
+        return read(kind, content)
+    except Malformed as error:
         raise errors.UpstreamError(
-            f"{url} does not answer with a JSON object but {content[:80]!r}",
+            f"{url} does not answer with a {kind.__name__} but {content[:80]!r}: {error}",
             hint="check that this is the address of an insitu backend",
-        )
-    return cast(Json, value)
+        ) from error
 
 
-def _retry_after(answer: aiohttp.ClientResponse) -> float:
-    value = answer.headers.get("Retry-After", "")
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    value = response.headers.get("Retry-After", "")
     return min(float(value), _MAX_RETRY_AFTER_SECONDS) if value.isdigit() else 0.0

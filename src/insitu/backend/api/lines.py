@@ -1,0 +1,49 @@
+"""The lines of a streamed body, read as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from insitu.backend.api.settings import Limits
+from insitu.errors import DeadlineExceeded, TooLarge
+
+
+async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
+    """Yield a body's non-empty lines, enforcing limits per line and in total; time out when it stalls."""
+    buffer = bytearray()
+    total = 0
+    iterator = aiter(chunks)
+    while True:
+        try:
+            async with asyncio.timeout(limits.upload_idle_seconds):
+                chunk = await anext(iterator)
+        except StopAsyncIteration:
+            break
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no byte of the group arrived for {limits.upload_idle_seconds:.0f} s after {total} bytes",
+                hint="upload it again under the same id",
+            ) from None
+        total += len(chunk)
+        if total > limits.max_group_bytes:
+            raise TooLarge(
+                f"the group is over {limits.max_group_bytes} bytes", hint="split it into smaller ones"
+            )
+        # Search only the new bytes: a long line arrives in many chunks.
+        *heads, rest = chunk.split(b"\n")
+        for head in heads:
+            _check_line(len(buffer) + len(head), limits)
+            line = bytes(buffer + head)
+            buffer.clear()
+            if line.strip():
+                yield line
+        _check_line(len(buffer) + len(rest), limits)
+        buffer += rest
+    if buffer.strip():
+        yield bytes(buffer)
+
+
+def _check_line(length: int, limits: Limits) -> None:
+    if length > limits.max_line_bytes:
+        raise TooLarge(f"a line of the group is over {limits.max_line_bytes} bytes")

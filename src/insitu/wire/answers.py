@@ -1,0 +1,198 @@
+"""Responses of the backend API. The server sends them, the client reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from insitu import errors
+from insitu.wire.group_upload import Trajectory
+from insitu.wire.lora_settings import LoraSettings
+from insitu.wire.message import Answer, Malformed, read
+from insitu.wire.step_settings import StepSettings
+from insitu.wire.values import (
+    AnyObject,
+    Count,
+    GroupStateValue,
+    JobState,
+    JobStateValue,
+    RunStateValue,
+    Stored,
+)
+
+_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo(Answer):
+    """One run; `step` is the last committed one."""
+
+    name: str
+    project: str
+    base_model: str
+    lora: Annotated[LoraSettings, Stored()]
+    engine_args: AnyObject
+    init_args: AnyObject
+    state: RunStateValue
+    step: Count
+    error: str | None
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunList(Answer):
+    """All runs, oldest first."""
+
+    runs: list[RunInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReceipt(Answer):
+    """Confirms that a group is durable on the backend; `created` is False if it already existed."""
+
+    id: str
+    run: str
+    state: GroupStateValue
+    created: bool
+    num_trajectories: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo(Answer):
+    """A group and its state."""
+
+    id: str
+    run: str
+    state: GroupStateValue
+    job_id: str | None
+    """The job that claimed or consumed it."""
+    step: int | None
+    """The step that trained on it."""
+    created_at: float
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo(Answer):
+    """A submitted training step: its state, its progress and, once it has succeeded, its metrics."""
+
+    id: str
+    run: str
+    state: JobStateValue
+    group_ids: list[str]
+    settings: Annotated[StepSettings, Stored()]
+    attempt: Count
+    phase: str
+    progress: float
+    step: int | None
+    metrics: AnyObject
+    error: str | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+    @property
+    def ended(self) -> bool:
+        """True once the job is in a final state."""
+        return self.state in _ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo(Answer):
+    """Something that happened to a job."""
+
+    seq: Count
+    kind: str
+    at: float
+    data: AnyObject
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo(Answer):
+    """A committed step."""
+
+    run: str
+    step: Count
+    job_id: str
+    metrics: AnyObject
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepList(Answer):
+    """Committed steps in order."""
+
+    steps: list[StepInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo(Answer):
+    """A kept checkpoint; `path` is on the backend's machine."""
+
+    run: str
+    step: Count
+    path: str
+    manifest_sha256: str
+    created_at: float
+    pinned: bool = False
+    """Kept until it is unpinned, however old it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointList(Answer):
+    """Kept checkpoints, oldest first."""
+
+    checkpoints: list[CheckpointInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health(Answer):
+    """The state of the backend. `supervisor` is its own report, null if it has not written one."""
+
+    service: str
+    """Always `insitu`: distinguishes this API from any other server on the port."""
+    gateway_url: str | None = None
+    """This backend's gateway, as reachable by the caller; null without a supervisor."""
+    status: str
+    """`ok`, or `failing` when the ledger cannot be read."""
+    version: str = ""
+    ledger: str = ""
+    """`ok`, or the reason."""
+    supervisor: AnyObject | None = None
+    supervisor_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Answer):
+    """The cause, the offending value, and the next thing to do."""
+
+    type: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody(Answer):
+    """The body of every error response."""
+
+    error: Problem
+
+
+def error_body(error: errors.InsituError, kind: str | None = None) -> ErrorBody:
+    """Return an error as it is sent; `kind` names it if not by its class."""
+    return ErrorBody(Problem(kind or type(error).__name__, error.message, error.hint))
+
+
+def to_error(status: int, content: bytes) -> errors.InsituError:
+    """Return the error that the server named, or a plain one if no insitu backend sent the response."""
+    try:
+        named = read(ErrorBody, content).error
+    except Malformed:
+        error = errors.InsituError(f"HTTP {status}: {content[:200].decode('utf-8', 'replace')}")
+    else:
+        cls = getattr(errors, named.type, errors.InsituError)
+        known = isinstance(cls, type) and issubclass(cls, errors.InsituError)
+        error = (cls if known else errors.InsituError)(named.message, hint=named.hint)
+    error.status = status
+    return error

@@ -1,0 +1,33 @@
+"""The JSON bodies that clients send to the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import MaxLen, MinLen
+
+from insitu.wire.lora_settings import LoraSettings
+from insitu.wire.message import Message
+from insitu.wire.step_settings import StepSettings
+from insitu.wire.values import Arguments, Label, Name, Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBody(Message):
+    """A registration: `POST /v1/runs`."""
+
+    project: Name = "default"
+    name: Name
+    base_model: Label
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    engine_args: Arguments = field(default_factory=dict[str, Scalar])
+    init_args: Arguments = field(default_factory=dict[str, Scalar])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBody(Message):
+    """A training step over uploaded groups: `POST /v1/runs/{name}/steps`."""
+
+    groups: Annotated[list[Name], MinLen(1), MaxLen(20_000)]
+    settings: StepSettings = field(default_factory=StepSettings)

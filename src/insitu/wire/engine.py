@@ -1,0 +1,96 @@
+"""Requests to a vLLM server and the parts of its answers that are read. The protocol is vLLM's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from insitu.wire.message import Answer, Message
+from insitu.wire.values import Count
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter(Message):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter(Message):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPath(Message):
+    """Where the new weights are, on the engine's machine."""
+
+    weights_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadWeights(Message):
+    """`POST /collective_rpc`: each worker reloads its weights."""
+
+    kwargs: WeightsPath
+    method: str = "reload_weights"
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion(Message):
+    """`POST /update_weight_version`."""
+
+    new_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion(Message):
+    """`POST /v1/completions` on token ids. None means that the engine's default applies."""
+
+    model: str
+    prompt: list[list[int]]
+    max_tokens: Count
+    temperature: float | None = None
+    logprobs: int | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+
+    OPTIONAL = ("temperature", "logprobs", "ignore_eos", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob(Answer):
+    """The log-probability of one token of a prompt."""
+
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt(Answer):
+    """One choice of a completion, with the scores of its prompt by token id; the first token has none."""
+
+    index: Count
+    prompt_logprobs: list[dict[str, TokenLogprob] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts(Answer):
+    """The answer to a completion with `prompt_logprobs`."""
+
+    choices: list[ScoredPrompt]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel(Answer):
+    """A name that the engine answers to."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModels(Answer):
+    """`GET /v1/models`."""
+
+    data: list[EngineModel]
