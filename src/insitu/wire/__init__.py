@@ -4,6 +4,6 @@
     model_call, listed_calls        gateway ─► store, client                    engine   supervisor ─► vLLM
     art                             ART's clients ─► API
 
-A message is a frozen dataclass over `message.Message`; pydantic reads the definition where a message arrives and
+A message is a frozen dataclass over `message.Message`; pydantic reads the definition where one arrives, and
 is imported only then. `transport` sends the clients' requests.
 """

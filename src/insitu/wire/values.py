@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
-from annotated_types import Interval, MaxLen, MinLen
+from annotated_types import Interval, MaxLen, MinLen, Predicate
 
 from insitu.json_values import JsonObject, as_list, as_object
 
@@ -154,7 +154,7 @@ Reference = Annotated[str, Pattern(r"^[!-~]{1,256}$")]
 Label = Annotated[str, MinLen(1), MaxLen(512), Pattern(r"^[^\x00-\x1f\x7f]*$")]
 TokenIds = Annotated[list[Annotated[int, Interval(ge=0, lt=2**31)]], MinLen(1)]
 Count = Annotated[int, Interval(ge=0)]
-Scalar = str | int | float | bool | None
+Scalar = str | int | Annotated[float, Predicate(math.isfinite)] | bool | None
 Arguments = Annotated[
     dict[Annotated[str, Pattern(r"^[a-z][a-z0-9_]{0,63}$")], Scalar],
     MaxLen(64),

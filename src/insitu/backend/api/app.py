@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Lifespan
 
 from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
@@ -23,6 +24,8 @@ from insitu.records.store import RecordStore
 from insitu.wire.answers import ErrorBody
 
 PREFIX = "/v1"
+Documented: TypeAlias = dict[str, Any]
+"""OpenAPI, as FastAPI takes and makes it."""
 
 
 def records_url(settings: ApiSettings) -> str:
@@ -45,7 +48,7 @@ def build_api(
     services = Services(settings, ledger, records)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         yield
         services.stopping = True
         for action in close:
@@ -55,7 +58,7 @@ def build_api(
     app.state.services = services
     problems.install(app)
     app.include_router(health_routes(services, app.version))
-    errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody}}
+    errors: dict[int | str, Documented] = {"default": {"model": ErrorBody}}
     for router in (run_routes(services), group_routes(services), job_routes(services)):
         app.include_router(router, prefix=PREFIX, responses=errors)
     app.include_router(art_routes(services), responses=errors)
@@ -65,7 +68,7 @@ def build_api(
     return app
 
 
-def _bare_app(lifespan: Any) -> FastAPI:
+def _bare_app(lifespan: Lifespan[FastAPI]) -> FastAPI:
     try:
         release = version("insitu")
     except PackageNotFoundError:
@@ -86,7 +89,7 @@ def _bare_app(lifespan: Any) -> FastAPI:
 def _document_uploads(app: FastAPI) -> None:
     generate = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> Documented:
         document = generate()
         document.setdefault("components", {}).setdefault("schemas", {}).update(upload_schemas())
         return document

@@ -16,20 +16,19 @@ from insitu.errors import TooLarge
 class BoundedRequest(Request):
     """A request whose JSON body is parsed strictly."""
 
-    async def json(self) -> Any:
+    async def json(self) -> object:
         """Parse the body as JSON. Unlike the standard library's, this parser rejects NaN."""
         return orjson.loads(await self.body())
 
-
-async def read_bounded(request: Request, max_bytes: int) -> None:
-    """Read the body into the request; raise TooLarge as soon as it exceeds the limit."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
-    # Starlette itself caches the body it has read here.
-    request._body = bytes(body)
+    async def read(self, max_bytes: int) -> None:
+        """Read the body; raise TooLarge as soon as it exceeds the limit."""
+        body = bytearray()
+        async for chunk in self.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
+        # Starlette itself caches the body it has read here.
+        self._body = bytes(body)
 
 
 def bounded_route(max_bytes: int) -> type[APIRoute]:
@@ -42,7 +41,7 @@ def bounded_route(max_bytes: int) -> type[APIRoute]:
             async def handle(request: Request) -> Response:
                 bounded = BoundedRequest(request.scope, request.receive)
                 if self.body_field is not None:
-                    await read_bounded(bounded, max_bytes)
+                    await bounded.read(max_bytes)
                 return await handler(bounded)
 
             return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import signature
 from typing import TypeVar
 
@@ -68,7 +69,7 @@ def step_settings(body: TrainBody) -> StepSettings:
 Checked = TypeVar("Checked", RunBody, LoraSettings, StepSettings)
 
 
-def _checked(kind: type[Checked], fields: JsonObject | dict[str, object]) -> Checked:
+def _checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
     try:
         return read_object(kind, fields)
     except Malformed as error:

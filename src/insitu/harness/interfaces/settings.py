@@ -13,10 +13,10 @@ from insitu.config.values.document import read_scalar
 from insitu.config.values.problems import NOT_HONOURED
 from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN, StepSettings
+from insitu.wire.values import Arguments, Label, Scalar
 
 GATEWAY_PORT = 8000
 """Where `insitu serve` answers model calls, unless its own settings say otherwise."""
-Scalar = str | int | float | bool | None
 
 
 class BuilderConfig(ComponentConfig):
@@ -33,18 +33,18 @@ class BackendSettings(Section):
     port: int = Field(ge=1, le=65535)
     name: str = "trainer_run"
     project: str = "trainer_project"
-    base_model: str = "Qwen/Qwen2.5-7B-Instruct"
+    base_model: Label = "Qwen/Qwen2.5-7B-Instruct"
     api_key: SecretStr = SecretStr("default")
     delete_old_checkpoints: bool = False
     """Delete all but the run's newest two checkpoints before training."""
-    init_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
-    engine_args: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    init_args: Arguments = Field(default_factory=dict[str, Scalar])
+    engine_args: Arguments = Field(default_factory=dict[str, Scalar])
     server_config: dict[str, Any] | None = None
 
     @field_validator("name", "project")
     @classmethod
     def _names(cls, value: str) -> str:
-        if not NAME_PATTERN.match(value):
+        if not NAME_PATTERN.fullmatch(value):
             raise ValueError(
                 "must start with a-z or 0-9 and go on with a-z, 0-9, `.`, `_` or `-`, 64 at most"
             )
