@@ -148,7 +148,7 @@ def _parsed(kind: type[Received], content: bytes, url: str) -> Received:
         return read(kind, content)
     except Malformed as error:
         raise errors.UpstreamError(
-            f"{url} does not answer with a {kind.__name__} but {content[:80]!r}: {error}",
+            f"{url} does not answer as insitu does, but with {content[:80]!r}: {error}",
             hint="check that this is the address of an insitu backend",
         ) from error
 
