@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
 from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
+from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
@@ -36,7 +37,7 @@ class Door:
             self._check(scope)
         except InsituError as error:
             headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
-            await JSONResponse(error.to_wire(), error.status, headers)(scope, receive, send)
+            await MessageResponse(error_body(error), error.status, headers)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
