@@ -21,7 +21,7 @@ import yaml
 
 from insitu.backend.batch import make_batch
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
 from insitu.records.store import RecordStore
 from tests.compat.environment import NAT, ROOT
 from tests.compat.nat_client import GATEWAY_PORT
@@ -219,9 +219,9 @@ def kept_rollouts(side: Side) -> int:
 
 def stored_rollouts(side: Side) -> list[Any]:
     """Read every rollout that `insitu finetune` kept of its epochs."""
-    entries: list[Any] = []
+    rollouts: list[Any] = []
     for path in sorted((side.directory / "output" / "trajectories").glob("epoch-*.jsonl")):
-        store = TrajectoryStore(path)
-        entries += list(store.entries())
+        store = RolloutStore(path)
+        rollouts += store.rollouts()
         store.close()
-    return entries
+    return rollouts

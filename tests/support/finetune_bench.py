@@ -19,13 +19,13 @@ from insitu.config.load import LoadedConfig, load_config
 from insitu.gateway_client import GatewayClient
 from insitu.harness import finetune as command
 from insitu.harness.assembly import Assembly
+from insitu.harness.files.rollout_line import to_line
+from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.run_directory import RunDirectory
-from insitu.harness.files.trajectory_store import TrajectoryStore
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.options import with_options
 from insitu.harness.screen.summary import Summary
-from insitu.wire.listed_calls import expand
 from tests.support.finetuning import Project
 from tests.support.standin_backend import StandinBackend
 from tests.support.standin_engine import Behaviour
@@ -85,11 +85,11 @@ class FinetuneBench:
     def records(self, name: str = "epoch-0000") -> list[dict[str, Any]]:
         """Every stored rollout of an epoch or a validation, whole."""
         with self.store(name) as store:
-            records = [store.read(entry.rollout_id) for entry in store.entries()]
-        return [record | {"calls": expand(record["calls"])} for record in records]
+            rollouts = store.rollouts()
+        return [to_line(each, each.details()) | {"calls": each.read_calls()} for each in rollouts]
 
-    def store(self, name: str = "epoch-0000") -> TrajectoryStore:
-        return TrajectoryStore(self.project.output / "trajectories" / f"{name}.jsonl")
+    def store(self, name: str = "epoch-0000") -> RolloutStore:
+        return RolloutStore(self.project.output / "trajectories" / f"{name}.jsonl")
 
     def jobs(self) -> list[Any]:
         """The job of every committed step."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from insitu.harness.screen.run_reader import Found, RunReader
 
 _DEFAULT_LIMIT = 50
@@ -53,10 +55,10 @@ def list_rollouts(
 
     reader = RunReader.open(run)
     rows = list(reader.rollouts(_stores(reader, epoch, validation)))
-    rows = [row for row in rows if ending is None or row.entry.ending == _ending(ending)]
+    rows = [row for row in rows if ending is None or row.rollout.ending == _ending(ending)]
     if best or worst:
-        rows = [row for row in rows if row.entry.reward is not None]
-        rows.sort(key=lambda row: row.entry.reward or 0.0, reverse=best)
+        rows = [row for row in rows if row.rollout.reward is not None]
+        rows.sort(key=lambda row: row.rollout.reward or 0.0, reverse=best)
     if limit is None:
         limit = 0 if as_json else _DEFAULT_LIMIT
     shown = rows[:limit] if limit else rows
@@ -117,24 +119,24 @@ def _ending(text: str) -> str:
     return text
 
 
-def _row(found: Found) -> dict[str, Any]:
-    entry = found.entry
+def _row(found: Found) -> dict[str, object]:
+    rollout, figures = found.rollout, found.rollout.figures
     return {
         "store": found.store,
-        "rollout_id": entry.rollout_id,
-        "example_id": entry.example_id,
-        "generation": entry.generation,
-        "ending": str(entry.ending),
-        "reason": entry.reason,
-        "reward": entry.reward,
-        "step_rewards": entry.step_rewards,
-        "num_calls": entry.metadata.get("num_calls"),
-        "num_trained_calls": len(entry.call_ids),
-        "num_output_tokens": entry.metadata.get("num_output_tokens"),
-        "policy_steps": entry.metadata.get("policy_steps"),
-        "capture": entry.metadata.get("capture"),
-        "seconds": entry.seconds,
-        "started_at": entry.started_at,
+        "rollout_id": rollout.rollout_id,
+        "example_id": rollout.example_id,
+        "generation": rollout.generation,
+        "ending": str(rollout.ending),
+        "reason": rollout.reason,
+        "reward": rollout.reward,
+        "step_rewards": rollout.call_rewards,
+        "num_calls": figures.num_calls,
+        "num_trained_calls": len(rollout.call_ids),
+        "num_output_tokens": figures.num_output_tokens,
+        "policy_steps": figures.policy_steps,
+        "capture": None if figures.capture is None else figures.capture.to_dict(),
+        "seconds": rollout.seconds,
+        "started_at": rollout.started_at,
     }
 
 
@@ -150,40 +152,37 @@ def _print_table(rows: list[Found], total: int) -> None:
         numeric = name in ("gen", "reward", "calls", "tokens")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name in ("file", "rollout"))
     for found in rows:
-        row = _row(found)
-        reward = "" if row["reward"] is None else f"{row['reward']:.4g}"
-        steps = ", ".join(map(str, row["policy_steps"] or ()))
-        counts = [str(row[name] or 0) for name in ("num_calls", "num_output_tokens")]
+        rollout, figures = found.rollout, found.rollout.figures
         words = [
             found.store,
-            row["example_id"],
-            str(row["generation"]),
-            row["ending"],
-            reward,
-            *counts,
-            steps,
+            rollout.example_id,
+            str(rollout.generation),
+            str(rollout.ending),
+            "" if rollout.reward is None else f"{rollout.reward:.4g}",
+            str(figures.num_calls),
+            str(figures.num_output_tokens),
+            ", ".join(map(str, figures.policy_steps)),
+            rollout.rollout_id,
         ]
-        style = "" if row["reward"] is not None else "red"
-        table.add_row(
-            *(Text(visible(word).replace("\n", " "), style=style) for word in [*words, row["rollout_id"]])
-        )
+        style = "" if rollout.reward is not None else "red"
+        table.add_row(*(Text(visible(word).replace("\n", " "), style=style) for word in words))
     console.print(table)
     if len(rows) < total:
         console.print(Text(f"{total - len(rows)} more: --limit 0 shows all", style="dim"))
 
 
-def _console() -> Any:
+def _console() -> Console:
     """Use a terminal's colours and width; elsewhere print plain lines at full length."""
     from rich.console import Console
 
     from insitu.harness.screen.safe_output import SafeOutput
 
-    output: Any = SafeOutput(quiet=True)
+    output = SafeOutput(quiet=True)
     width = None if output.isatty() else 1000
-    return Console(file=output, width=width, markup=False, emoji=False, highlight=False)
+    return Console(file=cast(TextIO, output), width=width, markup=False, emoji=False, highlight=False)
 
 
-def _print_json(value: Any) -> None:
+def _print_json(value: object) -> None:
     from insitu.harness.screen.safe_output import SafeOutput
 
     output = SafeOutput(quiet=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from insitu.client import InsituClient
 from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
 from insitu.harness.interfaces import events
+from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import GATEWAY_PORT, AdapterConfig
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.harness.rollouts.episode import TrajectoryCollection
+from insitu.harness.rollouts.rollout import Rollout
 from insitu.plugins import Parts
 from insitu.returns import call_returns
-from insitu.types import REWARD_COMPONENTS, JobState, TrajectoryGroup
-from insitu.types import Trajectory as UploadedTrajectory
+from insitu.types import REWARD_COMPONENTS, JobState, Trajectory, TrajectoryGroup
 from insitu.wire.answers import JobInfo, RunInfo
 
 BACKEND = "insitu"
@@ -46,7 +46,7 @@ class BackendAdapter(TrainerAdapter):
         self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()
-        self._run: FinetuneRun | None = None
+        self._progress = Progress()
 
     @property
     def trained_model(self) -> TrainedModel:
@@ -78,7 +78,7 @@ class BackendAdapter(TrainerAdapter):
             if backend.delete_old_checkpoints:
                 await self._delete_old_checkpoints()
             events.note(journal, events.Registered(backend.name, backend.url))
-        self._run = run
+        self._progress = run.progress
 
     async def is_healthy(self) -> bool:
         """Return True if an insitu backend answers at the configured address and accepts the key."""
@@ -108,14 +108,14 @@ class BackendAdapter(TrainerAdapter):
                 hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
             ) from error
 
-    async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
+    async def accept(self, run_id: str, epoch: int, group: Sequence[Rollout]) -> None:
         """Upload a group that has a training signal; the backend has stored it durably on return."""
         group_id = _group_id(run_id, epoch, group)
-        trajectories = [_uploaded(t) for t in group if t.trainable]
-        if not _comparable(trajectories) or group_id in self._uploaded:
+        uploaded = [_uploaded(rollout) for rollout in group if rollout.trainable]
+        if not _comparable(uploaded) or group_id in self._uploaded:
             return
         async with self._uploads:
-            await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, trajectories))
+            await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, uploaded))
         self._uploaded.add(group_id)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
@@ -128,14 +128,13 @@ class BackendAdapter(TrainerAdapter):
         if missing or not ids:
             raise InvalidRequest(
                 f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
-                hint="submit groups of two rollouts or more with different rewards or step rewards",
+                hint="submit groups of two rollouts or more with different rewards or call rewards",
             )
         key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
         job = await self._client.submit_step(self._backend.name, ids, self._training, idempotency_key=key)
         self._uploaded.clear()
-        count = sum(trajectory.trainable for group in groups for trajectory in group)
-        if self._run is not None:
-            self._run.progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
+        count = sum(rollout.trainable for group in groups for rollout in group)
+        self._progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -144,8 +143,7 @@ class BackendAdapter(TrainerAdapter):
 
     def watch(self, status: TrainingJobStatus) -> None:
         """Show the progress of the step."""
-        if self._run is not None:
-            self._run.progress.training(status.message or "waiting", (status.progress or 0.0) / 100)
+        self._progress.training(status.message or "waiting", (status.progress or 0.0) / 100)
 
     async def keep(self, step: int) -> str | None:
         """Pin the checkpoint of `step` and unpin all others."""
@@ -169,29 +167,28 @@ class BackendAdapter(TrainerAdapter):
                 await self._client.delete_checkpoint(self._backend.name, checkpoint.step)
 
 
-def _group_id(run_id: str, epoch: int, group: Sequence[Trajectory]) -> str:
+def _group_id(run_id: str, epoch: int, group: Sequence[Rollout]) -> str:
     """Derive the id from the rollouts to upload, so that it is stable across resumes."""
-    rollouts = "\n".join(sorted(trajectory.rollout_id for trajectory in group if trajectory.trainable))
+    rollouts = "\n".join(sorted(rollout.rollout_id for rollout in group if rollout.trainable))
     return f"{run_id}-e{epoch}-{hashlib.sha256(rollouts.encode()).hexdigest()[:16]}"
 
 
-def _uploaded(trajectory: Trajectory) -> UploadedTrajectory:
-    assert trajectory.reward is not None
-    metadata: dict[str, Any] = {"example_id": trajectory.example_id, "generation": trajectory.generation}
-    if REWARD_COMPONENTS in trajectory.metadata:
-        metadata[REWARD_COMPONENTS] = trajectory.metadata[REWARD_COMPONENTS]
-    steps = None if trajectory.step_rewards is None else list(trajectory.step_rewards)
-    return UploadedTrajectory(
-        trajectory.rollout_id,
-        list(trajectory.call_ids),
-        trajectory.reward,
-        trajectory.ending,
-        metadata,
-        steps,
+def _uploaded(rollout: Rollout) -> Trajectory:
+    assert rollout.reward is not None
+    metadata: dict[str, object] = {"example_id": rollout.example_id, "generation": rollout.generation}
+    if rollout.figures.components:
+        metadata[REWARD_COMPONENTS] = dict(rollout.figures.components)
+    return Trajectory(
+        rollout_id=rollout.rollout_id,
+        call_ids=list(rollout.call_ids),
+        reward=rollout.reward,
+        ending=rollout.ending,
+        metadata=metadata,
+        step_rewards=None if rollout.call_rewards is None else list(rollout.call_rewards),
     )
 
 
-def _comparable(group: Sequence[UploadedTrajectory]) -> bool:
+def _comparable(group: Sequence[Trajectory]) -> bool:
     """Return True if the returns of the calls differ; a single rollout has nothing to be compared with."""
     returns = {value for t in group for value in call_returns(t.reward, t.step_rewards, len(t.call_ids))}
     return len(group) > 1 and len(returns) > 1

@@ -13,8 +13,9 @@ from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
-from insitu.harness.rollouts.capture import CAPTURE, Capture
+from insitu.harness.rollouts.capture import Capture
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.harness.rollouts.rollout import Figures
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.types import Ending
 
@@ -160,9 +161,9 @@ def _num_calls(collection: TrajectoryCollection) -> int:
 
 def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: float) -> Trajectory:
     """Make a completed rollout with one call."""
-    calls, metadata = (f"call-{rollout_id}",), {CAPTURE: Capture(seen=1, trained=1).to_dict()}
+    calls, figures = (f"call-{rollout_id}",), Figures(1, capture=Capture(seen=1, trained=1))
     ending = Ending.COMPLETED
-    return Trajectory(rollout_id, example_id, generation, ending, reward, call_ids=calls, metadata=metadata)
+    return Trajectory(rollout_id, example_id, generation, ending, reward, call_ids=calls, figures=figures)
 
 
 def make_groups(

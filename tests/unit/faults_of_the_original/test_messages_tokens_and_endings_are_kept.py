@@ -46,7 +46,7 @@ async def test_fault_07_tools_stay_tools(tmp_path, monkeypatch):
         )
         assert (await bench.run()).outcome == "succeeded"
         with bench.store() as store:
-            trajectory = store.trajectory(store.entries()[0])
+            trajectory = store.rollouts()[0]
         first, second, third = trajectory.read_calls()
         assert first["tools"] == [LOOK]
         assert first["answer"]["tool_calls"][0]["function"]["name"] == "look"
@@ -106,7 +106,7 @@ async def test_fault_08_every_call_is_trained_on(tmp_path, monkeypatch):
         }
         # The second call goes on where the first ended; the five others stand for themselves.
         with bench.store() as store:
-            items = store.trajectory(store.entries()[0]).episode
+            items = store.rollouts()[0].episode
         assert sum(item.metadata.get("sampled", False) for item in items) == 6
         assert len(items) == (2 + 1 + 1 + 1) + (2 + 1) + 2 * (1 + 1) + (3 + 1)
 

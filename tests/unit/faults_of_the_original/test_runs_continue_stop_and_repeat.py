@@ -64,7 +64,7 @@ async def steps_until(bench: FinetuneBench, count: int) -> int:
     kept = Counter(
         (entry.rollout_id.split(".")[1], entry.index, entry.generation)
         for name in stores(bench)
-        for entry in bench.store(name).entries()
+        for entry in bench.store(name).rollouts()
     )
     RUNS.clear()
     RUNS.update(kept)

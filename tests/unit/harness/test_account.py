@@ -13,6 +13,7 @@ from insitu.harness.loop.account import Account, make_account
 from insitu.harness.loop.curriculum import initial_state, select
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch
 from insitu.harness.rollouts.episode import Trajectory
+from insitu.harness.rollouts.rollout import Figures
 from insitu.types import Ending
 
 OFF = CurriculumConfig()
@@ -20,9 +21,9 @@ NUMBERS = itertools.count()
 
 
 def trajectory(reward: float | None, ending: Ending = Ending.COMPLETED, calls: int = 1) -> Trajectory:
-    metadata = {"capture": Capture(seen=calls + 1, trained=calls, context_only={"other_model": 1}).to_dict()}
+    figures = Figures(capture=Capture(seen=calls + 1, trained=calls, context_only={"other_model": 1}))
     name = f"r{next(NUMBERS)}"
-    return Trajectory(name, "e", 0, ending, reward, call_ids=["c"] * calls, metadata=metadata)
+    return Trajectory(name, "e", 0, ending, reward, call_ids=["c"] * calls, figures=figures)
 
 
 def account(groups: list[list[Trajectory]]) -> Account:

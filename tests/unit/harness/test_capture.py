@@ -13,12 +13,13 @@ import pytest
 
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.collect.group_builder import GroupBuilder
-from insitu.harness.collect.recorded_rollout import read_rollout
+from insitu.harness.collect.recorded_calls import read_rollout
 from insitu.harness.collect.targets import Targets
 from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
 from insitu.harness.loop.epoch_trainer import EpochTrainer
-from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up, capture_of
+from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up
+from insitu.harness.rollouts.rollout import Figures, Rollout
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.judges.judged_rollout import judged_rollout
@@ -31,6 +32,7 @@ from insitu.testing.standins import (
     StandinParts,
     make_run,
 )
+from insitu.types import Ending
 
 TARGETS = Targets("run", frozenset({"planner"}))
 
@@ -97,13 +99,13 @@ async def test_a_call_that_is_being_recorded_is_waited_for() -> None:
 
 
 async def test_a_call_that_goes_on_after_the_agent_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("insitu.harness.collect.recorded_calls._PAUSES_SECONDS", (0.0, 0.0))
     found = await capture(RolloutRecord([call("a")], 2, {}, 1))
     assert found == Capture(seen=2, trained=1, dropped={"unfinished": 1})
 
 
 async def test_a_lost_record_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("insitu.harness.collect.recorded_calls._PAUSES_SECONDS", (0.0, 0.0))
     found = await capture(RolloutRecord([call("a")], 2))
     assert not found.balanced
     assert (found.total, found.accounted) == (2, 1)
@@ -126,8 +128,9 @@ def test_captures_add_up_and_come_back_from_files() -> None:
     assert both == Capture(3, 4, 2, {"other_model": 3}, {"incomplete": 2})
     assert both.balanced
     assert Capture.from_dict(both.to_dict()) == both
-    assert capture_of({"capture": both.to_dict()}, 2) == both
-    assert capture_of({}, 2) == Capture(uncounted=2, trained=2)
+    rollout = Rollout("r", "e", 0, Ending.COMPLETED, 1.0, call_ids=("a", "b"))
+    assert replace(rollout, figures=Figures(capture=both)).capture == both
+    assert rollout.capture == Capture(uncounted=2, trained=2)
     assert two.without_training("failed").dropped == {"incomplete": 2, "failed": 1}
 
 
@@ -148,7 +151,7 @@ def test_the_line_of_the_design() -> None:
 async def test_a_mismatch_fails_the_epoch_and_names_the_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", ())
+    monkeypatch.setattr("insitu.harness.collect.recorded_calls._PAUSES_SECONDS", ())
     run = make_run(tmp_path)
     lossy = ScriptedGatewayClient(
         RolloutRecord([call("a", run="standin-run", model="standin-run", function=None)], 2)
@@ -202,7 +205,7 @@ async def test_what_a_judge_asks_is_in_the_account(tmp_path: Path) -> None:
         await builder.start_run(run.run_id, {"epoch": 0})
         collection = await builder.finalize(run.run_id, {"epoch": 0})
     trajectories = [each for group in collection.trajectories for each in group]
-    captures = [capture_of(each.metadata, len(each.call_ids)) for each in trajectories]
+    captures = [each.capture for each in trajectories]
     assert captures == [Capture(seen=2, trained=1, context_only={"other_function": 1})] * 6
     assert {tuple(each.call_ids) for each in trajectories} == {
         (f"call-{t.rollout_id}",) for t in trajectories

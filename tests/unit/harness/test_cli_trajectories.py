@@ -22,6 +22,7 @@ from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.rollout_page import page
 from insitu.harness.screen.shown_rollout import ShownRollout
 from insitu.testing.standins import make_run
+from tests.support.rollouts import rollout_of
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\r\nrollout run.e0.9.9 forged\x9b31m\ud800\u2028call 9/9 planner"
@@ -117,11 +118,12 @@ def run(tmp_path: Path) -> Path:
         for index in range(2):
             for generation in range(2):
                 failed = index == generation == 1
-                first.append(record(index, generation, None if failed else 0.25 * (index + generation)))
-        directory.write_left_out("epoch-0000", {"run.e0.1.0.abcd10": "too_small"})
-        directory.store("epoch-0001").append(hostile())
+                reward = None if failed else 0.25 * (index + generation)
+                first.append(rollout_of(record(index, generation, reward)))
+        directory.write_dropped("epoch-0000", {"run.e0.1.0.abcd10": "too_small"})
+        directory.store("epoch-0001").append(rollout_of(hostile()))
         directory.store("validation-0000").append(
-            record(5, 0, 1.0, rollout_id="run.validation-0000.5.0.ffff")
+            rollout_of(record(5, 0, 1.0, rollout_id="run.validation-0000.5.0.ffff"))
         )
     return tmp_path / "run"
 
@@ -203,8 +205,8 @@ def test_a_rollout_is_shown_whole(run: Path) -> None:
         "training  selected\n",
         "standin-run: step 3 (standin-run@3)",
         "3 seen = 2 to train on + 1 context-only (other-function 1)",
-        "call 1/3 planner  standin-run step 3  to train on  step reward +0",
-        "call 2/3 planner  standin-run step 3  to train on  step reward +0.25",
+        "call 1/3 planner  standin-run step 3  to train on  call reward +0",
+        "call 2/3 planner  standin-run step 3  to train on  call reward +0.25",
         "call 3/3 worker  standin-run step 3  not trained: other function",
         "2 prompt + 3 sampled tokens, stop, 0.50 s",
         'tool call look({"q": "x"})  t1',
@@ -227,7 +229,7 @@ def test_a_failed_rollout_says_why(run: Path) -> None:
 
 
 def test_whether_a_rollout_is_trained(run: Path) -> None:
-    assert "training  left out: too-small\n" in insitu("show", str(run), "abcd10")
+    assert "training  dropped: too-small\n" in insitu("show", str(run), "abcd10")
     assert "training  not decided" in insitu("show", str(run), "validation-0000.5.0")
 
 
@@ -253,9 +255,9 @@ def shown(**fields: Any) -> ShownRollout:
     made = record(0, 0)
     pieces = {"output_pieces": ["Be", "cau", "se.\x1b[31m"], "prompt_text": "<system>Be brief."}
     made["calls"] = [{**each, **pieces} for each in made["calls"]]
-    return ShownRollout(
-        "run", "epoch-0000", {**made, **fields}, [(0, 0.5), (1, None)], {}, "the gateway at http://g"
-    )
+    rollout = rollout_of({**made, **fields})
+    group = [rollout, rollout_of(record(0, 1, None))]
+    return ShownRollout("run", "epoch-0000", rollout, rollout.details(), group, {}, "the gateway at http://g")
 
 
 def on_terminal(rollout: ShownRollout, width: int = 60, **options: Any) -> str:
@@ -360,4 +362,4 @@ def test_the_directory_can_be_opened_by_a_run_afterwards(run: Path, tmp_path: Pa
     insitu("show", str(run), "e0.0.0")
     with make_run(tmp_path).directory as directory:
         assert isinstance(directory, RunDirectory)
-        assert len(directory.store("epoch-0000").entries()) == 4
+        assert len(directory.store("epoch-0000").rollouts()) == 4

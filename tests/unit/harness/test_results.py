@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from insitu.harness.files.results import write_results
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
+from tests.support.rollouts import rollout_of
 
 
 def record(number: int, reward: float | None, **fields: Any) -> dict[str, Any]:
@@ -28,9 +29,9 @@ def record(number: int, reward: float | None, **fields: Any) -> dict[str, Any]:
 
 
 def test_files_hold_every_rollout_and_no_failed_one_counts_as_zero(tmp_path: Path) -> None:
-    with TrajectoryStore(tmp_path / "epoch-0000.jsonl") as store:
+    with RolloutStore(tmp_path / "epoch-0000.jsonl") as store:
         for each in (record(0, 1.0, reasoning={"why": 1}), record(1, None), record(2, 0.5)):
-            store.append(each)
+            store.append(rollout_of(each))
         write_results(tmp_path / "eval", "epoch-0000", "my_reward", store)
         write_results(tmp_path / "eval", "epoch-0000", "my_reward", store)
     folder = tmp_path / "eval" / "epoch-0000"
@@ -52,7 +53,7 @@ def test_files_hold_every_rollout_and_no_failed_one_counts_as_zero(tmp_path: Pat
 
 
 def test_an_empty_evaluation_is_valid_json(tmp_path: Path) -> None:
-    with TrajectoryStore(tmp_path / "v.jsonl") as store:
+    with RolloutStore(tmp_path / "v.jsonl") as store:
         write_results(tmp_path, "v", "reward", store)
     assert json.loads((tmp_path / "v" / "workflow_output.json").read_text()) == []
     empty = {"average_score": None, "eval_output_items": []}

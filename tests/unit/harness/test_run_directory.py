@@ -16,6 +16,8 @@ import pytest
 from insitu.errors import Conflict, InvalidRequest
 from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.files.run_directory import RunDirectory, write_atomic
+from insitu.harness.rollouts.rollout import Rollout
+from insitu.types import Ending
 
 DUMP: dict[str, Any] = {
     "finetuning": {"seed": 0, "num_epochs": 3, "output_dir": "out"},
@@ -183,16 +185,15 @@ def test_damaged_journal_releases_the_lock(path: Path) -> None:
 
 
 def test_stores_are_shared_while_open_and_reopened_afterwards(path: Path) -> None:
-    record = {"rollout_id": "r", "example_id": "e", "index": 0, "generation": 0, "ending": "completed"}
     with RunDirectory.open(path, DUMP) as run:
         store = run.store("epoch-0000")
         assert run.store("epoch-0000") is store
         assert run.store("validation-0000") is not store
-        store.append(record)
+        store.append(Rollout("r", "e", 0, Ending.COMPLETED, 1.0))
         store.close()
         again = run.store("epoch-0000")
         assert again is not store
-        assert [e.rollout_id for e in again.entries()] == ["r"]
+        assert [e.rollout_id for e in again.rollouts()] == ["r"]
     assert again.closed
     assert (path / "trajectories" / "epoch-0000.jsonl").exists()
 

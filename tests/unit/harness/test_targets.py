@@ -47,7 +47,7 @@ def test_only_calls_of_the_run_and_of_targeted_functions_are_chosen() -> None:
     ],
 )
 def test_what_is_not_trained_has_a_kind(fields: dict[str, Any], kind: str | None) -> None:
-    assert Targets("my-run", frozenset({"planner"})).left_out_as(call(**fields)) == kind
+    assert Targets("my-run", frozenset({"planner"})).dropped_as(call(**fields)) == kind
 
 
 def test_no_call_at_all_names_the_address_that_should_have_been_used() -> None:

@@ -107,7 +107,7 @@ async def breaks_down(_value: Any, context: Any) -> str:
 
 
 async def test_a_record_that_is_lost_fails_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.harness.collect.recorded_rollout._PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr("insitu.harness.collect.recorded_calls._PAUSES_SECONDS", (0.01,))
     async with open_bench(tmp_path, monkeypatch) as bench:
         calls_db[:] = [tmp_path / "state" / "calls.db"]
         configure(bench, losing, target_functions=["<workflow>"])

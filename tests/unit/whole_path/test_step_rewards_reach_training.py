@@ -54,7 +54,7 @@ async def test_equal_scores_with_different_steps_are_trained_on(
         assert (await bench.run()).outcome == "succeeded"
         records = {record["rollout_id"]: record for record in bench.records()}
         paying = [record for record in records.values() if record["generation"] == 0]
-        assert [list(record["step_rewards"].values()) for record in paying] == [[-0.5]] * 2
+        assert [list(record["call_rewards"].values()) for record in paying] == [[-0.5]] * 2
         groups = bench.trained_groups()
         assert len(groups) == 2
         for group in groups:

@@ -14,32 +14,29 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from insitu.datasets.example import Example
 from insitu.errors import Conflict, InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.collect.open_groups import OpenGroups
-from insitu.harness.collect.recorded_rollout import RecordedRollout, read_rollout
+from insitu.harness.collect.recorded_calls import RecordedCalls, read_rollout
 from insitu.harness.collect.targets import Targets
 from insitu.harness.files.redaction import Redaction
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
 from insitu.harness.interfaces.trajectory_builder import OnGroup
-from insitu.harness.rollouts.capture import CAPTURE
-from insitu.harness.rollouts.episode import Trajectory
+from insitu.harness.rollouts.recorded_call import complete
+from insitu.harness.rollouts.rollout import SCORED, InMemory, Rollout, RolloutDetails
 from insitu.rewards.calls import as_calls
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
-from insitu.rewards.items import EvalItem, EvalResult
+from insitu.rewards.items import EvalItem
 from insitu.rewards.judges.judged_rollout import JudgedRollout, judging
 from insitu.rewards.score import score_group, score_item
-from insitu.types import REWARD_COMPONENTS, Ending
-from insitu.wire.listed_calls import expand
+from insitu.types import Ending
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,8 @@ class Collector:
         self._evaluator = evaluator if isinstance(evaluator, Evaluator) else None
 
     async def collect(
-        self, store: TrajectoryStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
-    ) -> list[list[Trajectory]]:
+        self, store: RolloutStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
+    ) -> list[list[Rollout]]:
         """Return all groups in the order of their examples; pass each to `on_group` once it is on disk."""
         _check_examples(store, self._task.examples)
         open_groups = OpenGroups(store, len(self._task.examples), num_generations)
@@ -90,12 +87,12 @@ class Collector:
             await self._run_all(open_groups, store, prefix, num_generations, on_group)
         except BaseExceptionGroup as group:
             raise _first(group) from group
-        return open_groups.trajectories()
+        return open_groups.rollouts()
 
     async def _run_all(
         self,
         open_groups: OpenGroups,
-        store: TrajectoryStore,
+        store: RolloutStore,
         prefix: str,
         num_generations: int,
         on_group: OnGroup | None,
@@ -123,7 +120,7 @@ class Collector:
                 if (index, generation) not in open_groups.found:
                     yield _Plan(index, example, generation)
 
-    async def _rollout(self, plan: _Plan, prefix: str, store: TrajectoryStore) -> None:
+    async def _rollout(self, plan: _Plan, prefix: str, store: RolloutStore) -> None:
         rollout_id = f"{prefix}.{secrets.token_hex(4)}"
         started_at = time.time()
         self._progress.rollout_started()
@@ -132,42 +129,40 @@ class Collector:
         outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
         recorded, outcome = await self._recorded(rollout_id, outcome)
         outcome = _judged_by_calls(outcome, recorded)
-        record: Json = {**_record(plan, rollout_id, outcome, recorded), "started_at": started_at}
-        if outcome.ending in (Ending.COMPLETED, Ending.LENGTH) and self._evaluator is not None:
-            await self._score(self._evaluator, plan.example, record, recorded)
-        self._keep(record, store)
-        num_tokens = record["metadata"]["num_output_tokens"]
-        self._progress.rollout_ended(
-            Ending(record["ending"]), record["reward"], num_tokens, record["seconds"]
-        )
+        rollout = replace(_finished(plan, rollout_id, outcome, recorded), started_at=started_at)
+        if rollout.ending in SCORED and self._evaluator is not None:
+            rollout = await self._scored(self._evaluator, plan.example, rollout, recorded)
+        self._keep(rollout, store)
+        num_tokens = rollout.figures.num_output_tokens
+        self._progress.rollout_ended(rollout.ending, rollout.reward, num_tokens, outcome.seconds)
 
-    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[RecordedRollout, Outcome]:
+    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[RecordedCalls, Outcome]:
         try:
             return await read_rollout(self._gateway, self._targets, rollout_id), outcome
         except InsituError as error:
             reason = f"its recorded calls cannot be read: {error.message}"
-            return RecordedRollout(), replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
+            return RecordedCalls(), replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
 
-    async def _score(
-        self, evaluator: Evaluator, example: Example, record: Json, recorded: RecordedRollout
-    ) -> None:
+    async def _scored(
+        self, evaluator: Evaluator, example: Example, rollout: Rollout, recorded: RecordedCalls
+    ) -> Rollout:
         """Score the rollout. A judge's calls to the same gateway are recorded with it, never trained on."""
-        rollout_id = record["rollout_id"]
+        rollout_id = rollout.rollout_id
         with judging(JudgedRollout(rollout_id, self._task.agent.binding.is_gateway)) as judged:
-            result = await score_item(evaluator, _item(example, record), self._limits.evaluator_seconds)
-        _apply(record, result)
-        if judged.num_asked:
-            try:
-                with_judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
-            except InsituError as error:
-                # The reward is known; the account just covers only the agent's own calls.
-                self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
-                return
-            record |= {"calls": with_judge.calls, "left_out": with_judge.left_out}
-            record["metadata"] |= _figures(with_judge)
+            result = await score_item(evaluator, _item(example, rollout), self._limits.evaluator_seconds)
+        scored = rollout.scored(result)
+        if not judged.num_asked:
+            return scored
+        try:
+            judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)
+        except InsituError as error:
+            # The reward is known; the account just covers only the agent's own calls.
+            self._progress.warn(f"{rollout_id}: the judge's calls cannot be read: {error.message}")
+            return scored
+        return scored.with_calls(judge.calls, judge.dropped, judge.figures)
 
     async def _finish_group(
-        self, index: int, store: TrajectoryStore, open_groups: OpenGroups, on_group: OnGroup | None
+        self, index: int, store: RolloutStore, open_groups: OpenGroups, on_group: OnGroup | None
     ) -> None:
         if self._group_evaluator is not None:
             await self._score_together(self._group_evaluator, index, store)
@@ -176,34 +171,31 @@ class Collector:
         if on_group is not None:
             await on_group(group)
 
-    async def _score_together(self, evaluator: GroupEvaluator, index: int, store: TrajectoryStore) -> None:
-        records = [store.read(entry.rollout_id) for entry in store.group(index) if entry.reward is None]
-        records = [r for r in records if r["ending"] in (Ending.COMPLETED, Ending.LENGTH)]
-        if not records:
+    async def _score_together(self, evaluator: GroupEvaluator, index: int, store: RolloutStore) -> None:
+        unscored = [r for r in store.group(index) if r.reward is None and r.ending in SCORED]
+        if not unscored:
             return
-        items = [_item(self._task.examples[index], record) for record in records]
+        items = [_item(self._task.examples[index], rollout) for rollout in unscored]
         results = await score_group(evaluator, items, self._limits.evaluator_seconds)
-        for record, result in zip(records, results, strict=True):
-            _apply(record, result)
-            self._keep(record, store)
+        for rollout, result in zip(unscored, results, strict=True):
+            self._keep(rollout.scored(result), store)
 
-    def _keep(self, record: Json, store: TrajectoryStore) -> None:
-        record["reason"] = self._redaction.hide(record["reason"])
-        store.append(record)
+    def _keep(self, rollout: Rollout, store: RolloutStore) -> None:
+        store.append(replace(rollout, reason=self._redaction.hide(rollout.reason)))
 
 
-def _check_examples(store: TrajectoryStore, examples: Sequence[Example]) -> None:
+def _check_examples(store: RolloutStore, examples: Sequence[Example]) -> None:
     """Reject a dataset that has changed since the stored rollouts, rather than mix examples in a group."""
-    for entry in store.entries():
-        if entry.index >= len(examples):
+    for rollout in store.rollouts():
+        if rollout.index >= len(examples):
             now = f"has {len(examples)} examples now"
-        elif entry.example_id != (found := examples[entry.index].id):
+        elif rollout.example_id != (found := examples[rollout.index].id):
             now = f"has {found!r} in its place now"
         else:
             continue
         raise Conflict(
-            f"{store.path} has rollouts of example {entry.example_id!r}, number {entry.index + 1}, but the "
-            f"dataset {now}",
+            f"{store.path} has rollouts of example {rollout.example_id!r}, number {rollout.index + 1}, but "
+            f"the dataset {now}",
             hint="bring back the dataset as it was, or start anew: -o finetuning.output_dir <directory>",
         )
 
@@ -216,7 +208,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first
 
 
-def _judged_by_calls(outcome: Outcome, recorded: RecordedRollout) -> Outcome:
+def _judged_by_calls(outcome: Outcome, recorded: RecordedCalls) -> Outcome:
     """Correct a completed outcome: it must have used the trained model, and a cut-off one ends in LENGTH."""
     if outcome.ending is not Ending.COMPLETED:
         return outcome
@@ -227,66 +219,38 @@ def _judged_by_calls(outcome: Outcome, recorded: RecordedRollout) -> Outcome:
     return outcome
 
 
-def _record(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedRollout) -> Json:
-    return {
-        "rollout_id": rollout_id,
-        "example_id": plan.example.id,
-        "index": plan.index,
-        "generation": plan.generation,
-        "ending": outcome.ending,
-        "reward": None,
-        "reason": outcome.reason,
-        "seconds": outcome.seconds,
-        "call_ids": list(recorded.call_ids),
-        "left_out": recorded.left_out,
-        "metadata": _figures(recorded),
-        "input": plan.example.input,
-        "expected": plan.example.expected,
-        "output": outcome.output,
-        "calls": recorded.calls,
-    }
+def _finished(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedCalls) -> Rollout:
+    details = RolloutDetails(
+        input=plan.example.input,
+        expected=plan.example.expected,
+        output=outcome.output,
+        calls=recorded.calls,
+        dropped=recorded.dropped,
+    )
+    return Rollout(
+        rollout_id=rollout_id,
+        example_id=plan.example.id,
+        index=plan.index,
+        generation=plan.generation,
+        ending=outcome.ending,
+        reward=None,
+        reason=outcome.reason,
+        seconds=outcome.seconds,
+        call_ids=tuple(recorded.call_ids),
+        figures=recorded.figures,
+        source=InMemory(details),
+    )
 
 
-def _figures(recorded: RecordedRollout) -> Json:
-    return {
-        "num_calls": len(recorded.calls),
-        "num_output_tokens": sum(call["num_output_tokens"] for call in recorded.calls),
-        "policy_steps": sorted({call["policy_step"] for call in recorded.chosen}),
-        CAPTURE: recorded.capture.to_dict(),
-    }
-
-
-def _item(example: Example, record: Json) -> EvalItem:
+def _item(example: Example, rollout: Rollout) -> EvalItem:
+    details = rollout.details()
     return EvalItem(
         id=example.id,
         input=example.input,
         expected=example.expected,
-        output=record["output"],
+        output=details.output,
         row=example.row,
-        calls=as_calls(expand(record["calls"], tokens=False)),
-        rollout_id=record["rollout_id"],
-        seconds=record["seconds"],
+        calls=as_calls(complete(details.calls, tokens=False)),
+        rollout_id=rollout.rollout_id,
+        seconds=rollout.seconds,
     )
-
-
-def _apply(record: Json, result: EvalResult) -> None:
-    """Set the reward, or the reason why there is none: a failed evaluation is never a reward of 0."""
-    if result.error is not None:
-        record["ending"], record["reason"] = Ending.EVALUATOR_ERROR, result.error
-    else:
-        record["reward"], record["reasoning"] = result.score, result.reasoning
-        if result.step_rewards:
-            record["step_rewards"] = dict(result.step_rewards)
-        if parts := _components(result.reasoning):
-            record["metadata"][REWARD_COMPONENTS] = parts
-
-
-def _components(reasoning: object) -> dict[str, float]:
-    """Return the component scores of a composite reward, by name."""
-    if not isinstance(reasoning, dict):
-        return {}
-    parts = {
-        name: cast("Json", part) for name, part in cast("Json", reasoning).items() if isinstance(part, dict)
-    }
-    scores = {name: part.get("score") for name, part in parts.items()}
-    return {name: float(score) for name, score in scores.items() if isinstance(score, int | float)}

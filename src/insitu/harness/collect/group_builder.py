@@ -13,11 +13,11 @@ from insitu.harness.collect.collector import Collector, Limits
 from insitu.harness.collect.targets import Targets
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.interfaces.run import FinetuneRun, Task
 from insitu.harness.interfaces.settings import BuilderConfig
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
-from insitu.harness.rollouts.capture import CaptureMismatch, capture_of
+from insitu.harness.rollouts.capture import CaptureMismatch
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.plugins import Parts
 from insitu.rewards.evaluator import GroupEvaluator
@@ -55,7 +55,7 @@ class GroupBuilder(TrajectoryBuilder):
         name = str((meta or {}).get("name", f"evaluation-{self._num_evaluations:04d}"))
         with run.directory.store(name) as store:
             title = str((meta or {}).get("title", name))
-            run.progress.phase_started(title, len(task.examples), done=len(store.entries()))
+            run.progress.phase_started(title, len(task.examples), done=len(store.rollouts()))
             try:
                 groups = await self._collector(task).collect(store, f"{run.run_id}.{name}", 1)
             finally:
@@ -84,7 +84,7 @@ class GroupBuilder(TrajectoryBuilder):
         trajectories = [trajectory for group in groups for trajectory in group]
         if not any(trajectory.trainable for trajectory in trajectories):
             raise _nothing_collected(epoch, trajectories, run.directory.set_aside(_store_name(epoch)))
-        if wrong := [t for t in trajectories if not capture_of(t.metadata, len(t.call_ids)).balanced]:
+        if wrong := [t for t in trajectories if not t.capture.balanced]:
             raise _calls_missing(epoch, wrong, run.directory.set_aside(_store_name(epoch)))
         run.progress.info(
             f"Built {len(trajectories)} trajectories across {len(groups)} examples for run_id: {run_id}"
@@ -115,7 +115,7 @@ class GroupBuilder(TrajectoryBuilder):
         with run.directory.store(_store_name(epoch)) as store:
             total = len(run.training.examples) * self._num_generations
             phase = f"epoch {epoch + 1}/{run.config.finetuning.num_epochs}"
-            run.progress.phase_started(phase, total, done=len(store.entries()))
+            run.progress.phase_started(phase, total, done=len(store.rollouts()))
             try:
                 collector = self._collector(run.training)
                 prefix = f"{run.run_id}.e{epoch}"
@@ -125,7 +125,7 @@ class GroupBuilder(TrajectoryBuilder):
             await self._write_results(_store_name(epoch), store)
         return groups
 
-    async def _write_results(self, name: str, store: TrajectoryStore) -> None:
+    async def _write_results(self, name: str, store: RolloutStore) -> None:
         config = self._opened().config
         directory, reward = config.eval.general.results_dir, config.finetuning.reward_function
         if directory is not None and reward is not None:
@@ -162,7 +162,7 @@ def _nothing_collected(epoch: int, trajectories: list[Trajectory], kept: Path) -
 
 
 def _calls_missing(epoch: int, wrong: list[Trajectory], kept: Path) -> CaptureMismatch:
-    captures = [(t.rollout_id, capture_of(t.metadata, len(t.call_ids))) for t in wrong[:3]]
+    captures = [(rollout.rollout_id, rollout.capture) for rollout in wrong[:3]]
     listed = "; ".join(f"{rollout_id}: {c.line()}, {c.total - c.accounted:+d}" for rollout_id, c in captures)
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return CaptureMismatch(

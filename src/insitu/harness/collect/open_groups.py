@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from insitu.harness.files.trajectory_store import TrajectoryStore
-from insitu.harness.rollouts.episode import Trajectory
+from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.rollouts.rollout import Rollout
 
 
 class OpenGroups:
     """The groups of one store, `size` rollouts each; rollouts of an interrupted run are kept."""
 
-    def __init__(self, store: TrajectoryStore, num_groups: int, size: int) -> None:
+    def __init__(self, store: RolloutStore, num_groups: int, size: int) -> None:
         self._store = store
         self._num_groups = num_groups
-        self.found = {(entry.index, entry.generation) for entry in store.entries()}
+        self.found = {(rollout.index, rollout.generation) for rollout in store.rollouts()}
         self._left = [size] * num_groups
         for index, _ in self.found:
             self._left[index] -= 1
-        self._closed: dict[int, list[Trajectory]] = {}
+        self._closed: dict[int, list[Rollout]] = {}
 
     @property
     def num_missing(self) -> int:
@@ -32,12 +32,11 @@ class OpenGroups:
         self._left[index] -= 1
         return self._left[index] == 0
 
-    def close(self, index: int) -> list[Trajectory]:
-        """Return the trajectories of a complete group."""
-        entries = sorted(self._store.group(index), key=lambda entry: entry.generation)
-        self._closed[index] = [self._store.trajectory(entry) for entry in entries]
+    def close(self, index: int) -> list[Rollout]:
+        """Return the rollouts of a complete group."""
+        self._closed[index] = sorted(self._store.group(index), key=lambda rollout: rollout.generation)
         return self._closed[index]
 
-    def trajectories(self) -> list[list[Trajectory]]:
+    def rollouts(self) -> list[list[Rollout]]:
         """Return all groups, in the order of their examples."""
         return [self._closed[index] for index in range(self._num_groups)]

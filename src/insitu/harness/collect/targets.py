@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.harness.rollouts.capture import INCOMPLETE_CALL, OTHER_FUNCTION, OTHER_MODEL
+from insitu.harness.rollouts.recorded_call import RecordedCall
 from insitu.types import INCOMPLETE, WORKFLOW_FUNCTION
 from insitu.wire.headers import FUNCTION_HEADER
-
-Call = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Targets:
     functions: frozenset[str]
     gateway_url: str = ""
 
-    def left_out_as(self, call: Call) -> str | None:
+    def dropped_as(self, call: RecordedCall) -> str | None:
         """Return why a call is not trained on: `other_model`, `other_function`, `incomplete`; None if it is.
 
         A fixed version (`<run>@<step>`) is another model: only the newest one is trained.
@@ -33,22 +31,22 @@ class Targets:
             return OTHER_FUNCTION
         return INCOMPLETE_CALL if call["finish_reason"] in INCOMPLETE else None
 
-    def chosen(self, calls: Sequence[Call]) -> list[Call]:
+    def chosen(self, calls: Sequence[RecordedCall]) -> list[RecordedCall]:
         """Return, in order, the calls of targeted functions that the trained model answered completely."""
-        return [call for call in calls if self.left_out_as(call) is None]
+        return [call for call in calls if self.dropped_as(call) is None]
 
-    def why_none(self, calls: Sequence[Call], unrecorded: Mapping[str, int] | None = None) -> str:
+    def why_none(self, calls: Sequence[RecordedCall], unrecorded: Mapping[str, int] | None = None) -> str:
         """Explain why no call of a rollout can be trained on."""
         if not calls:
             return self._why_no_calls(unrecorded or {})
-        ours = [call for call in calls if self.left_out_as(call) != OTHER_MODEL]
+        ours = [call for call in calls if self.dropped_as(call) != OTHER_MODEL]
         if not ours:
             models = ", ".join(sorted({str(call["model"]) for call in calls}))
             return (
                 f"its {_count(len(calls))} went to {models}, not to {self.run}: the agent must name the "
                 f"model {self.run!r} (`context.llm().model`, for commands OPENAI_MODEL)"
             )
-        targeted = [call for call in ours if self.left_out_as(call) != OTHER_FUNCTION]
+        targeted = [call for call in ours if self.dropped_as(call) != OTHER_FUNCTION]
         if not targeted:
             return self._why_no_function(ours)
         endings = Counter(str(call["finish_reason"]) for call in targeted)
@@ -71,7 +69,7 @@ class Targets:
             "that it was given (`context.llm().base_url`, for commands OPENAI_BASE_URL)"
         )
 
-    def _why_no_function(self, ours: Sequence[Call]) -> str:
+    def _why_no_function(self, ours: Sequence[RecordedCall]) -> str:
         functions = Counter(map(_function, ours))
         seen = ", ".join(f"{name} ({count})" for name, count in functions.items())
         reason = f"none of its calls is of target_functions {sorted(self.functions)}; seen: {seen}"
@@ -85,7 +83,7 @@ class Targets:
         return reason
 
 
-def _function(call: Call) -> str:
+def _function(call: RecordedCall) -> str:
     return call.get("function") or WORKFLOW_FUNCTION
 
 

@@ -6,22 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.rollouts.rollout import Rollout
 
-Json = dict[str, Any]
+Result = Mapping[str, object]
 
 
-def write_results(directory: Path, name: str, reward: str, store: TrajectoryStore) -> None:
+def write_results(directory: Path, name: str, reward: str, store: RolloutStore) -> None:
     """Write both files of one epoch or validation, holding one rollout in memory at a time."""
     folder = directory / name
     folder.mkdir(parents=True, exist_ok=True)
-    rewards = [entry.reward for entry in store.entries() if entry.reward is not None]
+    rewards = [rollout.reward for rollout in store.rollouts() if rollout.reward is not None]
     average = sum(rewards) / len(rewards) if rewards else None
     _write(folder / "workflow_output.json", b"[", store, _output, b"\n]\n")
     head = b'{"average_score": ' + orjson.dumps(average) + b', "eval_output_items": ['
@@ -29,39 +30,40 @@ def write_results(directory: Path, name: str, reward: str, store: TrajectoryStor
 
 
 def _write(
-    path: Path, head: bytes, store: TrajectoryStore, view: Callable[[Json], Json], tail: bytes
+    path: Path, head: bytes, store: RolloutStore, view: Callable[[Rollout], Result], tail: bytes
 ) -> None:
     staged = path.with_name(f".{path.name}.tmp")
     with staged.open("wb") as out:
         out.write(head)
-        _write_items(out, (view(store.read(entry.rollout_id)) for entry in store.entries()))
+        _write_items(out, map(view, store.rollouts()))
         out.write(tail)
     staged.replace(path)
 
 
-def _write_items(out: IO[bytes], items: Iterable[Json]) -> None:
+def _write_items(out: IO[bytes], items: Iterable[Result]) -> None:
     for number, item in enumerate(items):
         out.write((b",\n  " if number else b"\n  ") + orjson.dumps(item))
 
 
-def _output(record: Json) -> Json:
+def _output(rollout: Rollout) -> Result:
+    details = rollout.details()
     return {
-        "id": record["example_id"],
-        "question": record["input"],
-        "answer": record["expected"],
-        "generated_answer": record["output"],
-        "rollout_id": record["rollout_id"],
-        "ending": record["ending"],
+        "id": rollout.example_id,
+        "question": details.input,
+        "answer": details.expected,
+        "generated_answer": details.output,
+        "rollout_id": rollout.rollout_id,
+        "ending": rollout.ending,
     }
 
 
-def _score(record: Json) -> Json:
-    steps = {"step_rewards": record["step_rewards"]} if record.get("step_rewards") else {}
-    return {
-        "id": record["example_id"],
-        "score": record["reward"],
-        "reasoning": record.get("reasoning"),
-        "error": record["reason"] if record["reward"] is None else None,
-        "rollout_id": record["rollout_id"],
-        **steps,
+def _score(rollout: Rollout) -> Result:
+    details = rollout.details()
+    result = {
+        "id": rollout.example_id,
+        "score": rollout.reward,
+        "reasoning": details.reasoning,
+        "error": rollout.reason if rollout.reward is None else None,
+        "rollout_id": rollout.rollout_id,
     }
+    return result | ({"step_rewards": details.call_rewards} if details.call_rewards else {})

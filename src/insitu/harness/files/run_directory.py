@@ -2,7 +2,7 @@
 
     config.json          the effective configuration without secrets, and the run's id
     journal.jsonl        the run's events
-    trajectories/        every rollout, one file per epoch and validation
+    trajectories/        every rollout; per epoch and validation a file of lines and one of tokens
     left_out/            which of an epoch's rollouts were not trained on, and why
     …                    metrics and the plot, derived from the journal
 
@@ -27,12 +27,13 @@ from insitu.config.differences import differences, fingerprint
 from insitu.errors import Conflict, InvalidRequest
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.json_lines import sync_directory
-from insitu.harness.files.trajectory_store import TrajectoryStore
+from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.files.token_file import tokens_beside
 
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
 TRAJECTORIES = "trajectories"
-LEFT_OUT = "left_out"
+DROPPED = "left_out"
 DERIVED_FILES = (
     "training_metrics.jsonl",
     "reward_history.json",
@@ -40,7 +41,7 @@ DERIVED_FILES = (
     "curriculum_state.json",
     "reward_plot.png",
 )
-_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, LEFT_OUT, *DERIVED_FILES)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -54,7 +55,7 @@ class RunDirectory:
         self.resumed = resumed
         """True if the run had been started before."""
         self._lock = lock
-        self._stores: dict[str, TrajectoryStore] = {}
+        self._stores: dict[str, RolloutStore] = {}
 
     @classmethod
     def open(cls, path: Path, dump: Mapping[str, Any]) -> Self:
@@ -78,33 +79,36 @@ class RunDirectory:
             raise
         return cls(path, run_id, journal, lock, resumed=known is not None)
 
-    def store(self, name: str) -> TrajectoryStore:
-        """Open the trajectories of an epoch or a validation, e.g. `epoch-0003`.
+    def store(self, name: str) -> RolloutStore:
+        """Open the rollouts of an epoch or a validation, e.g. `epoch-0003`.
 
         Returns the same object while it is open; the caller closes it when done with the epoch.
         """
         if not _STORE_NAME.fullmatch(name):
-            raise InvalidRequest(f"no trajectory file can be called {name!r}", hint="like epoch-0003")
+            raise InvalidRequest(f"no file of rollouts can be called {name!r}", hint="like epoch-0003")
         # Forget closed stores: keeping the index of every epoch would grow with the run.
         self._stores = {other: store for other, store in self._stores.items() if not store.closed}
         store = self._stores.get(name)
         if store is None:
             (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
-            store = self._stores[name] = TrajectoryStore(self.path / TRAJECTORIES / f"{name}.jsonl")
+            store = self._stores[name] = RolloutStore(self.path / TRAJECTORIES / f"{name}.jsonl")
         return store
 
-    def write_left_out(self, name: str, reasons: Mapping[str, str]) -> None:
-        """Record why rollouts of an epoch are not trained on, by id; those not listed are trained on."""
-        (self.path / LEFT_OUT).mkdir(mode=0o700, exist_ok=True)
-        write_atomic(self.path / LEFT_OUT / f"{name}.json", orjson.dumps(reasons))
+    def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:
+        """Record why rollouts of an epoch were dropped, by id; those not listed are trained on."""
+        (self.path / DROPPED).mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / DROPPED / f"{name}.json", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
-        """Rename, and so keep, the trajectories of an epoch or a validation that is to be run again."""
+        """Rename, and so keep, the rollouts of an epoch or a validation that is to be run again."""
         path = self.store(name).path
         self._stores.pop(name).close()
         number = 1
         while (aside := path.with_name(f"{name}-failed-{number}.jsonl")).exists():
             number += 1
+        if (tokens := tokens_beside(path)).exists():
+            # First: lines without their tokens can be set aside again, tokens without lines would be cut off.
+            tokens.rename(tokens_beside(aside))
         path.rename(aside)
         sync_directory(path.parent)
         return aside

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from insitu.harness.files.metrics import AccountFields
 from insitu.harness.loop.curriculum import REASONS, ZERO_VARIANCE, Selection, usable_reward
-from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up, capture_of
+from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import Ending
 
@@ -114,7 +114,7 @@ def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capt
     selected = {t.rollout_id: len(t.call_ids) for group in selection.groups for t in group}
 
     def capture(trajectory: Trajectory) -> Capture:
-        found = capture_of(trajectory.metadata, len(trajectory.call_ids))
+        found = trajectory.capture
         if trajectory.rollout_id in selected:
             return replace(found, trained=selected[trajectory.rollout_id])
         # Neither selected nor dropped: its calls are not counted anywhere, so the sum will not balance.

@@ -1,9 +1,9 @@
 """Curriculum: selects the groups an epoch trains on, easy ones first, more of them as epochs pass.
 
-    collected groups ─► usable trajectories ─► groups with spread ─► sorted ─► percentile ─► subsample
+    collected groups ─► usable rollouts ─► groups with spread ─► sorted ─► percentile ─► subsample
                            failed, no_calls   too_small, zero_variance         curriculum    subsample
 
-Every input trajectory is either in a selected group or counted under exactly one reason.
+Every input rollout is either in a selected group or counted under exactly one reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
 from insitu.harness.interfaces.curriculum_state import CurriculumState
-from insitu.harness.rollouts.episode import Trajectory
+from insitu.harness.rollouts.rollout import SCORED, Rollout
 from insitu.returns import call_returns
-from insitu.types import Ending
 
 FAILED = "failed"
 NO_CALLS = "no_calls"
@@ -29,9 +28,7 @@ ZERO_VARIANCE = "zero_variance"
 CURRICULUM = "curriculum"
 SUBSAMPLE = "subsample"
 REASONS = (FAILED, NO_CALLS, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
-"""Reasons to drop a trajectory, in the order in which they are checked."""
-
-_REWARDED = (Ending.COMPLETED, Ending.LENGTH)
+"""Reasons to drop a rollout, in the order in which they are checked."""
 
 
 class CurriculumSettings(Protocol):
@@ -55,36 +52,36 @@ class CurriculumSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups to train on, in curriculum order, and why every other trajectory was dropped."""
+    """The groups to train on, in curriculum order, and why every other rollout was dropped."""
 
-    groups: list[list[Trajectory]]
+    groups: list[list[Rollout]]
     state: CurriculumState
     dropped: dict[str, int]
-    """Number of trajectories by reason; only reasons that occurred."""
+    """Number of rollouts by reason; only reasons that occurred."""
     reasons: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
-    """The reason for each dropped trajectory, by rollout id."""
+    """The reason for each dropped rollout, by rollout id."""
 
 
 class _Dropped:
-    """Collects the dropped trajectories during selection."""
+    """Collects the dropped rollouts during selection."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
 
-    def add(self, reason: str, trajectories: Iterable[Trajectory]) -> None:
-        for trajectory in trajectories:
+    def add(self, reason: str, rollouts: Iterable[Rollout]) -> None:
+        for rollout in rollouts:
             self._counts[reason] += 1
-            self.reasons[trajectory.rollout_id] = reason
+            self.reasons[rollout.rollout_id] = reason
 
     def counts(self) -> dict[str, int]:
         return dict(self._counts)
 
 
-def usable_reward(trajectory: Trajectory) -> float | None:
+def usable_reward(rollout: Rollout) -> float | None:
     """Return the reward if it is finite and the rollout's ending earns one, else None."""
-    reward = trajectory.reward
-    if reward is None or not math.isfinite(reward) or trajectory.ending not in _REWARDED:
+    reward = rollout.reward
+    if reward is None or not math.isfinite(reward) or rollout.ending not in SCORED:
         return None
     return float(reward)
 
@@ -95,7 +92,7 @@ def initial_state(config: CurriculumSettings) -> CurriculumState:
 
 
 def select(
-    groups: Sequence[Sequence[Trajectory]],
+    groups: Sequence[Sequence[Rollout]],
     epoch: int,
     config: CurriculumSettings,
     state: CurriculumState,
@@ -117,7 +114,7 @@ def select(
     kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
     state = _expand(state, epoch, config)
     included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
-    dropped.add(CURRICULUM, (trajectory for group in kept[len(included) :] for trajectory in group))
+    dropped.add(CURRICULUM, (rollout for group in kept[len(included) :] for rollout in group))
     chosen = _subsample(included, len(kept), config.random_subsample, random.Random(f"{seed}:{epoch}"))  # noqa: S311 - not a secret
     kept_ids = {id(group) for group in chosen}
     dropped.add(SUBSAMPLE, (t for group in included if id(group) not in kept_ids for t in group))
@@ -126,28 +123,28 @@ def select(
 
 
 def as_chosen(
-    selection: Selection, groups: list[list[Trajectory]], collected: Sequence[Sequence[Trajectory]]
+    selection: Selection, groups: list[list[Rollout]], collected: Sequence[Sequence[Rollout]]
 ) -> Selection:
     """Return the selection with these groups instead, for a trainer with its own selection rules."""
     if groups == selection.groups:
         return selection
-    trained = {trajectory.rollout_id for group in groups for trajectory in group}
+    trained = {rollout.rollout_id for group in groups for rollout in group}
     dropped = _Dropped()
-    for trajectory in (t for group in collected for t in group if t.rollout_id not in trained):
-        dropped.add(FAILED if usable_reward(trajectory) is None else CURRICULUM, [trajectory])
+    for rollout in (t for group in collected for t in group if t.rollout_id not in trained):
+        dropped.add(FAILED if usable_reward(rollout) is None else CURRICULUM, [rollout])
     return replace(selection, groups=groups, dropped=dropped.counts(), reasons=dropped.reasons)
 
 
-def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: _Dropped) -> list[Trajectory]:
-    """Return the trajectories to train on, none if the group has no signal. Counts the dropped ones."""
-    usable: list[Trajectory] = []
-    for trajectory in group:
-        if usable_reward(trajectory) is None:
-            dropped.add(FAILED, [trajectory])
-        elif not trajectory.trainable:
-            dropped.add(NO_CALLS, [trajectory])
+def _teachable(group: Sequence[Rollout], min_diff: float, dropped: _Dropped) -> list[Rollout]:
+    """Return the rollouts to train on, none if the group has no signal. Counts the dropped ones."""
+    usable: list[Rollout] = []
+    for rollout in group:
+        if usable_reward(rollout) is None:
+            dropped.add(FAILED, [rollout])
+        elif not rollout.trainable:
+            dropped.add(NO_CALLS, [rollout])
         else:
-            usable.append(trajectory)
+            usable.append(rollout)
     if len(usable) < 2:
         reason = TOO_SMALL
     elif not _has_spread(usable, min_diff):
@@ -158,19 +155,19 @@ def _teachable(group: Sequence[Trajectory], min_diff: float, dropped: _Dropped) 
     return []
 
 
-def _has_spread(group: Sequence[Trajectory], min_diff: float) -> bool:
+def _has_spread(group: Sequence[Rollout], min_diff: float) -> bool:
     rewards = [
         value
         for t in group
         if (reward := usable_reward(t)) is not None
-        for value in call_returns(reward, t.step_rewards, len(t.call_ids))
+        for value in call_returns(reward, t.call_rewards, len(t.call_ids))
     ]
     # In decimals, as people wrote them: 0.9 − 0.8 is 0.1, not 0.09999999999999998.
     spread = _decimal(max(rewards)) - _decimal(min(rewards))
     return spread > 0 and spread >= _decimal(min_diff)
 
 
-def _mean_reward(group: Sequence[Trajectory]) -> float:
+def _mean_reward(group: Sequence[Rollout]) -> float:
     # `statistics.mean` is exact in any order of summation, so that equal groups tie.
     return statistics.mean(reward for t in group if (reward := usable_reward(t)) is not None)
 
@@ -184,8 +181,8 @@ def _expand(state: CurriculumState, epoch: int, config: CurriculumSettings) -> C
 
 
 def _subsample(
-    included: list[list[Trajectory]], num_groups: int, fraction: float | None, draw: random.Random
-) -> list[list[Trajectory]]:
+    included: list[list[Rollout]], num_groups: int, fraction: float | None, draw: random.Random
+) -> list[list[Rollout]]:
     """Sample at most `fraction` of all groups with a training signal, keeping the curriculum order."""
     if fraction is None:
         return included

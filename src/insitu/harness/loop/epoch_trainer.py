@@ -98,7 +98,7 @@ class EpochTrainer(Trainer):
         selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
         curriculum = self._run.config.finetuning.curriculum_learning.enabled
         figures = epoch_line(epoch, collection, selection, curriculum=curriculum)
-        self._run.directory.write_left_out(f"epoch-{epoch:04d}", selection.reasons)
+        self._run.directory.write_dropped(f"epoch-{epoch:04d}", selection.reasons)
         if not selection.groups:
             self._end_epoch(epoch, figures, selection.state)
             return None

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from insitu.errors import InsituError
+from insitu.harness.rollouts.fields import counts, whole
 
 OTHER_MODEL = "other_model"
 OTHER_FUNCTION = "other_function"
@@ -20,8 +20,6 @@ INCOMPLETE_CALL = "incomplete"
 UNRECORDED = "unrecorded"
 UNFINISHED = "unfinished"
 LATE = "late"
-CAPTURE = "capture"
-"""The key of the capture in a trajectory's metadata."""
 _COUNT = "account/calls"
 
 
@@ -73,21 +71,21 @@ class Capture:
         if _COUNT not in metrics:
             return None
         given, trained = int(metrics[_COUNT]), int(metrics.get(f"{_COUNT}_trained", 0))
-        left_out = {
+        dropped_there = {
             name.removeprefix(f"{_COUNT}_"): int(count)
             for name, count in metrics.items()
             if name.startswith(f"{_COUNT}_") and name != f"{_COUNT}_trained"
         }
-        accounted = trained + sum(left_out.values())
+        accounted = trained + sum(dropped_there.values())
         if given != self.trained or given != accounted:
-            parts = ", ".join(f"{count} {_shown(name)}" for name, count in left_out.items() if count)
+            parts = ", ".join(f"{count} {_shown(name)}" for name, count in dropped_there.items() if count)
             raise CaptureMismatch(
                 f"{self.trained} model calls were submitted for training, and the backend accounts for "
-                f"{accounted} of {given}: {trained} trained, {parts or 'none left out'}",
+                f"{accounted} of {given}: {trained} trained, {parts or 'none dropped'}",
                 hint="the step was made, but not of these calls: compare account/calls* in the metrics of "
                 "the backend's job with `insitu trajectories list`; start anew in another output_dir",
             )
-        return replace(self, trained=trained, dropped=_sum(self.dropped, left_out))
+        return replace(self, trained=trained, dropped=_sum(self.dropped, dropped_there))
 
     def line(self) -> str:
         """Format as ``calls 9 seen = 5 trained + 2 context-only (other-model 2) + 2 dropped (2 late)``."""
@@ -103,14 +101,20 @@ class Capture:
             text += f" + {sum(self.dropped.values())} dropped ({reasons})"
         return text
 
-    def to_dict(self) -> dict[str, Any]:
-        """Serialize for records and metrics files; `from_dict` reads it back."""
+    def to_dict(self) -> dict[str, object]:
+        """Serialize for stored rollouts and metrics files; `from_dict` reads it back."""
         return asdict(self)
 
     @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Capture:
-        """Read back the result of `to_dict`."""
-        return Capture(**fields)
+    def from_dict(fields: Mapping[str, object]) -> Capture:
+        """Read back the result of `to_dict`; raises TypeError for anything else."""
+        return Capture(
+            seen=whole(fields.get("seen", 0)),
+            uncounted=whole(fields.get("uncounted", 0)),
+            trained=whole(fields.get("trained", 0)),
+            context_only=counts(fields.get("context_only")),
+            dropped=counts(fields.get("dropped")),
+        )
 
 
 def add_up(captures: Iterable[Capture]) -> Capture:
@@ -124,14 +128,6 @@ def add_up(captures: Iterable[Capture]) -> Capture:
         context_only.update(capture.context_only)
         dropped.update(capture.dropped)
     return Capture(seen, uncounted, trained, dict(context_only), dict(dropped))
-
-
-def capture_of(metadata: Mapping[str, Any], num_trained: int) -> Capture:
-    """Read the capture from a trajectory's metadata; without one, only its calls to train on are known."""
-    written = metadata.get(CAPTURE)
-    if written is None:
-        return Capture(uncounted=num_trained, trained=num_trained)
-    return Capture.from_dict(written)
 
 
 def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:

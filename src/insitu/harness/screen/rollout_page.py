@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
-from insitu.harness.rollouts.capture import CAPTURE, Capture
+from insitu.harness.rollouts.recorded_call import RecordedCall
+from insitu.harness.rollouts.rollout import Rollout
 from insitu.harness.screen.safe_output import visible
-from insitu.harness.screen.shown_rollout import Json, ShownRollout
+from insitu.harness.screen.shown_rollout import ShownRollout
+from insitu.json_values import JsonObject, as_list, as_object
 from insitu.rewards.trajectory import spoken
-from insitu.types import REWARD_COMPONENTS
 
 _SHADES = ("dim", "", "bold", "bold underline", "reverse")
 _LIMITS = (0.9, 0.5, 0.1, 0.01)
@@ -33,7 +33,7 @@ def page(shown: ShownRollout, console: Console, *, tokens: bool = False) -> Iter
     yield from _head(shown, console)
     yield Text()
     yield from _legend(shown, console)
-    calls = shown.record["calls"]
+    calls = shown.details.calls
     said = _said(calls)
     for number, call in enumerate(calls, start=1):
         yield Text()
@@ -44,60 +44,59 @@ def page(shown: ShownRollout, console: Console, *, tokens: bool = False) -> Iter
 
 
 def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
-    record = shown.record
-    metadata: Json = record.get("metadata") or {}
-    yield Text.assemble(("rollout ", "bold"), _inline(str(record["rollout_id"])))
-    where = f"{shown.store}, example {record['example_id']}, generation {record['generation']}"
-    rows = [("from", where), ("ending", _ending(record)), ("reward", _reward(record, metadata))]
-    if len(shown.group_rewards) > 1:
+    rollout, details = shown.rollout, shown.details
+    yield Text.assemble(("rollout ", "bold"), _inline(rollout.rollout_id))
+    where = f"{shown.store}, example {rollout.example_id}, generation {rollout.generation}"
+    rows = [("from", where), ("ending", _ending(rollout)), ("reward", _reward(shown))]
+    if len(shown.group) > 1:
         rows.append(("group", _group(shown)))
-    rows += [("training", shown.selected), ("policy", _policy(record))]
-    if CAPTURE in metadata:
-        rows.append(("calls", _calls(record, Capture.from_dict(metadata[CAPTURE]))))
+    rows += [("training", shown.selected), ("policy", _policy(details.calls))]
+    if rollout.figures.capture is not None:
+        rows.append(("calls", _calls(rollout)))
     for name, text in rows:
         yield Text.assemble((f"  {name:<9} ", "bold"), _inline(text))
-    for name in ("input", "expected", "output", "reasoning"):
-        if record.get(name) is not None:
-            yield from _said_by(name, Text(visible(_plain(record[name]))), console)
+    said = {"input": details.input, "expected": details.expected, "output": details.output}
+    for name, value in (said | {"reasoning": details.reasoning}).items():
+        if value is not None:
+            yield from _said_by(name, Text(visible(_plain(value))), console)
 
 
-def _ending(record: Json) -> str:
-    text = str(record["ending"])
-    if record.get("seconds") is not None:
-        text += f" after {record['seconds']:.2f} s"
-    if record.get("started_at"):
-        text += f", started {datetime.fromtimestamp(record['started_at']).astimezone():%Y-%m-%d %H:%M:%S %z}"
-    return f"{text}: {record['reason']}" if record.get("reason") else text
+def _ending(rollout: Rollout) -> str:
+    text = str(rollout.ending)
+    if rollout.seconds is not None:
+        text += f" after {rollout.seconds:.2f} s"
+    if rollout.started_at:
+        text += f", started {datetime.fromtimestamp(rollout.started_at).astimezone():%Y-%m-%d %H:%M:%S %z}"
+    return f"{text}: {rollout.reason}" if rollout.reason else text
 
 
-def _reward(record: Json, metadata: Json) -> str:
-    if record.get("reward") is None:
+def _reward(shown: ShownRollout) -> str:
+    rollout, single = shown.rollout, shown.details.call_rewards
+    if rollout.reward is None:
         return "none"
-    parts: Json = metadata.get(REWARD_COMPONENTS) or {}
-    listed = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-    steps: Json = record.get("step_rewards") or {}
-    text = f"{record['reward']:g}" + (f" ({listed})" if listed else "")
-    return text + (f", and {math.fsum(steps.values()):g} for single calls" if steps else "")
+    listed = ", ".join(f"{name} {value:g}" for name, value in rollout.figures.components.items())
+    text = f"{rollout.reward:g}" + (f" ({listed})" if listed else "")
+    return text + (f", and {math.fsum(single.values()):g} for single calls" if single else "")
 
 
-def _calls(record: Json, capture: Capture) -> str:
+def _calls(rollout: Rollout) -> str:
     """Format the rollout's own calls: those to train on are trained only if the rollout is selected."""
-    if record.get("reward") is None:
+    capture = rollout.capture
+    if rollout.reward is None:
         capture = capture.without_training("failed")
     return capture.line().removeprefix("calls ").replace(" trained", " to train on")
 
 
 def _group(shown: ShownRollout) -> str:
-    own = shown.record["generation"]
     listed: list[str] = []
-    for number, reward in shown.group_rewards:
-        text = "none" if reward is None else f"{reward:g}"
-        listed.append(f"[{text}]" if number == own else text)
+    for each in shown.group:
+        text = "none" if each.reward is None else f"{each.reward:g}"
+        listed.append(f"[{text}]" if each.generation == shown.rollout.generation else text)
     return "rewards of the example's rollouts: " + ", ".join(listed)
 
 
-def _policy(record: Json) -> str:
-    versions = {(str(c["model"]), c["policy_step"], str(c["policy_version"])) for c in record["calls"]}
+def _policy(calls: Sequence[RecordedCall]) -> str:
+    versions = {(call["model"], call["policy_step"], call["policy_version"]) for call in calls}
     named = [f"{model}: step {step} ({version or 'not told'})" for model, step, version in sorted(versions)]
     return ", ".join(named) or "no call"
 
@@ -113,8 +112,8 @@ def _legend(shown: ShownRollout, console: Console) -> Iterator[Text]:
         yield line.append(" probability when sampled" if colour == _TRAINED else "")
 
 
-def _call_line(shown: ShownRollout, call: Json, number: int, count: int) -> Text:
-    kind = shown.kind(call)
+def _call_line(shown: ShownRollout, call: RecordedCall, number: int, count: int) -> Text:
+    kind = shown.dropped_as(call)
     line = Text.assemble(
         (f"call {number}/{count} ", "bold"), _inline(str(call.get("function") or "<workflow>"))
     )
@@ -123,21 +122,20 @@ def _call_line(shown: ShownRollout, call: Json, number: int, count: int) -> Text
         line.append("to train on", style=_TRAINED)
     else:
         line.append(f"not trained: {_inline(kind.replace('_', ' '))}", style=_CONTEXT)
-    if (reward := shown.step_reward(call)) is not None:
-        line.append(f"  step reward {reward:+g}")
+    if (reward := shown.call_reward(call)) is not None:
+        line.append(f"  call reward {reward:+g}")
     details = [f"{call['num_prompt_tokens']} prompt + {call['num_output_tokens']} sampled tokens"]
     details.append(_inline(str(call["finish_reason"])))
     details += ["under a grammar"] if call.get("constrained") else []
-    timings: Json = call.get("timings") or {}
-    if seconds := timings.get("total"):
+    if seconds := (call.get("timings") or {}).get("total"):
         details.append(f"{seconds:.2f} s")
     return line.append(f"  {', '.join(details)}", style="dim")
 
 
-def _said(calls: Sequence[Json]) -> dict[str, list[Json]]:
+def _said(calls: Sequence[RecordedCall]) -> dict[str, list[JsonObject]]:
     """Return the messages that appear first in each call, by call id."""
-    said: dict[str, list[Json]] = {}
-    new: list[Json] = []
+    said: dict[str, list[JsonObject]] = {}
+    new: list[JsonObject] = []
     for message, call in spoken(calls):
         if call is None:
             new.append(dict(message))
@@ -146,41 +144,40 @@ def _said(calls: Sequence[Json]) -> dict[str, list[Json]]:
     return said
 
 
-def _message(message: Json, console: Console) -> Iterator[Text]:
+def _message(message: JsonObject, console: Console) -> Iterator[Text]:
     role = str(message.get("role", "other"))
     if role == "tool":
         role += f" result {message.get('tool_call_id') or message.get('name') or ''}"
     content = message.get("content")
     yield from _said_by(role, Text(visible(_plain(content)) if content is not None else ""), console)
-    for asked in message.get("tool_calls") or ():
-        yield _tool_call(asked)
+    yield from _tool_calls(message)
 
 
-def _answer(shown: ShownRollout, call: Json, console: Console, *, tokens: bool) -> Iterator[Text]:
-    answer: Json = call.get("answer") or {}
-    colour = _TRAINED if shown.kind(call) is None else _CONTEXT
-    pieces: list[str] | None = call.get("output_pieces")
+def _answer(shown: ShownRollout, call: RecordedCall, console: Console, *, tokens: bool) -> Iterator[Text]:
+    answer = call.get("answer") or {}
+    colour = _TRAINED if shown.dropped_as(call) is None else _CONTEXT
+    pieces, logprobs = call.get("output_pieces"), call.get("logprobs", [])
     if tokens:
         yield from _token_lines(call, pieces, colour)
     elif pieces is not None:
-        yield from _said_by("assistant, as sampled", _coloured(pieces, call["logprobs"], colour), console)
+        yield from _said_by("assistant, as sampled", _coloured(pieces, logprobs, colour), console)
     else:
         text = answer.get("content", answer.get("text"))
         yield from _said_by("assistant", Text(visible(_plain(text)) if text is not None else ""), console)
-        ids = [f"{token} " for token in call["output_ids"][:_MAX_IDS]]
-        more = Text(f"and {len(call['output_ids']) - _MAX_IDS} more") if len(ids) == _MAX_IDS else Text()
-        yield from _said_by("token ids", _coloured(ids, call["logprobs"], colour).append(more), console)
-    for asked in answer.get("tool_calls") or ():
-        yield _tool_call(asked)
+        sampled = call.get("output_ids", [])
+        ids = [f"{token} " for token in sampled[:_MAX_IDS]]
+        more = Text(f"and {len(sampled) - _MAX_IDS} more") if len(ids) == _MAX_IDS else Text()
+        yield from _said_by("token ids", _coloured(ids, logprobs, colour).append(more), console)
+    yield from _tool_calls(answer)
 
 
-def _token_lines(call: Json, pieces: list[str] | None, colour: str) -> Iterator[Text]:
-    if call.get("prompt_text") is not None:
-        last = _quoted(call["prompt_text"][-60:])
-        yield Text(f"  {len(call['prompt_ids'])} prompt tokens, the last of them: {last}")
+def _token_lines(call: RecordedCall, pieces: list[str] | None, colour: str) -> Iterator[Text]:
+    if (prompt := call.get("prompt_text")) is not None:
+        last = _quoted(prompt[-60:])
+        yield Text(f"  {len(call.get('prompt_ids', []))} prompt tokens, the last of them: {last}")
     yield Text("    number       id   logprob  prob.  text", style="dim")
-    texts = pieces or ["?"] * len(call["output_ids"])
-    sampled = zip(call["output_ids"], call["logprobs"], texts, strict=True)
+    ids = call.get("output_ids", [])
+    sampled = zip(ids, call.get("logprobs", []), pieces or ["?"] * len(ids), strict=True)
     for number, (token, logprob, text) in enumerate(sampled):
         figures = f"    {number:>6} {token:>8} {logprob:>9.4f} {math.exp(logprob):>6.1%}  "
         yield Text(figures).append(_quoted(text), style=_shade(logprob, colour))
@@ -203,10 +200,11 @@ def _shade(logprob: float, colour: str) -> str:
     return f"{colour} {_SHADES[shade]}".strip()
 
 
-def _tool_call(asked: Mapping[str, Any]) -> Text:
-    function: Json = asked.get("function") or {}
-    said = f"{function.get('name')}({_plain(function.get('arguments'))})  {asked.get('id') or ''}"
-    return Text.assemble(("  tool call ", "magenta"), _inline(said))
+def _tool_calls(message: JsonObject) -> Iterator[Text]:
+    for asked in map(as_object, as_list(message.get("tool_calls")) or []):
+        function = as_object((asked or {}).get("function")) or {}
+        said = f"{function.get('name')}({_plain(function.get('arguments'))})  {(asked or {}).get('id') or ''}"
+        yield Text.assemble(("  tool call ", "magenta"), _inline(said))
 
 
 def _said_by(name: str, text: Text, console: Console) -> Iterator[Text]:
@@ -225,17 +223,16 @@ def _inline(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Convert a message's content or a value to text."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list):
-        texts = [_part_text(part) for part in cast("list[Any]", value)]
-        if texts and all(text is not None for text in texts):
-            return "\n".join(text or "" for text in texts)
+    texts = [_part_text(part) for part in as_list(value) or []]
+    if texts and all(text is not None for text in texts):
+        return "\n".join(text or "" for text in texts)
     return json.dumps(value, ensure_ascii=False)
 
 
-def _part_text(part: Any) -> str | None:
-    text = cast("Json", part).get("text") if isinstance(part, dict) else None
+def _part_text(part: object) -> str | None:
+    text = (as_object(part) or {}).get("text")
     return text if isinstance(text, str) else None

@@ -6,19 +6,18 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import orjson
 
 from insitu.config.load import load_config
 from insitu.errors import InvalidRequest, NotFound
-from insitu.harness.files.run_directory import CONFIG_FILE, LEFT_OUT, TRAJECTORIES
-from insitu.harness.files.trajectory_store import Entry, read_entries, read_whole
+from insitu.harness.files.rollout_store import read_rollouts
+from insitu.harness.files.run_directory import CONFIG_FILE, DROPPED, TRAJECTORIES
 from insitu.harness.interfaces.settings import GATEWAY_PORT
+from insitu.harness.rollouts.fields import texts
+from insitu.harness.rollouts.rollout import Rollout
+from insitu.json_values import JsonObject, as_object, parse_json
 from insitu.system.keys import DEFAULT_KEY
 from insitu.workflow.binding import gateway_root
 
-Json = dict[str, Any]
 _MAX_NAMED = 5
 
 
@@ -28,13 +27,13 @@ class Found:
 
     store: str
     """`epoch-0003`, `validation-0005`; with the suffix `-failed-1` when it was run again."""
-    entry: Entry
+    rollout: Rollout
 
 
 class RunReader:
     """The files of one run."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], run_id: str, keys: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, config: JsonObject, run_id: str, keys: Mapping[str, str]) -> None:
         self.path = path
         self.run_id = run_id
         self._config = config
@@ -49,10 +48,13 @@ class RunReader:
         if not file.is_file() or not (path / TRAJECTORIES).is_dir():
             raise _no_run(run, path)
         try:
-            known = cast("Json", orjson.loads(file.read_bytes()))
-            return cls(path, known["config"], str(known["run_id"]), keys)
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise InvalidRequest(f"{file} is not the configuration of a run of insitu") from error
+            known = as_object(parse_json(file.read_bytes())) or {}
+        except ValueError:
+            known = {}
+        config = as_object(known.get("config"))
+        if config is None or "run_id" not in known:
+            raise InvalidRequest(f"{file} is not the configuration of a run of insitu")
+        return cls(path, config, str(known["run_id"]), keys)
 
     def stores(self) -> list[str]:
         """Return the names of all rollout files."""
@@ -61,17 +63,17 @@ class RunReader:
     def rollouts(self, stores: list[str]) -> Iterator[Found]:
         """Yield the rollouts of these files, ordered by example and generation."""
         for store in stores:
-            entries = read_entries(self._file(store))
-            for entry in sorted(entries, key=lambda entry: (entry.index, entry.generation)):
-                yield Found(store, entry)
+            rollouts = read_rollouts(self._file(store))
+            for rollout in sorted(rollouts, key=lambda rollout: (rollout.index, rollout.generation)):
+                yield Found(store, rollout)
 
     def find(self, rollout: str) -> Found:
         """Find the rollout with this id, or the only one whose id contains it (`e3.0.1`, its last digits)."""
-        matches = [found for found in self.rollouts(self.stores()) if rollout in found.entry.rollout_id]
-        exact = [found for found in matches if found.entry.rollout_id == rollout]
+        matches = [found for found in self.rollouts(self.stores()) if rollout in found.rollout.rollout_id]
+        exact = [found for found in matches if found.rollout.rollout_id == rollout]
         if len(matches) == 1 or exact:
             return (exact or matches)[-1]
-        listed = ", ".join(found.entry.rollout_id for found in matches[:_MAX_NAMED])
+        listed = ", ".join(found.rollout.rollout_id for found in matches[:_MAX_NAMED])
         if not matches:
             stores = ", ".join(self.stores()) or "nothing yet"
             raise NotFound(
@@ -84,19 +86,15 @@ class RunReader:
             hint="write more of it",
         )
 
-    def read(self, found: Found) -> Json:
-        """Read the complete record of a rollout, with complete calls."""
-        return read_whole(self._file(found.store), found.entry)
-
-    def group(self, found: Found) -> list[Entry]:
+    def group(self, found: Found) -> list[Rollout]:
         """Return all rollouts of the same example in the same file."""
-        entries = [each.entry for each in self.rollouts([found.store])]
-        return [entry for entry in entries if entry.index == found.entry.index]
+        rollouts = [each.rollout for each in self.rollouts([found.store])]
+        return [rollout for rollout in rollouts if rollout.index == found.rollout.index]
 
-    def left_out(self, store: str) -> dict[str, str] | None:
-        """Return why rollouts of an epoch were not selected, by id; None before that is decided."""
-        file = self.path / LEFT_OUT / f"{store}.json"
-        return cast("dict[str, str]", orjson.loads(file.read_bytes())) if file.is_file() else None
+    def dropped(self, store: str) -> dict[str, str] | None:
+        """Return why rollouts of an epoch were dropped, by id; None before that is decided."""
+        file = self.path / DROPPED / f"{store}.json"
+        return texts(parse_json(file.read_bytes())) if file.is_file() else None
 
     def gateway(self) -> tuple[str, str] | None:
         """Return address and key of the gateway that serves the trained model; no other is ever contacted."""
@@ -104,29 +102,28 @@ class RunReader:
         backend = _section(
             self._config, "trainer_adapters", str(finetuning.get("trainer_adapter")), "backend"
         )
-        names = {backend.get("name"), backend.get("base_model")}
+        names = (backend.get("name"), backend.get("base_model"))
         llms = _section(self._config, "llms")
         target = finetuning.get("target_model")
-        trained = [name for name in llms if llms[name].get("model_name") in names and target in (None, name)]
+        chosen = [name for name in llms if target in (None, name)]
+        trained = [name for name in chosen if _section(llms, name).get("model_name") in names]
         keys = [self._keys[name] for name in trained if self._keys.get(name)]
         key = keys[0] if keys else os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
         for name in trained:
-            if url := llms[name].get("base_url"):
-                return gateway_root(url), key
+            if url := _section(llms, name).get("base_url"):
+                return gateway_root(str(url)), key
         return (f"http://{backend['ip']}:{GATEWAY_PORT}", key) if backend.get("ip") else None
 
     def _file(self, store: str) -> Path:
         return self.path / TRAJECTORIES / f"{store}.jsonl"
 
 
-def _section(config: Mapping[str, Any], *path: str) -> Json:
+def _section(config: JsonObject, *path: str) -> JsonObject:
     """Return a section of the configuration, empty if missing."""
-    found: Any = config
+    found = config
     for name in path:
-        found = cast("Json", found).get(name) or {}
-        if not isinstance(found, dict):
-            return {}
-    return cast("Json", found)
+        found = as_object(found.get(name)) or {}
+    return found
 
 
 def _of_config_file(file: Path) -> tuple[Path, dict[str, str]]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import cast
 
 from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
-from insitu.harness.rollouts.step_rewards import trained_step_rewards
+from insitu.harness.files.rollout_line import to_line
+from insitu.harness.rollouts.recorded_call import RecordedCall, complete, recorded_calls
+from insitu.harness.rollouts.rollout import Rollout, RolloutDetails
 from insitu.harness.screen.run_reader import Found, RunReader
 from insitu.wire.transport import RetryPolicy
 
-Json = dict[str, Any]
 _SECONDS = 5.0
-_TEXTS = ("output_pieces", "prompt_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,52 +24,48 @@ class ShownRollout:
 
     run_id: str
     store: str
-    record: Json
-    """As stored, with complete calls; with `output_pieces` and `prompt_text` where the gateway knows them."""
-    group_rewards: Sequence[tuple[int, float | None]]
-    """Generation and reward of all rollouts of the example."""
-    left_out: Mapping[str, str] | None
-    """Why rollouts of the epoch were not selected; None for validations and before selection."""
+    rollout: Rollout
+    details: RolloutDetails
+    """With complete calls; with `output_pieces` and `prompt_text` where the gateway knows them."""
+    group: Sequence[Rollout]
+    """All rollouts of the example."""
+    dropped: Mapping[str, str] | None
+    """Why rollouts of the epoch were dropped; None for validations and before selection."""
     texts_from: str
     """The source of the tokens' texts, or the reason why there are none."""
 
     @property
-    def has_texts(self) -> bool:
-        """True if the tokens of any call have texts."""
-        return any(call.get("output_pieces") is not None for call in self.record["calls"])
-
-    @property
     def selected(self) -> str:
         """The rollout's selection for training, in words."""
-        if self.left_out is None:
+        if self.dropped is None:
             return "not decided, or no rollout of an epoch"
-        reason = self.left_out.get(str(self.record["rollout_id"]))
-        return "selected" if reason is None else f"left out: {reason.replace('_', '-')}"
+        reason = self.dropped.get(self.rollout.rollout_id)
+        return "selected" if reason is None else f"dropped: {reason.replace('_', '-')}"
 
-    def kind(self, call: Mapping[str, Any]) -> str | None:
+    def dropped_as(self, call: RecordedCall) -> str | None:
         """Return why a call is not trained on, or None if it is."""
-        if call["id"] in self.record.get("call_ids", ()):
+        if call["id"] in self.rollout.call_ids:
             return None
-        left_out: dict[str, str] = self.record.get("left_out") or {}
-        return left_out.get(call["id"], "not selected")
+        return self.details.dropped.get(call["id"], "not selected")
 
-    def step_reward(self, call: Mapping[str, Any]) -> float | None:
-        """Return the call's own reward beyond the rollout's; None without step rewards."""
-        rewards = trained_step_rewards(self.record)
-        if rewards is None or self.kind(call) is not None:
+    def call_reward(self, call: RecordedCall) -> float | None:
+        """Return the call's own reward beyond the rollout's; None without call rewards."""
+        rewards = self.rollout.call_rewards
+        if rewards is None or call["id"] not in self.rollout.call_ids:
             return None
-        return rewards[list(self.record["call_ids"]).index(call["id"])]
+        return rewards[self.rollout.call_ids.index(call["id"])]
 
-    def to_json(self) -> Json:
-        """Return everything as plain values."""
-        calls = [{**call, "left_out_as": self.kind(call)} for call in self.record["calls"]]
-        group = [{"generation": number, "reward": reward} for number, reward in self.group_rewards]
+    def to_json(self) -> dict[str, object]:
+        """Return everything as plain values, under the names that scripts know."""
+        line = to_line(self.rollout, self.details)
         return {
             "run_id": self.run_id,
             "store": self.store,
-            **self.record,
-            "calls": calls,
-            "group": group,
+            **line,
+            "step_rewards": line["call_rewards"],
+            "left_out": line["dropped"],
+            "calls": [{**call, "left_out_as": self.dropped_as(call)} for call in self.details.calls],
+            "group": [{"generation": each.generation, "reward": each.reward} for each in self.group],
             "selected": self.selected,
             "texts_from": self.texts_from,
         }
@@ -77,15 +73,30 @@ class ShownRollout:
 
 async def load_rollout(reader: RunReader, found: Found) -> ShownRollout:
     """Load a rollout from its file, and the texts of its tokens from the gateway if it is reachable."""
-    record = reader.read(found)
-    texts, texts_from = await _texts(reader, found.entry.rollout_id)
-    calls = [{**call, **texts.get(call["id"], {})} for call in record["calls"]]
-    group = [(entry.generation, entry.reward) for entry in reader.group(found)]
-    left_out = reader.left_out(found.store)
-    return ShownRollout(reader.run_id, found.store, {**record, "calls": calls}, group, left_out, texts_from)
+    rollout = found.rollout
+    details = rollout.details(tokens=True)
+    texts, texts_from = await _texts(reader, rollout.rollout_id)
+    calls = [_with_texts(call, texts.get(call["id"])) for call in complete(details.calls)]
+    return ShownRollout(
+        reader.run_id,
+        found.store,
+        rollout,
+        replace(details, calls=calls),
+        reader.group(found),
+        reader.dropped(found.store),
+        texts_from,
+    )
 
 
-async def _texts(reader: RunReader, rollout_id: str) -> tuple[dict[str, Json], str]:
+def _with_texts(call: RecordedCall, listed: RecordedCall | None) -> RecordedCall:
+    if listed is None:
+        return call
+    texts = {"output_pieces": listed.get("output_pieces"), "prompt_text": listed.get("prompt_text")}
+    return cast(RecordedCall, {**call, **texts})
+
+
+async def _texts(reader: RunReader, rollout_id: str) -> tuple[dict[str, RecordedCall], str]:
+    """Return the gateway's calls with their texts, by id, and where they are from."""
     gateway = reader.gateway()
     if gateway is None:
         return {}, "nowhere: the run's configuration names no gateway"
@@ -100,9 +111,9 @@ async def _texts(reader: RunReader, rollout_id: str) -> tuple[dict[str, Json], s
         return {}, f"nowhere: {error.message}"
     except TimeoutError:
         return {}, f"nowhere: the gateway at {url} did not answer within {_SECONDS:.0f} s"
-    texts = {call["id"]: {name: call.get(name) for name in _TEXTS} for call in record.calls}
-    if not texts:
+    calls = {call["id"]: call for call in recorded_calls(record.calls)}
+    if not calls:
         return {}, f"nowhere: the gateway at {url} has no record of this rollout"
-    if all(each["output_pieces"] is None for each in texts.values()):
+    if all(call.get("output_pieces") is None for call in calls.values()):
         return {}, f"nowhere: the gateway at {url} does not know the tokenizer of these calls' models"
-    return texts, f"the gateway at {url}"
+    return calls, f"the gateway at {url}"

@@ -1,4 +1,4 @@
-"""RecordedRollout: the gateway's record of one rollout, split into calls that are trained on and others."""
+"""RecordedCalls: the gateway's record of one rollout, split into calls that are trained on and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.collect.targets import Targets
@@ -19,41 +18,53 @@ from insitu.harness.rollouts.capture import (
     UNRECORDED,
     Capture,
 )
+from insitu.harness.rollouts.recorded_call import RecordedCall, recorded_calls
+from insitu.harness.rollouts.rollout import Figures
 
-Json = dict[str, Any]
 _PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.5)
 """The record of a call whose client has just disconnected takes a moment to be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRollout:
+class RecordedCalls:
     """Every call of a rollout, and the subset to train on."""
 
-    calls: Sequence[Json] = ()
+    calls: Sequence[RecordedCall] = ()
     call_ids: Sequence[str] = ()
     """The calls to train on, in order."""
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why each of the other calls is not trained on, by call id."""
+    dropped: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why each of the other calls is dropped, by call id."""
     capture: Capture = field(default_factory=Capture)
     why_none: str = ""
     """Explanation for the user in case there is nothing to train on."""
 
     @property
-    def chosen(self) -> list[Json]:
+    def chosen(self) -> list[RecordedCall]:
         """The calls to train on."""
-        return [call for call in self.calls if call["id"] not in self.left_out]
+        return [call for call in self.calls if call["id"] not in self.dropped]
+
+    @property
+    def figures(self) -> Figures:
+        """Counts over the calls."""
+        return Figures(
+            num_calls=len(self.calls),
+            num_output_tokens=sum(call["num_output_tokens"] for call in self.calls),
+            policy_steps=tuple(sorted({call["policy_step"] for call in self.chosen})),
+            capture=self.capture,
+        )
 
 
 async def read_rollout(
-    gateway: GatewayClient, targets: Targets, rollout_id: str, before: RecordedRollout | None = None
-) -> RecordedRollout:
+    gateway: GatewayClient, targets: Targets, rollout_id: str, before: RecordedCalls | None = None
+) -> RecordedCalls:
     """Read the calls recorded so far. Calls made since `before`, if given, are never trained on."""
     record = await _settled(gateway, rollout_id)
-    call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(record.calls)]
-    others = [call for call in record.calls if call["id"] not in set(call_ids)]
-    left_out = {call["id"]: targets.left_out_as(call) or LATE for call in others}
-    why_none = targets.why_none(record.calls, record.unrecorded)
-    return RecordedRollout(record.calls, call_ids, left_out, _capture(record, left_out), why_none)
+    calls = recorded_calls(record.calls)
+    call_ids = before.call_ids if before else [call["id"] for call in targets.chosen(calls)]
+    others = [call for call in calls if call["id"] not in set(call_ids)]
+    dropped = {call["id"]: targets.dropped_as(call) or LATE for call in others}
+    why_none = targets.why_none(calls, record.unrecorded)
+    return RecordedCalls(calls, call_ids, dropped, _capture(record, dropped), why_none)
 
 
 async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
@@ -67,8 +78,8 @@ async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
     return record
 
 
-def _capture(record: RolloutRecord, left_out: Mapping[str, str]) -> Capture:
-    kinds = Counter(left_out.values())
+def _capture(record: RolloutRecord, reasons: Mapping[str, str]) -> Capture:
+    kinds = Counter(reasons.values())
     num_unrecorded = sum(record.unrecorded.values())
     dropped = {
         INCOMPLETE_CALL: kinds[INCOMPLETE_CALL],
@@ -80,7 +91,7 @@ def _capture(record: RolloutRecord, left_out: Mapping[str, str]) -> Capture:
     return Capture(
         seen=record.seen or 0,
         uncounted=num_known if record.seen is None else 0,
-        trained=len(record.calls) - len(left_out),
+        trained=len(record.calls) - len(reasons),
         context_only={kind: kinds[kind] for kind in (OTHER_MODEL, OTHER_FUNCTION) if kinds[kind]},
         dropped={reason: count for reason, count in dropped.items() if count},
     )
