@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from insitu.datasets.example import Example
 from insitu.harness.collect.group_builder import GroupBuilder
 from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
+from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.loop.epoch_trainer import EpochTrainer
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
@@ -158,15 +159,15 @@ class _Builder(GroupBuilder):
 
 
 class DropsFailed(_Builder):
-    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        found = await super().finalize(run_id, meta)
+    async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
+        found = await super().finalize(run_id, epoch=epoch)
         groups = [[each for each in group if each.reward is not None] for group in found.trajectories]
         return replace(found, trajectories=groups)
 
 
 class ZeroForFailed(_Builder):
-    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        found = await super().finalize(run_id, meta)
+    async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
+        found = await super().finalize(run_id, epoch=epoch)
         groups = [
             [each if each.reward is not None else replace(each, reward=0.0) for each in group]
             for group in found.trajectories
@@ -175,8 +176,8 @@ class ZeroForFailed(_Builder):
 
 
 class ForgetsOnGroup(_Builder):
-    async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
-        await super().start_run(run_id, {**(meta or {}), "on_group": None})
+    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:
+        await super().start_run(run_id, epoch=epoch)
 
 
 class LeavesRunning(_Builder):
@@ -185,7 +186,7 @@ class LeavesRunning(_Builder):
 
 
 class EmptyForUnknown(_Builder):
-    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
+    async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
         return TrajectoryCollection([], run_id)
 
 
@@ -234,9 +235,9 @@ class GoesOn(_Trainer):
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         statuses: list[TrainingJobStatus] = []
         for epoch in range(num_epochs):
-            ref = await self.run_epoch(epoch, self._run.run_id)
+            ref = await self.run_epoch(epoch, self.loop.run.run_id)
             assert ref is not None
-            statuses.append(await self._adapter.wait_until_complete(ref, 0.01))
+            statuses.append(await self.loop.adapter.wait_until_complete(ref, 0.01))
         return statuses
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from insitu.errors import InvalidRequest
+from insitu.harness.collect.group_builder import GroupBuilder
 from insitu.harness.interfaces.settings import TrainerConfig
+from insitu.harness.loop.curriculum import select
 from insitu.harness.loop.epoch_trainer import EpochTrainer
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.plugins import Kind
@@ -76,3 +79,59 @@ async def test_a_trainer_that_chooses_the_groups_itself_is_heard(tmp_path: Path)
     )
     assert account["calls_confirmed"] is True
     assert metrics["epochs"][0]["filtered_num_groups"] == 1
+
+
+class KeepsTheFirst(EpochTrainer):
+    def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
+        found = super().apply_curriculum_learning(collection, epoch)
+        return replace(found, trajectories=found.trajectories[:1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "account"),
+    [
+        (EpochTrainer, "trained 6/6; calls 6 seen = 6 trained"),
+        (FirstGroupOnly, "trained 2/6: 4 curriculum; calls 6 seen = 2 trained + 4 dropped (4 curriculum)"),
+        (KeepsTheFirst, "trained 2/6: 4 curriculum; calls 6 seen = 2 trained + 4 dropped (4 curriculum)"),
+    ],
+)
+async def test_groups_are_selected_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[EpochTrainer], account: str
+) -> None:
+    selected: list[int] = []
+
+    def counted(groups: Any, epoch: int, *rest: Any) -> Any:
+        selected.append(epoch)
+        return select(groups, epoch, *rest)
+
+    monkeypatch.setattr("insitu.harness.loop.running_loop.select", counted)
+    monkeypatch.setattr("insitu.harness.loop.epoch_trainer.write_plot", lambda *_: None)
+    trainer = kind(TrainerConfig.model_validate({"_type": "x"}), StandinParts(tmp_path))
+    run = make_run(tmp_path, num_epochs=2)
+    with run.directory:
+        await trainer.bind_components(StandinBuilder(), StandinAdapter())
+        await trainer.initialize(run)
+        await trainer.run(2)
+        metrics = await trainer.get_metrics(run.run_id)
+        await trainer.cleanup()
+    assert selected == [0, 1]
+    assert [line["account"]["line"] for line in metrics["epochs"]] == [account] * 2
+
+
+async def test_a_trainer_that_is_not_initialized_says_so(tmp_path: Path) -> None:
+    trainer = EpochTrainer(TrainerConfig.model_validate({"_type": "x"}), StandinParts(tmp_path))
+    with pytest.raises(InvalidRequest, match="is not initialized"):
+        await trainer.run(1)
+    run = make_run(tmp_path)
+    with run.directory, pytest.raises(InvalidRequest, match="has no parts"):
+        await trainer.initialize(run)
+    await trainer.cleanup()
+
+
+@pytest.mark.parametrize("name", ["start_run", "finalize", "run_eval", "compute_reward"])
+def test_a_builder_with_the_former_meta_is_refused_when_it_is_defined(name: str) -> None:
+    async def method(self: Any, run_id: str, meta: Any = None) -> Any:
+        raise AssertionError(f"{self} {run_id} {meta}")
+
+    with pytest.raises(TypeError, match=rf"Former\.{name} takes `meta`; its parameters are .*plugins\.md"):
+        type("Former", (GroupBuilder,), {name: method})

@@ -53,7 +53,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def environment(project: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(project.parent / "site"), **more}
+    paths = [str(project.parent / "site"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
 async def dry_run(project: Path, **more: str) -> tuple[int | None, str]:

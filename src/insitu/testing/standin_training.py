@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from insitu.datasets.example import Example
 from insitu.errors import InvalidRequest, NotFound
@@ -12,14 +12,13 @@ from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.interfaces.trajectory_builder import OnGroup, TrajectoryBuilder
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.harness.rollouts.rollout import Figures
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.types import Ending
 
-Json = dict[str, Any]
 STANDIN_MODEL = TrainedModel("standin-run", "standin-base", "http://127.0.0.1:9", "standin-key")
 """Nothing listens at its address."""
 
@@ -37,40 +36,36 @@ class StandinBuilder(TrajectoryBuilder):
         """While it is cleared, `finalize` waits."""
         self.collecting.set()
         self._rewards = rewards
-        self._run: FinetuneRun | None = None
+        self._runs: list[FinetuneRun] = []
+        self._on_group: dict[int, OnGroup | None] = {}
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Remember the run."""
         self.num_initialized += 1
-        self._run = run
+        self._runs.append(run)
 
-    async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
+    async def run_eval(self, *, name: str | None = None, title: str | None = None) -> list[Trajectory]:  # noqa: ARG002 - the interface's
         """Return a reward of 0.5 for every validation example."""
-        assert self._run is not None
-        self.evaluations.append(str((meta or {}).get("name", "")))
-        task = self._run.validation or self._run.training
+        self.evaluations.append(name or "")
+        run = self._runs[-1]
+        task = run.validation or run.training
         return [make_trajectory(f"v{n}", each.id, 0, 0.5) for n, each in enumerate(task.examples)]
 
-    async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - the interface's
+    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:  # noqa: ARG002 - the interface's
         """Record the epoch."""
-        self.started.append(int((meta or {}).get("epoch", 0)))
+        self.started.append(epoch)
+        self._on_group[epoch] = on_group
 
-    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
-        """Return the groups of the epoch, after passing each to `on_group`."""
-        assert self._run is not None
+    async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
+        """Return the groups of the epoch, after passing each to the `on_group` of `start_run`."""
         await self.collecting.wait()
-        meta = meta or {}
-        epoch = int(meta.get("epoch", 0))
-        groups = make_groups(f"{run_id}.e{epoch}", self._run.training.examples, self._rewards)
-        for group in groups if meta.get("on_group") else []:
-            await meta["on_group"](group)
+        groups = make_groups(f"{run_id}.e{epoch}", self._runs[-1].training.examples, self._rewards)
+        if (on_group := self._on_group.pop(epoch, None)) is not None:
+            for group in groups:
+                await on_group(group)
         return TrajectoryCollection(groups, run_id, epoch)
 
-    async def compute_reward(
-        self,
-        output_item: EvalItem,
-        meta: Mapping[str, Any] | None = None,  # noqa: ARG002 - the interface's
-    ) -> EvalResult:
+    async def compute_reward(self, output_item: EvalItem) -> EvalResult:
         """Return the first of the rewards."""
         return EvalResult(output_item.id, self._rewards[0])
 
@@ -79,13 +74,26 @@ class StandinBuilder(TrajectoryBuilder):
         self.num_closed += 1
 
 
+@dataclass(frozen=True, slots=True)
+class StandinJob:
+    """A job in the memory of the stand-in backend."""
+
+    step: int | None
+    """None if it was told to fail."""
+    num_calls: int
+
+
 class StandinAdapter(TrainerAdapter):
     """Completes every job at once, except those of `fail_epochs`. `jobs` is its backend's memory."""
 
     def __init__(
-        self, jobs: dict[str, Json] | None = None, *, healthy: bool = True, fail_epochs: Iterable[int] = ()
+        self,
+        jobs: dict[str, StandinJob] | None = None,
+        *,
+        healthy: bool = True,
+        fail_epochs: Iterable[int] = (),
     ) -> None:
-        self.jobs: dict[str, Json] = {} if jobs is None else jobs
+        self.jobs: dict[str, StandinJob] = {} if jobs is None else jobs
         self.submitted: list[int] = []
         """The epoch of every `submit`."""
         self.accepted: list[str] = []
@@ -129,25 +137,24 @@ class StandinAdapter(TrainerAdapter):
         epoch = trajectories.epoch
         self.submitted.append(epoch)
         job_id = f"{trajectories.run_id}-e{epoch}-a{trajectories.attempt}"
-        failed = epoch in self._fail_epochs
-        steps = sum(1 for job in self.jobs.values() if job["step"])
-        job = {"step": None if failed else steps + 1, "failed": failed, "calls": _num_calls(trajectories)}
-        self.jobs.setdefault(job_id, job)
+        steps = sum(1 for job in self.jobs.values() if job.step)
+        step = None if epoch in self._fail_epochs else steps + 1
+        self.jobs.setdefault(job_id, StandinJob(step, _num_calls(trajectories)))
         return TrainingJobRef(trajectories.run_id, "standin", {"job_id": job_id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Return the status of a job."""
-        job = self.jobs.get(ref.metadata["job_id"])
+        job = self.jobs.get(str(ref.metadata["job_id"]))
         if job is None:
             raise NotFound(f"there is no job {ref.metadata['job_id']}")
         if not self.training.is_set():
             return TrainingJobStatus(ref.run_id, "standin", TrainingStatusEnum.RUNNING, 50.0, "train")
-        if job["failed"]:
+        if job.step is None:
             failed = TrainingStatusEnum.FAILED
             return TrainingJobStatus(ref.run_id, "standin", failed, 50.0, "told to fail", {"step": None})
-        calls = float(job["calls"])
+        calls = float(job.num_calls)
         metrics = {"loss/total": 1.0, "account/calls": calls, "account/calls_trained": calls}
-        found = {"step": job["step"], "metrics": metrics}
+        found = {"step": job.step, "metrics": metrics}
         return TrainingJobStatus(ref.run_id, "standin", TrainingStatusEnum.COMPLETED, 100.0, None, found)
 
     async def aclose(self) -> None:

@@ -78,7 +78,7 @@ def bench_epochs(bench: FinetuneBench) -> list[dict[str, Any]]:
 
 
 def stores(bench: FinetuneBench) -> list[str]:
-    return sorted(path.stem for path in (bench.project.output / "trajectories").iterdir())
+    return sorted(path.stem for path in (bench.project.output / "trajectories").glob("*.jsonl"))
 
 
 async def test_fault_14_an_outage_does_not_end_a_run_for_good(tmp_path, monkeypatch):

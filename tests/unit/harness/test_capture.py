@@ -159,9 +159,9 @@ async def test_a_mismatch_fails_the_epoch_and_names_the_rollouts(
     with run.directory:
         builder = GroupBuilder(BuilderConfig.model_validate({"_type": "insitu"}), StandinParts(tmp_path))
         await builder.initialize(replace(run, gateway=lossy))
-        await builder.start_run(run.run_id, {"epoch": 0})
+        await builder.start_run(run.run_id, epoch=0)
         with pytest.raises(CaptureMismatch) as caught:
-            await builder.finalize(run.run_id, {"epoch": 0})
+            await builder.finalize(run.run_id, epoch=0)
     assert "6 rollouts made other model calls than were recorded" in caught.value.message
     assert f"{run.run_id}.e0.0.0." in caught.value.message
     assert "calls 2 seen = 1 trained, +1" in caught.value.message
@@ -202,8 +202,8 @@ async def test_what_a_judge_asks_is_in_the_account(tmp_path: Path) -> None:
     with run.directory:
         builder = GroupBuilder(BuilderConfig.model_validate({"_type": "insitu"}), StandinParts(tmp_path))
         await builder.initialize(replace(run, gateway=GrowingGatewayClient("standin-run")))
-        await builder.start_run(run.run_id, {"epoch": 0})
-        collection = await builder.finalize(run.run_id, {"epoch": 0})
+        await builder.start_run(run.run_id, epoch=0)
+        collection = await builder.finalize(run.run_id, epoch=0)
     trajectories = [each for group in collection.trajectories for each in group]
     captures = [each.capture for each in trajectories]
     assert captures == [Capture(seen=2, trained=1, context_only={"other_function": 1})] * 6

@@ -24,7 +24,7 @@ from insitu.testing.standins import StandinParts, make_run
 from insitu.types import Ending
 
 EARLIER = Path(__file__).parent / "data" / "tokens_in_lines.jsonl"
-"""Written by a release that had the tokens in the lines: a rollout before and after its scoring, a failed one."""
+"""Written when the tokens were in the lines: a rollout before and after its scoring, and a failed one."""
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_missing_tokens_are_noticed_and_do_not_hold_up_the_run(path: Path) -> No
     assert new.read_calls() == [call(3, 1, 4)]
     assert lost.trainable
     assert lost.details().calls[0]["id"] == "c2"
-    with pytest.raises(DamagedFile, match="block of tokens at byte 34 is missing or was changed"):
+    with pytest.raises(DamagedFile, match="block of tokens at byte 37 is missing or was changed"):
         lost.read_calls()
     tokens(path).unlink()
     with pytest.raises(DamagedFile, match="is missing with the whole file"):
@@ -165,7 +165,7 @@ def test_every_changed_byte_is_noticed(path: Path) -> None:
 
 
 async def test_resuming_reads_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of an epoch is there; the rest is run, scored, written as results, and nothing of it is read."""
+    """Half of an epoch is there; the rest is run and scored, and no token of it is read."""
     builder_config = BuilderConfig.model_validate({"_type": "insitu", "num_generations": 2})
 
     async def collect() -> list[list[Rollout]]:
@@ -173,8 +173,8 @@ async def test_resuming_reads_no_tokens(tmp_path: Path, monkeypatch: pytest.Monk
         with run.directory:
             builder = GroupBuilder(builder_config, StandinParts(tmp_path))
             await builder.initialize(run)
-            await builder.start_run(run.run_id, {"epoch": 0})
-            groups = (await builder.finalize(run.run_id, {"epoch": 0})).trajectories
+            await builder.start_run(run.run_id, epoch=0)
+            groups = (await builder.finalize(run.run_id, epoch=0)).trajectories
             await builder.aclose()
         return groups
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
@@ -14,6 +14,20 @@ from insitu.harness.rollouts.episode import TrajectoryCollection
 
 if TYPE_CHECKING:
     from insitu.harness.interfaces.run import FinetuneRun
+
+
+class TrainerMetrics(TypedDict):
+    """Figures of a run so far."""
+
+    epochs: Sequence[Mapping[str, object]]
+    """As in training_metrics.jsonl."""
+    validations: Sequence[Mapping[str, object]]
+    """As in validation_history.json."""
+    best: Mapping[str, object] | None
+    """The checkpoint to use: step, reward, path."""
+    run_id: NotRequired[str]
+    job: NotRequired[Mapping[str, object]]
+    """The step in progress."""
 
 
 class Trainer(ABC):
@@ -36,15 +50,15 @@ class Trainer(ABC):
         """Run all remaining epochs; stop at a failed job. Return one status per epoch that was run."""
 
     @abstractmethod
-    async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Return figures so far: `epochs` and `validations` as in the files, `best` {step, reward, path}."""
+    async def get_metrics(self, run_id: str) -> TrainerMetrics:
+        """Return figures so far."""
 
     @abstractmethod
     async def cleanup(self) -> None:
         """Cancel running work and close the components. Safe at any time; idempotent."""
 
     @abstractmethod
-    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
+    async def run_validation_evaluation(self, epoch: int, run_id: str) -> Mapping[str, object]:
         """Run the validation dataset on the current weights."""
 
     @abstractmethod
@@ -52,8 +66,8 @@ class Trainer(ABC):
         """Return the groups that this epoch trains on."""
 
     @abstractmethod
-    def get_curriculum_state(self) -> dict[str, Any]:
+    def get_curriculum_state(self) -> Mapping[str, object]:
         """Return the state of the curriculum, as in curriculum_state.json."""
 
-    def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
+    def log_progress(self, epoch: int, metrics: Mapping[str, object], output_dir: Path | None = None) -> None:
         """Write the metrics of an epoch."""

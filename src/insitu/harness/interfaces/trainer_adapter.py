@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from insitu.errors import DeadlineExceeded, Unavailable
 from insitu.harness.interfaces.trained_model import TrainedModel
@@ -78,7 +78,7 @@ class TrainerAdapter(ABC):
         """Receive every status while waiting for a job."""
 
     def log_progress(
-        self, ref: TrainingJobRef, metrics: Mapping[str, Any], output_dir: Path | None = None
+        self, ref: TrainingJobRef, metrics: Mapping[str, object], output_dir: Path | None = None
     ) -> None:
         """Log figures of a job. Does nothing by default: the trainer writes the metrics files."""
 

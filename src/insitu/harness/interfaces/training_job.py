@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 
 class TrainingStatusEnum(StrEnum):
@@ -28,7 +27,7 @@ class TrainingJobRef:
 
     run_id: str
     backend: str
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    metadata: dict[str, object] = field(default_factory=dict[str, object])
     """Whatever the adapter needs to find the job again; JSON."""
 
 
@@ -42,5 +41,5 @@ class TrainingJobStatus:
     progress: float | None = None
     """0–100."""
     message: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    metadata: dict[str, object] = field(default_factory=dict[str, object])
     """`step`, `metrics` and `phase` where the backend knows them."""

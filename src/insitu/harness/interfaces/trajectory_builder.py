@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.rewards.items import EvalItem, EvalResult
@@ -15,38 +16,54 @@ if TYPE_CHECKING:
 
 OnGroup = Callable[[Sequence[Trajectory]], Awaitable[None]]
 """Called with every group as it finishes."""
+_ARGUMENTS = {
+    "start_run": "run_id, *, epoch, on_group",
+    "finalize": "run_id, *, epoch",
+    "run_eval": "*, name, title",
+    "compute_reward": "output_item",
+}
 
 
 class TrajectoryBuilder(ABC):
     """One instance serves a whole run; `start_run` and `finalize` are called once per epoch."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Reject a class that was written for the former `meta` when it is defined, not in mid-run."""
+        super().__init_subclass__(**options)
+        for name, arguments in _ARGUMENTS.items():
+            method = cls.__dict__.get(name)
+            if inspect.isfunction(method) and "meta" in inspect.signature(method).parameters:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} takes `meta`; its parameters are now {arguments} "
+                    "(docs/plugins.md, Builders, adapters, trainers)"
+                )
 
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
         """Prepare: load the dataset and check whatever can be checked."""
 
     @abstractmethod
-    async def run_eval(self, meta: Mapping[str, Any] | None = None) -> list[Trajectory]:
+    async def run_eval(self, *, name: str | None = None, title: str | None = None) -> list[Trajectory]:
         """Run and score the validation examples once each (the training examples when there are none).
 
-        `meta["name"]` names the evaluation: rollouts already run under that name are not run again.
-        `meta["title"]` is the title shown to people.
+        Rollouts already run under the same `name` are not run again. People are shown the `title`.
         """
 
     @abstractmethod
-    async def start_run(self, run_id: str, meta: Mapping[str, Any] | None = None) -> None:
-        """Start collecting in the background. `meta`: `epoch`, and `on_group` (an `OnGroup`)."""
+    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:
+        """Start collecting in the background; pass each group to `on_group` as it finishes."""
 
     @abstractmethod
-    async def finalize(self, run_id: str, meta: Mapping[str, Any] | None = None) -> TrajectoryCollection:
+    async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
         """Wait for all rollouts and return every one, failed ones with their endings."""
 
     @abstractmethod
-    async def compute_reward(
-        self, output_item: EvalItem, meta: Mapping[str, Any] | None = None
-    ) -> EvalResult:
+    async def compute_reward(self, output_item: EvalItem) -> EvalResult:
         """Score one rollout; a failed evaluation is an error in the result, never 0."""
 
-    def log_progress(self, run_id: str, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
+    def log_progress(
+        self, run_id: str, metrics: Mapping[str, object], output_dir: Path | None = None
+    ) -> None:
         """Log figures of the collection. Does nothing by default: the trainer writes the metrics files."""
 
     async def aclose(self) -> None:

@@ -18,6 +18,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
 from insitu.harness.interfaces.curriculum_state import CurriculumState
+from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import SCORED, Rollout
 from insitu.returns import call_returns
 
@@ -60,6 +61,13 @@ class Selection:
     """Number of rollouts by reason; only reasons that occurred."""
     reasons: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
     """The reason for each dropped rollout, by rollout id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedCollection(TrajectoryCollection):
+    """A collection that was selected here, and the selection that tells why the rest was dropped."""
+
+    selection: Selection = field(kw_only=True)
 
 
 class _Dropped:
@@ -126,7 +134,7 @@ def as_chosen(
     selection: Selection, groups: list[list[Rollout]], collected: Sequence[Sequence[Rollout]]
 ) -> Selection:
     """Return the selection with these groups instead, for a trainer with its own selection rules."""
-    if groups == selection.groups:
+    if groups is selection.groups or groups == selection.groups:
         return selection
     trained = {rollout.rollout_id for group in groups for rollout in group}
     dropped = _Dropped()

@@ -10,62 +10,70 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from insitu.errors import InvalidRequest
-from insitu.harness.files.metrics import EpochLine, ValidationEntry, write_metrics
+from insitu.harness.files.metrics import EpochLine, write_metrics
 from insitu.harness.files.plots import write_plot
 from insitu.harness.interfaces import events
-from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import TrainerConfig
-from insitu.harness.interfaces.trainer import Trainer
+from insitu.harness.interfaces.trainer import Trainer, TrainerMetrics
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.account import Account
-from insitu.harness.loop.curriculum import Selection, as_chosen, select
+from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
 from insitu.harness.loop.metrics import epoch_line
+from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.validation import early_stop, validate
-from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.harness.rollouts.episode import TrajectoryCollection
+from insitu.harness.rollouts.fields import members
+from insitu.harness.rollouts.rollout import Rollout
 from insitu.plugins import Parts
 
-Json = dict[str, Any]
 _POLL_SECONDS = 0.5
 
 
 class EpochTrainer(Trainer):
     """One update per epoch over all groups with a training signal."""
 
-    _builder: TrajectoryBuilder
-    _adapter: TrainerAdapter
-    _run: FinetuneRun
-    state: LoopState
-
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
+        self._bound: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
+        self._initialized: RunningLoop | None = None
         self._closed = False
-        self._initialized = False
 
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
         """Set the builder and the adapter to work with."""
-        self._builder, self._adapter = builder, adapter
+        self._bound = builder, adapter
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Read the journal, then initialize builder and adapter."""
-        if not hasattr(self, "_builder"):
+        if self._bound is None:
             raise InvalidRequest("the trainer has no parts", hint="call bind_components before initialize")
-        self._run = run
-        self.state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
-        await self._builder.initialize(run)
-        await self._adapter.initialize(run)
-        self._initialized = True
+        builder, adapter = self._bound
+        state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
+        await builder.initialize(run)
+        await adapter.initialize(run)
+        self._initialized = RunningLoop(run, builder, adapter, state)
+
+    @property
+    def loop(self) -> RunningLoop:
+        """The run, the components and the state; raises before `initialize`."""
+        if self._initialized is None:
+            raise InvalidRequest("the trainer is not initialized", hint="call initialize first")
+        return self._initialized
+
+    @property
+    def state(self) -> LoopState:
+        """The state of the run."""
+        return self.loop.state
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Run every epoch that is not over yet, with validation before, between and after."""
-        run_id, statuses = self._run.run_id, list[TrainingJobStatus]()
+        run_id, statuses = self.loop.run.run_id, list[TrainingJobStatus]()
         await self._catch_up()
         for epoch in range(self.state.next_epoch, num_epochs):
             if self._validation_due(epoch):
@@ -76,10 +84,10 @@ class EpochTrainer(Trainer):
             statuses.append(status)
             if status.status is not TrainingStatusEnum.COMPLETED:
                 return statuses
-        if self._run.validation is not None and not self.state.validated_at(self.state.next_epoch):
+        if self.loop.run.validation is not None and not self.state.validated_at(self.state.next_epoch):
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
-        self._note(events.Ended("succeeded", self.state.next_epoch))
+        self.loop.note(events.Ended("succeeded", self.state.next_epoch))
         return statuses
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
@@ -87,77 +95,83 @@ class EpochTrainer(Trainer):
         if self.state.submitted is not None and self.state.submitted.epoch == epoch:
             return self.state.submitted.ref
 
-        async def on_group(group: Sequence[Trajectory]) -> None:
-            await self._adapter.accept(run_id, epoch, group)
+        loop = self.loop
 
-        meta = {"epoch": epoch, "on_group": on_group}
-        await self._builder.start_run(run_id, meta)
-        collection = await self._builder.finalize(run_id, meta)
+        async def on_group(group: Sequence[Rollout]) -> None:
+            await loop.adapter.accept(run_id, epoch, group)
+
+        await loop.builder.start_run(run_id, epoch=epoch, on_group=on_group)
+        collection = await loop.builder.finalize(run_id, epoch=epoch)
         # Through the public method, so that subclasses can override the selection.
-        groups = self.apply_curriculum_learning(collection, epoch).trajectories
-        selection = as_chosen(self._select(collection, epoch), groups, collection.trajectories)
-        curriculum = self._run.config.finetuning.curriculum_learning.enabled
-        figures = epoch_line(epoch, collection, selection, curriculum=curriculum)
-        self._run.directory.write_dropped(f"epoch-{epoch:04d}", selection.reasons)
+        chosen = self.apply_curriculum_learning(collection, epoch)
+        made_here = isinstance(chosen, SelectedCollection)
+        selection = chosen.selection if made_here else loop.select(collection, epoch)
+        selection = as_chosen(selection, chosen.trajectories, collection.trajectories)
+        curriculum = loop.run.config.finetuning.curriculum_learning.enabled
+        line = epoch_line(epoch, collection, selection, curriculum=curriculum)
+        loop.run.directory.write_dropped(f"epoch-{epoch:04d}", selection.reasons)
         if not selection.groups:
-            self._end_epoch(epoch, figures, selection.state)
+            loop.note(events.EpochEnded(epoch, line, selection.state))
             return None
-        attempt = self.state.failures[epoch]
-        ref = await self._adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
-        self._note(events.Submitted(epoch, ref, figures, selection.state))
+        submitted = TrajectoryCollection(selection.groups, run_id, epoch, self.state.failures[epoch])
+        ref = await loop.adapter.submit(submitted)
+        loop.note(events.Submitted(epoch, ref, line, selection.state))
         return ref
 
-    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+    async def get_metrics(self, run_id: str) -> TrainerMetrics:
         """Return finished epochs and validations, the checkpoint to use, and the step in progress, if any."""
-        if run_id != self._run.run_id:
-            raise InvalidRequest(f"this trainer runs {self._run.run_id}, not {run_id}")
-        metrics: Json = {
+        if run_id != self.loop.run.run_id:
+            raise InvalidRequest(f"this trainer runs {self.loop.run.run_id}, not {run_id}")
+        metrics: TrainerMetrics = {
             "run_id": run_id,
             "epochs": self.state.epochs,
             "validations": self.state.validations,
             "best": None if self.state.best is None else asdict(self.state.best),
         }
         if self.state.submitted is not None:
-            status = await self._adapter.status(self.state.submitted.ref)
+            status = await self.loop.adapter.status(self.state.submitted.ref)
             metrics["job"] = {"status": status.status, "progress": status.progress, **status.metadata}
         return metrics
 
-    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
+    async def run_validation_evaluation(self, epoch: int, run_id: str) -> Mapping[str, object]:
         """Validate the current weights, record the result, and keep the checkpoint if it is the best."""
-        entry = await validate(self._run, self._builder, epoch, self.state.step, run_id)
-        self._note(events.Validated(entry))
-        await self._keep_if_best(entry)
+        loop = self.loop
+        entry = await validate(loop.run, loop.builder, epoch, loop.state.step, run_id)
+        loop.note(events.Validated(entry))
+        await self._keep_if_best()
         self._write_files()
         return {**entry}
 
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
         """Return the groups that this epoch trains on; the curriculum advances when the epoch is over."""
-        return replace(collection, trajectories=self._select(collection, epoch).groups)
+        found = self.loop.select(collection, epoch)
+        return SelectedCollection(
+            found.groups, collection.run_id, collection.epoch, collection.attempt, selection=found
+        )
 
-    def get_curriculum_state(self) -> dict[str, Any]:
+    def get_curriculum_state(self) -> dict[str, object]:
         """Return the state as in curriculum_state.json."""
-        config = self._run.config.finetuning.curriculum_learning
-        return {**asdict(self.state.curriculum), "config": config.model_dump(mode="json")}
+        return self.loop.curriculum_state()
 
-    def log_progress(self, epoch: int, metrics: Mapping[str, Any], output_dir: Path | None = None) -> None:
+    def log_progress(self, epoch: int, metrics: Mapping[str, object], output_dir: Path | None = None) -> None:
         """Log the figures of an epoch and write the files."""
         average, count = metrics["avg_reward"], metrics["num_trajectories"]
-        shown = "none" if average is None else f"{average:.4f}"
-        self._run.progress.info(
+        shown = f"{average:.4f}" if isinstance(average, int | float) else "none"
+        self.loop.run.progress.info(
             f"Epoch {epoch + 1} progress logged - Avg Reward: {shown}, Trajectories: {count}"
         )
         self._write_files(output_dir)
 
     async def cleanup(self) -> None:
         """Cancel running work and close the builder and the adapter."""
-        if self._initialized and not self._closed:
+        if self._initialized is not None and not self._closed:
             self._closed = True
-            await self._builder.aclose()
-            await self._adapter.aclose()
+            await self._initialized.builder.aclose()
+            await self._initialized.adapter.aclose()
 
     async def _epoch(self, epoch: int, run_id: str, num_epochs: int) -> TrainingJobStatus:
         began = time.monotonic()
-        progress = self._run.progress
+        progress = self.loop.run.progress
         progress.info(f"Starting epoch {epoch + 1} for run {run_id}")
         ref = await self.run_epoch(epoch, run_id)
         if ref is None:
@@ -167,7 +181,7 @@ class EpochTrainer(Trainer):
         else:
             status = await self._trained(epoch, ref)
             if status.status is not TrainingStatusEnum.COMPLETED:
-                self._note(events.Failed(epoch, status.message))
+                self.loop.note(events.Failed(epoch, status.message))
                 return status
         line = self.state.epochs[-1]
         self.log_progress(epoch, line)
@@ -181,71 +195,58 @@ class EpochTrainer(Trainer):
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the step; if it succeeds, end the epoch."""
         try:
-            status = await self._adapter.wait_until_complete(ref, _POLL_SECONDS)
+            status = await self.loop.adapter.wait_until_complete(ref, _POLL_SECONDS)
         finally:
-            self._run.progress.training_ended()
+            self.loop.run.progress.training_ended()
         if status.status is TrainingStatusEnum.COMPLETED:
             assert self.state.submitted is not None
             submitted = self.state.submitted
-            metrics: dict[str, float] = status.metadata.get("metrics") or {}
-            account = Account.from_dict(submitted.line["account"]).after_training(metrics)
+            metrics = members(status.metadata.get("metrics"))
+            counted = {name: float(each) for name, each in metrics.items() if isinstance(each, int | float)}
+            account = Account.from_dict(submitted.line["account"]).after_training(counted)
             line: EpochLine = {
                 **submitted.line,
                 "account": account.to_dict(),
                 "step": status.metadata.get("step"),
                 "training": metrics,
             }
-            self._end_epoch(epoch, line, submitted.curriculum)
+            self.loop.note(events.EpochEnded(epoch, line, submitted.curriculum))
         return status
 
-    def _end_epoch(self, epoch: int, line: EpochLine, curriculum: CurriculumState) -> None:
-        self._note(events.EpochEnded(epoch, line, curriculum))
-
-    def _select(self, collection: TrajectoryCollection, epoch: int) -> Selection:
-        finetuning = self._run.config.finetuning
-        return select(
-            collection.trajectories,
-            epoch,
-            finetuning.curriculum_learning,
-            self.state.curriculum,
-            finetuning.seed,
-        )
-
     def _validation_due(self, epoch: int) -> bool:
-        interval = self._run.config.finetuning.run_configuration.validation_interval
-        due = self._run.validation is not None and epoch % interval == 0
+        interval = self.loop.run.config.finetuning.run_configuration.validation_interval
+        due = self.loop.run.validation is not None and epoch % interval == 0
         return due and not self.state.validated_at(epoch)
 
     def _stop_early(self) -> bool:
-        reason = early_stop(self.state.validations, self._run.config.finetuning.early_stopping)
+        reason = early_stop(self.state.validations, self.loop.run.config.finetuning.early_stopping)
         if reason:
-            self._run.progress.info(f"Stopping early: {reason}")
+            self.loop.run.progress.info(f"Stopping early: {reason}")
         return bool(reason)
 
     async def _catch_up(self) -> None:
         """Redo the follow-up of the last event, in case a crash prevented it."""
-        if self.state.validations:
-            await self._keep_if_best(self.state.validations[-1])
+        await self._keep_if_best()
         if self.state.validations or self.state.epochs:
             self._write_files()
 
-    async def _keep_if_best(self, entry: ValidationEntry) -> None:
-        reward, step, best = entry["avg_reward"], entry["step"], self.state.best
+    async def _keep_if_best(self) -> None:
+        """Keep the checkpoint of the last validation if none before was better."""
+        if not self.state.validations:
+            return
+        entry, best = self.state.validations[-1], self.state.best
+        reward, step = entry["avg_reward"], entry["step"]
         if step and reward is not None and (best is None or best.reward is None or reward > best.reward):
-            self._note(events.Best(step, reward, await self._adapter.keep(step)))
+            self.loop.note(events.Best(step, reward, await self.loop.adapter.keep(step)))
 
     async def _keep_last_without_validation(self) -> None:
-        if self._run.validation is None and self.state.step:
+        if self.loop.run.validation is None and self.state.step:
             step = self.state.step
-            self._note(events.Best(step, None, await self._adapter.keep(step)))
-
-    def _note(self, event: events.OneKind) -> None:
-        """Write to the journal first, then apply to the state, so that the state never runs ahead of disk."""
-        self.state.apply(events.note(self._run.directory.journal, event))
+            self.loop.note(events.Best(step, None, await self.loop.adapter.keep(step)))
 
     def _write_files(self, output_dir: Path | None = None) -> None:
-        directory = output_dir or self._run.directory.path
+        directory = output_dir or self.loop.run.directory.path
         write_metrics(directory, self.state.epochs, self.state.validations, self.get_curriculum_state())
-        alias = self._run.config.eval.general.workflow_alias
-        title = f"{self._run.run_id}: {alias or self._run.training.agent.binding.model}"
+        alias = self.loop.run.config.eval.general.workflow_alias
+        title = f"{self.loop.run.run_id}: {alias or self.loop.run.training.agent.binding.model}"
         write_plot(directory / "reward_plot.png", self.state.epochs, self.state.validations, title)

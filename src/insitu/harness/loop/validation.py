@@ -20,7 +20,7 @@ async def validate(
     """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0."""
     name = f"validation-{epoch:04d}"
     title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
-    trajectories = await builder.run_eval({"name": name, "title": title})
+    trajectories = await builder.run_eval(name=name, title=title)
     failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
     figures = statistics([trajectories])
     entry: ValidationEntry = {

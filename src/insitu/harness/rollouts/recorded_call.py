@@ -10,7 +10,7 @@ from insitu.wire.listed_calls import expand
 
 
 class RecordedCall(TypedDict):
-    """The fields of `ModelCall`, as JSON. A listed call omits what its parent holds (`insitu.wire.listed_calls`)."""
+    """The fields of `ModelCall`, as JSON. A listed call omits what its parent holds."""
 
     id: str
     model: str

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from insitu.harness.interfaces.run import FinetuneRun
-from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.interfaces.trajectory_builder import OnGroup, TrajectoryBuilder
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
@@ -118,7 +118,7 @@ class TrajectoryBuilderContract(Contract):
                 epochs = [await _collect(builder, run.run_id, epoch) for epoch in (0, 1)]
             ids = [{each.rollout_id for group in e.trajectories for each in group} for e in epochs]
             assert not ids[0] & ids[1], f"rollouts of both epochs: {ids[0] & ids[1]}"
-            assert [e.epoch for e in epochs] == [0, 1], "a collection must carry the epoch of `meta`"
+            assert [e.epoch for e in epochs] == [0, 1], "a collection must carry the epoch of `finalize`"
             for collection in epochs:
                 assert_groups(collection, run)
 
@@ -128,9 +128,9 @@ class TrajectoryBuilderContract(Contract):
         async def test() -> None:
             agent, validation = _Agent(), make_examples(4, "held-out")
             async with self._opened(workflow=agent, validation=validation) as (builder, _):
-                found = await builder.run_eval({"name": "validation-0000"})
+                found = await builder.run_eval(name="validation-0000")
                 ran = len(agent.ran)
-                again = await builder.run_eval({"name": "validation-0000"})
+                again = await builder.run_eval(name="validation-0000")
             examples = [each.example_id for each in found]
             assert sorted(examples) == [each.id for each in validation], f"one rollout each, not {examples}"
             assert ran == len(validation), f"{ran} rollouts of {len(validation)} validation examples"
@@ -143,7 +143,7 @@ class TrajectoryBuilderContract(Contract):
     def test_finalize_without_start_run_is_refused(self) -> None:
         async def test() -> None:
             async with self._opened() as (builder, run):
-                await assert_refused(builder.finalize(run.run_id, {"epoch": 0}), "finalize without start_run")
+                await assert_refused(builder.finalize(run.run_id, epoch=0), "finalize without start_run")
 
         self.within_deadline(test)
 
@@ -151,7 +151,7 @@ class TrajectoryBuilderContract(Contract):
         async def test() -> None:
             agent = _Agent(hangs="example-0")
             async with self._opened(workflow=agent) as (builder, run):
-                await builder.start_run(run.run_id, {"epoch": 0})
+                await builder.start_run(run.run_id, epoch=0)
                 await until(lambda: agent.running > 0, "start_run begins rollouts without finalize")
                 await closes_twice(builder)
                 assert agent.running == 0, f"{agent.running} rollouts go on after aclose"
@@ -170,7 +170,7 @@ class TrajectoryBuilderContract(Contract):
         self.within_deadline(test)
 
     @asynccontextmanager
-    async def _opened(self, **options: Any) -> AsyncIterator[tuple[Any, FinetuneRun]]:
+    async def _opened(self, **options: Any) -> AsyncIterator[tuple[TrajectoryBuilder, FinetuneRun]]:
         run = make_run(self.directory, **options)
         with run.directory:
             async with opened(self.make()) as builder:
@@ -196,10 +196,11 @@ def assert_groups(collection: TrajectoryCollection, run: FinetuneRun) -> None:
         assert scored or trajectory.reason, f"{what}: a failed rollout must say why it failed"
 
 
-async def _collect(builder: Any, run_id: str, epoch: int, **meta: Any) -> TrajectoryCollection:
-    meta |= {"epoch": epoch}
-    await builder.start_run(run_id, meta)
-    return await builder.finalize(run_id, meta)
+async def _collect(
+    builder: TrajectoryBuilder, run_id: str, epoch: int, on_group: OnGroup | None = None
+) -> TrajectoryCollection:
+    await builder.start_run(run_id, epoch=epoch, on_group=on_group)
+    return await builder.finalize(run_id, epoch=epoch)
 
 
 class _Agent(Workflow):
@@ -210,7 +211,7 @@ class _Agent(Workflow):
         self.running = self.most_running = 0
         self._fails, self._hangs, self._seconds = fails, hangs, seconds
 
-    async def run(self, value: Any, context: WorkflowContext) -> Any:
+    async def run(self, value: object, context: WorkflowContext) -> object:
         self.ran.append(context.rollout_id)
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -1,0 +1,94 @@
+"""RunRollouts: collects the rollouts of one run, epoch by epoch and validation by validation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from insitu.harness.collect.collector import Collector, Limits
+from insitu.harness.collect.targets import Targets
+from insitu.harness.files.redaction import Redaction
+from insitu.harness.files.results import write_results
+from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.interfaces.run import FinetuneRun, Task
+from insitu.harness.interfaces.trajectory_builder import OnGroup
+from insitu.harness.rollouts.rollout import Rollout
+from insitu.rewards.evaluator import GroupEvaluator
+from insitu.rewards.items import EvalItem, EvalResult
+from insitu.rewards.score import score_group, score_item
+
+Groups = list[list[Rollout]]
+
+
+def epoch_name(epoch: int) -> str:
+    """Return the name of an epoch's files."""
+    return f"epoch-{epoch:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRollouts:
+    """A run, and the number of rollouts per example."""
+
+    run: FinetuneRun
+    num_generations: int
+
+    async def of_epoch(self, epoch: int, on_group: OnGroup | None) -> Groups:
+        """Run every training example `num_generations` times."""
+        run, name = self.run, epoch_name(epoch)
+        title = f"epoch {epoch + 1}/{run.config.finetuning.num_epochs}"
+        with self._phase(name, title, len(run.training.examples) * self.num_generations) as store:
+            prefix = f"{run.run_id}.e{epoch}"
+            collector = self._collector(run.training)
+            groups = await collector.collect(store, prefix, self.num_generations, on_group)
+        await self._write_results(name, store)
+        return groups
+
+    async def of_evaluation(self, name: str, title: str) -> list[Rollout]:
+        """Run every validation example once; the training examples when there are none."""
+        task = self.run.validation or self.run.training
+        with self._phase(name, title, len(task.examples)) as store:
+            groups = await self._collector(task).collect(store, f"{self.run.run_id}.{name}", 1)
+        await self._write_results(name, store)
+        return [rollout for group in groups for rollout in group]
+
+    async def reward_of(self, item: EvalItem) -> EvalResult:
+        """Score one rollout with `finetuning.reward_function`."""
+        evaluator = self.run.training.evaluator
+        seconds = self.run.config.eval.general.evaluator_timeout_seconds
+        if isinstance(evaluator, GroupEvaluator):
+            return (await score_group(evaluator, [item], seconds))[0]
+        return await score_item(evaluator, item, seconds)
+
+    @contextmanager
+    def _phase(self, name: str, title: str, total: int) -> Generator[RolloutStore]:
+        """Open the store of an epoch or a validation, and show its progress."""
+        progress = self.run.progress
+        with self.run.directory.store(name) as store:
+            if store.missing_token_bytes:
+                progress.warn(
+                    f"{store.path.with_suffix('.tokens')} lacks {store.missing_token_bytes} bytes of tokens: "
+                    "their rollouts train as before, but cannot be shown token by token"
+                )
+            progress.phase_started(title, total, done=len(store.rollouts()))
+            try:
+                yield store
+            finally:
+                progress.phase_ended()
+
+    def _collector(self, task: Task) -> Collector:
+        run = self.run
+        finetuning, general = run.config.finetuning, run.config.eval.general
+        limits = Limits(
+            general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
+        )
+        binding = task.agent.binding
+        targets = Targets(binding.model, frozenset(finetuning.target_functions), binding.gateway_url)
+        return Collector(task, targets, run.gateway, limits, run.progress, Redaction(run.config))
+
+    async def _write_results(self, name: str, store: RolloutStore) -> None:
+        config = self.run.config
+        directory, reward = config.eval.general.results_dir, config.finetuning.reward_function
+        if directory is not None and reward is not None:
+            await asyncio.to_thread(write_results, directory, name, reward.name, store)
