@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Literal, cast
 
 from insitu.config.dump import dump_config
 from insitu.config.load import LoadedConfig
@@ -27,6 +27,7 @@ from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.screen.summary import Summary
 from insitu.plugins import Kind
 
+Ended = Literal["succeeded", "failed", "interrupted"]
 _CLEANUP_SECONDS = 20.0
 
 
@@ -77,7 +78,8 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
 
 
 async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summary:
-    outcome, reason = "succeeded", ""
+    outcome: Ended = "succeeded"
+    reason = ""
     trainer = made.trainer
     num_epochs = run.config.finetuning.num_epochs
     if run.directory.resumed:
@@ -125,7 +127,7 @@ def _failure(statuses: Sequence[TrainingJobStatus]) -> str:
     return f"training {bad[0].status}: {bad[0].message}" if bad else ""
 
 
-def _summary(run: FinetuneRun, made: Components, outcome: Any, reason: str, resume_command: str) -> Summary:
+def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, resume_command: str) -> Summary:
     state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
     rewards = {e["step"]: e["avg_reward"] for e in state.validations if e["avg_reward"] is not None}
     model, best = made.adapter.trained_model, state.best

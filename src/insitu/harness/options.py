@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,7 +12,7 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import InvalidRequest
 
 
-def with_options(loaded: LoadedConfig, given: Mapping[str, Any]) -> LoadedConfig:
+def with_options(loaded: LoadedConfig, given: Mapping[str, object]) -> LoadedConfig:
     """Return the configuration with these options set; None keeps the file's value."""
     finetuning = loaded.config.finetuning
     stated = finetuning.run_configuration.model_dump(exclude_unset=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from aiohttp import web
 
@@ -21,7 +21,7 @@ _PATH = re.compile(
 )
 _CALLS = re.compile(r"rollouts/(?P<rollout>[^/]+)/calls")
 
-Reply = Callable[[str | None, Mapping[str, Any]], str]
+Reply = Callable[[str | None, Mapping[str, object]], str]
 """Returns the text for a call, given its rollout and its body."""
 
 
@@ -32,7 +32,7 @@ class StandinCall:
     rollout_id: str | None
     """None when the call did not say which rollout it belongs to."""
     function: str | None
-    body: Mapping[str, Any]
+    body: Mapping[str, object]
 
 
 class StandinGateway:
@@ -97,7 +97,7 @@ class StandinGateway:
             return await _stream(request, _answer(body, "chat.completion.chunk", {"delta": _message(text)}))
         return web.json_response(_answer(body, "chat.completion", {"message": _message(text)}))
 
-    def _counts(self, rollout_id: str) -> dict[str, Any]:
+    def _counts(self, rollout_id: str) -> dict[str, object]:
         seen, under_way = sum(call.rollout_id == rollout_id for call in self.calls), self._open[rollout_id]
         ended = {"standin": seen - under_way} if seen > under_way else {}
         return {"calls": [], "seen": seen, "unrecorded": ended, "under_way": under_way}
@@ -107,7 +107,7 @@ def _message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def _answer(body: Mapping[str, Any], kind: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(body: Mapping[str, object], kind: str, choice: Mapping[str, object]) -> dict[str, object]:
     return {
         "id": "standin",
         "object": kind,
@@ -118,7 +118,7 @@ def _answer(body: Mapping[str, Any], kind: str, choice: Mapping[str, Any]) -> di
     }
 
 
-async def _stream(request: web.Request, chunk: Mapping[str, Any]) -> web.StreamResponse:
+async def _stream(request: web.Request, chunk: Mapping[str, object]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())

@@ -15,7 +15,7 @@ from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobSt
 from insitu.harness.interfaces.trajectory_builder import OnGroup, TrajectoryBuilder
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
-from insitu.harness.rollouts.rollout import Figures
+from insitu.harness.rollouts.rollout import RolloutFigures
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.types import Ending
 
@@ -168,7 +168,7 @@ def _num_calls(collection: TrajectoryCollection) -> int:
 
 def make_trajectory(rollout_id: str, example_id: str, generation: int, reward: float) -> Trajectory:
     """Make a completed rollout with one call."""
-    calls, figures = (f"call-{rollout_id}",), Figures(1, capture=Capture(seen=1, trained=1))
+    calls, figures = (f"call-{rollout_id}",), RolloutFigures(1, capture=Capture(seen=1, trained=1))
     ending = Ending.COMPLETED
     return Trajectory(rollout_id, example_id, generation, ending, reward, call_ids=calls, figures=figures)
 

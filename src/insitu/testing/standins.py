@@ -56,8 +56,6 @@ __all__ = [
     "standin_workflow",
 ]
 
-Json = dict[str, Any]
-
 
 @dataclass(slots=True)
 class StandinParts:
@@ -88,7 +86,7 @@ def make_examples(count: int, prefix: str = "example") -> list[Example]:
     return [Example(row["id"], row["question"], row["answer"], row) for row in rows]
 
 
-async def standin_workflow(value: Any, context: WorkflowContext) -> str:
+async def standin_workflow(value: object, context: WorkflowContext) -> str:
     """Answer without calling a model; the stand-in gateway reports a call anyway."""
     return f"{value} in {context.rollout_id}"
 
@@ -153,7 +151,7 @@ class StandinGatewayClient(GatewayClient):
         self, rollout_id: str, *, tokens: bool = True, pieces: bool = False
     ) -> RolloutRecord:
         """Return one call with three sampled tokens, seen once."""
-        call: Json = {
+        call: dict[str, object] = {
             "id": f"call-{rollout_id}",
             "rollout_id": rollout_id,
             "function": None,
@@ -177,13 +175,15 @@ class StandinGatewayClient(GatewayClient):
         return RolloutRecord([call | (ids if tokens else {})], seen=1)
 
 
-def _entry(entries: Mapping[str, Any], name: str, where: str) -> Any:
+def _entry(entries: Mapping[str, object], name: str, where: str) -> Any:
     if name not in entries:
         raise NotFound(f"{where} has no `{name}`")
     return entries[name]
 
 
-def _config(output_dir: Path, model: TrainedModel, max_concurrency: int, finetuning: Json) -> Config:
+def _config(
+    output_dir: Path, model: TrainedModel, max_concurrency: int, finetuning: Mapping[str, object]
+) -> Config:
     """Make a complete configuration; the parts that it names are not built from it."""
     backend = {"ip": "127.0.0.1", "port": 9, "name": model.name, "base_model": model.base_model}
     entry = {"_type": "openai", "model_name": model.base_model, "base_url": f"{model.gateway_url}/v1"}

@@ -13,7 +13,7 @@ from insitu.harness.loop.account import Account, make_account
 from insitu.harness.loop.curriculum import initial_state, select
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch
 from insitu.harness.rollouts.episode import Trajectory
-from insitu.harness.rollouts.rollout import Figures
+from insitu.harness.rollouts.rollout import RolloutFigures
 from insitu.types import Ending
 
 OFF = CurriculumConfig()
@@ -21,7 +21,7 @@ NUMBERS = itertools.count()
 
 
 def trajectory(reward: float | None, ending: Ending = Ending.COMPLETED, calls: int = 1) -> Trajectory:
-    figures = Figures(capture=Capture(seen=calls + 1, trained=calls, context_only={"other_model": 1}))
+    figures = RolloutFigures(capture=Capture(seen=calls + 1, trained=calls, context_only={"other_model": 1}))
     name = f"r{next(NUMBERS)}"
     return Trajectory(name, "e", 0, ending, reward, call_ids=["c"] * calls, figures=figures)
 

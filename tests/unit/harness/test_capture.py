@@ -19,7 +19,7 @@ from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
 from insitu.harness.loop.epoch_trainer import EpochTrainer
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up
-from insitu.harness.rollouts.rollout import Figures, Rollout
+from insitu.harness.rollouts.rollout import Rollout, RolloutFigures
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.judges.judged_rollout import judged_rollout
@@ -129,7 +129,7 @@ def test_captures_add_up_and_come_back_from_files() -> None:
     assert both.balanced
     assert Capture.from_dict(both.to_dict()) == both
     rollout = Rollout("r", "e", 0, Ending.COMPLETED, 1.0, call_ids=("a", "b"))
-    assert replace(rollout, figures=Figures(capture=both)).capture == both
+    assert replace(rollout, figures=RolloutFigures(capture=both)).capture == both
     assert rollout.capture == Capture(uncounted=2, trained=2)
     assert two.without_training("failed").dropped == {"incomplete": 2, "failed": 1}
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.files.rollout_store import RolloutStore, Stored
-from insitu.harness.rollouts.rollout import Figures, Rollout
+from insitu.harness.rollouts.rollout import Rollout, RolloutFigures
 from insitu.types import Ending
 from tests.support.rollouts import line_of, rollout_of
 
@@ -73,7 +73,7 @@ def test_a_rollout_comes_back_whole_and_is_light(path: Path) -> None:
         assert line_of(found) == record(expected="4")
     assert found == rollout()
     assert found.ending is Ending.COMPLETED
-    assert (found.reward, found.call_ids, found.figures) == (0.5, ("c1",), Figures(1, 1, (0,)))
+    assert (found.reward, found.call_ids, found.figures) == (0.5, ("c1",), RolloutFigures(1, 1, (0,)))
     assert (found.index, found.generation, found.attempt, found.example_id) == (0, 0, 0, "e1")
     assert (found.seconds, found.started_at, found.details().expected) == (1.5, 100.0, "4")
     assert isinstance(found.source, Stored), "outputs and calls stay on the disk"

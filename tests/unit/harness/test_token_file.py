@@ -18,7 +18,7 @@ from insitu.harness.files import rollout_store
 from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.files.rollout_store import RolloutStore, read_rollouts
 from insitu.harness.interfaces.settings import BuilderConfig
-from insitu.harness.rollouts.rollout import Figures, InMemory, Rollout, RolloutDetails
+from insitu.harness.rollouts.rollout import InMemory, Rollout, RolloutDetails, RolloutFigures
 from insitu.rewards.items import EvalResult
 from insitu.testing.standins import StandinParts, make_run
 from insitu.types import Ending
@@ -198,7 +198,7 @@ def test_lines_of_earlier_releases_open(path: Path) -> None:
         first, failed = store.rollouts()
         assert not tokens(path).exists()
     assert (first.reward, first.call_rewards) == (0.75, (0.0, 1.25))
-    assert first.figures == Figures(3, 7, (0,), first.capture, {"right": 1.0})
+    assert first.figures == RolloutFigures(3, 7, (0,), first.capture, {"right": 1.0})
     assert first.capture.balanced
     assert first.details().dropped == {"call-3": "other_function"}
     assert first.details().call_rewards == {"call-2": 0.25, "call-3": 1.0}

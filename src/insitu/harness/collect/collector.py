@@ -128,7 +128,7 @@ class Collector:
         context = agent.context(rollout_id, plan.example)
         outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
         recorded, outcome = await self._recorded(rollout_id, outcome)
-        outcome = _judged_by_calls(outcome, recorded)
+        outcome = recorded.corrected(outcome)
         rollout = replace(_finished(plan, rollout_id, outcome, recorded), started_at=started_at)
         if rollout.ending in SCORED and self._evaluator is not None:
             rollout = await self._scored(self._evaluator, plan.example, rollout, recorded)
@@ -206,17 +206,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     if isinstance(first, BaseExceptionGroup):
         return _first(cast("BaseExceptionGroup[BaseException]", first))
     return first
-
-
-def _judged_by_calls(outcome: Outcome, recorded: RecordedCalls) -> Outcome:
-    """Correct a completed outcome: it must have used the trained model, and a cut-off one ends in LENGTH."""
-    if outcome.ending is not Ending.COMPLETED:
-        return outcome
-    if not recorded.call_ids:
-        return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=recorded.why_none)
-    if recorded.chosen[-1]["finish_reason"] == "length":
-        return replace(outcome, ending=Ending.LENGTH)
-    return outcome
 
 
 def _finished(plan: _Plan, rollout_id: str, outcome: Outcome, recorded: RecordedCalls) -> Rollout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from insitu.gateway_client import GatewayClient, RolloutRecord
 from insitu.harness.collect.targets import Targets
@@ -19,7 +19,9 @@ from insitu.harness.rollouts.capture import (
     Capture,
 )
 from insitu.harness.rollouts.recorded_call import RecordedCall, recorded_calls
-from insitu.harness.rollouts.rollout import Figures
+from insitu.harness.rollouts.rollout import RolloutFigures
+from insitu.types import Ending
+from insitu.workflow.outcome import Outcome
 
 _PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.5)
 """The record of a call whose client has just disconnected takes a moment to be written."""
@@ -43,10 +45,20 @@ class RecordedCalls:
         """The calls to train on."""
         return [call for call in self.calls if call["id"] not in self.dropped]
 
+    def corrected(self, outcome: Outcome) -> Outcome:
+        """Correct a completed outcome: it must have used the trained model; a cut-off one ends in LENGTH."""
+        if outcome.ending is not Ending.COMPLETED:
+            return outcome
+        if not self.call_ids:
+            return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=self.why_none)
+        if self.chosen[-1]["finish_reason"] == "length":
+            return replace(outcome, ending=Ending.LENGTH)
+        return outcome
+
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> RolloutFigures:
         """Counts over the calls."""
-        return Figures(
+        return RolloutFigures(
             num_calls=len(self.calls),
             num_output_tokens=sum(call["num_output_tokens"] for call in self.calls),
             policy_steps=tuple(sorted({call["policy_step"] for call in self.chosen})),

@@ -7,7 +7,7 @@ because they are trained on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, SecretStr
 
@@ -41,7 +41,7 @@ class Redaction:
         ]
 
 
-def _secrets(value: Any, secret: bool) -> Iterator[str]:
+def _secrets(value: object, secret: bool) -> Iterator[str]:
     """Yield every secret inside a value, recognized by its type or its name."""
     if isinstance(value, SecretStr):
         # In a header like "Bearer <key>", the last word is the secret.
@@ -52,8 +52,8 @@ def _secrets(value: Any, secret: bool) -> Iterator[str]:
         fields = {name: getattr(value, name) for name in type(value).model_fields}
         yield from _secrets(fields | (value.model_extra or {}), secret)
     elif isinstance(value, Mapping):
-        for key, each in cast("Mapping[Any, Any]", value).items():
+        for key, each in cast("Mapping[object, object]", value).items():
             yield from _secrets(each, secret or names_a_secret(key))
     elif isinstance(value, list | tuple):
-        for each in cast("Sequence[Any]", value):
+        for each in cast("Sequence[object]", value):
             yield from _secrets(each, secret)

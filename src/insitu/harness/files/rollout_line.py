@@ -11,7 +11,7 @@ from insitu.harness.rollouts.call_rewards import trained_call_rewards
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.rollouts.fields import items, members, numbers, optional_number, text, texts, whole
 from insitu.harness.rollouts.recorded_call import recorded_calls
-from insitu.harness.rollouts.rollout import Figures, Rollout, RolloutDetails, RolloutSource
+from insitu.harness.rollouts.rollout import Rollout, RolloutDetails, RolloutFigures, RolloutSource
 from insitu.types import REWARD_COMPONENTS, Ending
 
 Line = Mapping[str, object]
@@ -97,9 +97,9 @@ def _call_rewards(line: Line) -> dict[str, float]:
     return numbers(line.get("call_rewards", line.get("step_rewards")))
 
 
-def _figures(written: Mapping[str, object]) -> Figures:
+def _figures(written: Mapping[str, object]) -> RolloutFigures:
     capture = written.get("capture")
-    return Figures(
+    return RolloutFigures(
         num_calls=whole(written.get("num_calls", 0)),
         num_output_tokens=whole(written.get("num_output_tokens", 0)),
         policy_steps=tuple(map(whole, items(written.get("policy_steps")))),

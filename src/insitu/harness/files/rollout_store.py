@@ -10,6 +10,7 @@ A rollout may be written more than once (when it has run, when it is scored); it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -57,15 +58,14 @@ class RolloutStore:
         self._rollouts: dict[str, Rollout] = {}
         self._groups: dict[int, dict[str, None]] = {}
         end = 0
-        try:
+        with ExitStack() as opening:
+            opening.callback(self._lines.close)
             for span, line in self._lines.scan():
                 rollout = _read(path, span, line)
                 self._index(rollout)
                 end = max(end, _end_of_tokens(rollout))
             self._tokens = TokenFile(tokens_beside(path), end)
-        except BaseException:
-            self._lines.close()
-            raise
+            opening.pop_all()
 
     @property
     def path(self) -> Path:

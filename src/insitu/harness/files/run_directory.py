@@ -17,9 +17,10 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, Self
 
 import orjson
 
@@ -29,6 +30,7 @@ from insitu.harness.files.journal import Journal
 from insitu.harness.files.json_lines import sync_directory
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
+from insitu.json_values import JsonObject, as_object, parse_json
 
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -58,14 +60,15 @@ class RunDirectory:
         self._stores: dict[str, RolloutStore] = {}
 
     @classmethod
-    def open(cls, path: Path, dump: Mapping[str, Any]) -> Self:
+    def open(cls, path: Path, dump: JsonObject) -> Self:
         """Start or resume the run of a configuration, given as the output of `dump_config`.
 
         Raises Conflict when another process uses the directory, or it belongs to something else.
         """
         _make(path)
         lock = _take_lock(path)
-        try:
+        with ExitStack() as opening:
+            opening.callback(lock.close)
             known = _read_config(path)
             if known is None:
                 _check_free(path)
@@ -74,9 +77,7 @@ class RunDirectory:
             run_id = str(known["run_id"]) if known else f"run_{secrets.token_hex(4)}"
             _write_config(path, run_id, dump, known)
             journal = Journal(path / JOURNAL_FILE)
-        except BaseException:
-            lock.close()
-            raise
+            opening.pop_all()
         return cls(path, run_id, journal, lock, resumed=known is not None)
 
     def store(self, name: str) -> RolloutStore:
@@ -173,17 +174,17 @@ def _take_lock(path: Path) -> IO[str]:
     return lock
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
+def _read_config(path: Path) -> JsonObject | None:
     file = path / CONFIG_FILE
     if not file.exists():
         return None
     try:
-        known = orjson.loads(file.read_bytes())
-    except orjson.JSONDecodeError:
+        known = as_object(parse_json(file.read_bytes()))
+    except ValueError:
         known = None
-    if not isinstance(known, dict) or not {"run_id", "fingerprint", "config"} <= known.keys():
+    if known is None or not {"run_id", "fingerprint", "config"} <= known.keys():
         raise Conflict(f"{file} is not the configuration of a run of insitu", hint=_elsewhere(path))
-    return cast(dict[str, Any], known)
+    return known
 
 
 def _check_free(path: Path) -> None:
@@ -196,8 +197,8 @@ def _check_free(path: Path) -> None:
         )
 
 
-def _check_same(path: Path, known: Mapping[str, Any], dump: Mapping[str, Any]) -> None:
-    old, new = dict(known["config"]), dict(dump)
+def _check_same(path: Path, known: JsonObject, dump: JsonObject) -> None:
+    old, new = as_object(known["config"]) or {}, dump
     # Recompute the old fingerprint: another release may have computed the stored one differently.
     if fingerprint(old) == fingerprint(new):
         return
@@ -208,11 +209,11 @@ def _check_same(path: Path, known: Mapping[str, Any], dump: Mapping[str, Any]) -
     )
 
 
-def _write_config(path: Path, run_id: str, dump: Mapping[str, Any], known: Mapping[str, Any] | None) -> None:
+def _write_config(path: Path, run_id: str, dump: JsonObject, known: JsonObject | None) -> None:
     started_at = known.get("started_at") if known else time.time()
     content = {
         "run_id": run_id,
-        "fingerprint": fingerprint(dict(dump)),
+        "fingerprint": fingerprint(dump),
         "started_at": started_at,
         "config": dump,
     }

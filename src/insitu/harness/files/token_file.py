@@ -56,7 +56,7 @@ class TokenFile:
         self.missing_bytes = max(0, end - size)
         """Size of what lines name and the file does not have: those tokens are lost."""
         self.end = end
-        """Where the next block goes."""
+        """The position of the next block."""
         self._file: int | None = None
         if size > end:
             os.truncate(path, end)

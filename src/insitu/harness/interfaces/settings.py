@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,7 @@ from insitu.types import NAME_PATTERN, StepSettings
 from insitu.wire.values import Arguments, Label, Scalar
 
 GATEWAY_PORT = 8000
-"""Where `insitu serve` answers model calls, unless its own settings say otherwise."""
+"""The port at which `insitu serve` answers model calls, unless its own settings say otherwise."""
 
 
 class BuilderConfig(ComponentConfig):
@@ -39,7 +39,7 @@ class BackendSettings(Section):
     """Delete all but the run's newest two checkpoints before training."""
     init_args: Arguments = Field(default_factory=dict[str, Scalar])
     engine_args: Arguments = Field(default_factory=dict[str, Scalar])
-    server_config: dict[str, Any] | None = None
+    server_config: dict[str, object] | None = None
 
     @field_validator("name", "project")
     @classmethod
@@ -52,7 +52,7 @@ class BackendSettings(Section):
 
     @field_validator("server_config")
     @classmethod
-    def _no_server_config(cls, value: dict[str, Any] | None) -> None:
+    def _no_server_config(cls, value: dict[str, object] | None) -> None:
         if value:
             text = "cannot be honoured here; engines take `engine_args`, the server its own options"
             raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
@@ -64,16 +64,16 @@ class BackendSettings(Section):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
-def _plain(settings: Any) -> Any:
+def _plain(settings: object) -> object:
     """Convert the settings to what the API receives. PyYAML reads `1e-6` as text; make it a number."""
     if isinstance(settings, StepSettings):
         return asdict(settings)
     if not isinstance(settings, Mapping):
         return settings
-    return {key: _scalar(value) for key, value in cast("Mapping[Any, Any]", settings).items()}
+    return {key: _scalar(value) for key, value in cast("Mapping[str, object]", settings).items()}
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> object:
     read = read_scalar(value) if isinstance(value, str) else None
     return read if isinstance(read, bool | int | float) else value
 

@@ -41,7 +41,7 @@ class RolloutDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RolloutFigures:
     """Counts over the calls of a rollout, and the parts of its reward."""
 
     num_calls: int = 0
@@ -100,7 +100,7 @@ class Rollout:
     """The calls to train on, in order."""
     call_rewards: Sequence[float] | None = None
     """One per entry of `call_ids`, see `insitu.harness.rollouts.call_rewards`; None without call rewards."""
-    figures: Figures = Figures()
+    figures: RolloutFigures = RolloutFigures()
     index: int = 0
     """The position of the example in the dataset."""
     attempt: int = 0
@@ -158,7 +158,7 @@ class Rollout:
         )
 
     def with_calls(
-        self, calls: Sequence[RecordedCall], dropped: Mapping[str, str], figures: Figures
+        self, calls: Sequence[RecordedCall], dropped: Mapping[str, str], figures: RolloutFigures
     ) -> Rollout:
         """Return it with more calls that are not trained on, such as a judge's, and the figures over all."""
         details = replace(self.details(tokens=True), calls=calls, dropped=dropped)

@@ -89,7 +89,7 @@ async def opened(made: Any) -> AsyncIterator[Any]:
             await close()
 
 
-async def closes_twice(part: Any) -> None:
+async def closes_twice(part: object) -> None:
     """Close a part twice."""
     close = getattr(part, "aclose", None)
     if close is not None:
@@ -97,7 +97,7 @@ async def closes_twice(part: Any) -> None:
         await close()
 
 
-def assert_json(value: Any, what: str) -> None:
+def assert_json(value: object, what: str) -> None:
     """Check that files and the wire can carry the value."""
     try:
         json.dumps(value, allow_nan=False)
@@ -105,7 +105,7 @@ def assert_json(value: Any, what: str) -> None:
         raise AssertionError(f"{what} must be JSON (no NaN, no objects): {error}: {value!r}") from error
 
 
-async def assert_refused(work: Awaitable[Any], what: str) -> None:
+async def assert_refused(work: Awaitable[object], what: str) -> None:
     """Check that the work raises an InsituError, which is meant for people."""
     try:
         value = await work

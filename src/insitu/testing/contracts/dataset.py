@@ -68,7 +68,7 @@ class DatasetContract(Contract):
             if self.make_broken() is None:
                 return
 
-            async def load() -> Any:
+            async def load() -> object:
                 async with opened(self.make_broken()) as dataset:
                     return await asyncio.to_thread(dataset.load)
 

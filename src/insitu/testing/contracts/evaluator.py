@@ -7,14 +7,13 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.testing.contracts.contract import Contract, assert_json, closes_twice, opened
 
 _AT_ONCE = 16
-_ODD_OUTPUTS: tuple[Any, ...] = (None, "", 12, [], {"a": [1]}, "\N{GRINNING FACE}" * 1000)
+_ODD_OUTPUTS: tuple[object, ...] = (None, "", 12, [], {"a": [1]}, "\N{GRINNING FACE}" * 1000)
 
 
 class EvaluatorContract(Contract):
@@ -200,7 +199,7 @@ class GroupEvaluatorContract(Contract):
         self.within_deadline(test)
 
 
-def assert_result(result: Any, item: EvalItem) -> None:
+def assert_result(result: object, item: EvalItem) -> None:
     """Check that the result is a score or an error, of this item."""
     assert isinstance(result, EvalResult), f"the result must be an EvalResult, not {result!r}"
     assert result.id == item.id, f"the result must carry the item's id {item.id!r}, not {result.id!r}"
@@ -216,7 +215,7 @@ def assert_result(result: Any, item: EvalItem) -> None:
         assert finite, f"a step reward must be a finite number: {reward!r} for {call_id}"
 
 
-def assert_results(results: Any, group: Sequence[EvalItem]) -> None:
+def assert_results(results: object, group: Sequence[EvalItem]) -> None:
     """Check that there is one result per item."""
     assert isinstance(results, list), f"the results must be a list, not {results!r}"
     assert len(results) == len(group), f"one result per rollout: {len(results)} for {len(group)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.training_job import TrainingStatusEnum
 from insitu.testing.contracts.contract import Contract, assert_json, opened, until
+from insitu.testing.standin_training import StandinJob
 from insitu.testing.standins import StandinAdapter, StandinBuilder, make_examples, make_run
 
 _COMPLETED = TrainingStatusEnum.COMPLETED
@@ -94,7 +95,7 @@ class TrainerContract(Contract):
 
     def test_a_resumed_run_does_not_repeat_epochs(self) -> None:
         async def test() -> None:
-            jobs: dict[str, Any] = {}
+            jobs: dict[str, StandinJob] = {}
             first = StandinBuilder()
             async with self._initialized(first, StandinAdapter(jobs), num_epochs=3) as (trainer, _):
                 await trainer.run(2)
@@ -109,7 +110,7 @@ class TrainerContract(Contract):
 
     def test_a_resumed_run_waits_for_the_job_that_was_submitted(self) -> None:
         async def test() -> None:
-            jobs: dict[str, Any] = {}
+            jobs: dict[str, StandinJob] = {}
             slow = StandinAdapter(jobs)
             slow.training.clear()
             async with self._initialized(StandinBuilder(), slow) as (trainer, _):
@@ -152,7 +153,7 @@ class TrainerContract(Contract):
     @asynccontextmanager
     async def _initialized(
         self, builder: StandinBuilder, adapter: StandinAdapter, **options: Any
-    ) -> AsyncIterator[tuple[Any, FinetuneRun]]:
+    ) -> AsyncIterator[tuple[Trainer, FinetuneRun]]:
         run = make_run(self.directory, **options)
         with run.directory:
             async with opened(self.make()) as trainer:
@@ -164,7 +165,7 @@ class TrainerContract(Contract):
                     await trainer.cleanup()
 
 
-async def _cancelled_once(trainer: Any, condition: Any, what: str) -> None:
+async def _cancelled_once(trainer: Trainer, condition: Callable[[], bool], what: str) -> None:
     """Start a run and cancel it midway, as a signal does."""
     run = asyncio.create_task(trainer.run(1))
     await until(lambda: condition() or run.done(), what)

@@ -154,7 +154,9 @@ class TrainerAdapterContract(Contract):
             async with self._initialized() as (adapter, run):
                 ref = await adapter.submit(await self._collection(adapter, run, 0))
                 status = await adapter.wait_until_complete(ref, _POLL_SECONDS)
-                places = [await adapter.keep(status.metadata["step"]) for _ in range(2)]
+                step = status.metadata.get("step")
+                assert isinstance(step, int), f"metadata['step'] must count the updates: {step!r}"
+                places = [await adapter.keep(step) for _ in range(2)]
                 assert places[0] == places[1], f"keep must give the same place again: {places}"
                 assert places[0] is None or isinstance(places[0], str), f"text or None: {places[0]!r}"
 
@@ -170,18 +172,20 @@ class TrainerAdapterContract(Contract):
         self.within_deadline(test)
 
     @asynccontextmanager
-    async def _initialized(self) -> AsyncIterator[tuple[Any, FinetuneRun]]:
+    async def _initialized(self) -> AsyncIterator[tuple[TrainerAdapter, FinetuneRun]]:
         async with opened(self.make()) as adapter:
             run = make_run(self.directory, model=adapter.trained_model, num_epochs=2)
             with run.directory:
                 await adapter.initialize(run)
                 yield adapter, run
 
-    async def _collection(self, adapter: Any, run: FinetuneRun, epoch: int) -> TrajectoryCollection:
+    async def _collection(
+        self, adapter: TrainerAdapter, run: FinetuneRun, epoch: int
+    ) -> TrajectoryCollection:
         return TrajectoryCollection(await self.groups(adapter, epoch), run.run_id, epoch)
 
 
-def assert_status(status: Any, run_id: str) -> None:
+def assert_status(status: object, run_id: str) -> None:
     """Check that the loop can use the status and the journal can hold it."""
     assert isinstance(status, TrainingJobStatus), f"a TrainingJobStatus, not {status!r}"
     assert status.run_id == run_id, f"the status must carry run_id {run_id}, not {status.run_id}"

@@ -44,7 +44,7 @@ class WorkflowContract(Contract):
         """Return the runs' `context.config`."""
         return RegisteredConfig.model_validate({"_type": "standin"})
 
-    def reply(self, rollout_id: str | None, body: Mapping[str, Any]) -> str:  # noqa: ARG002 - for who overrides it
+    def reply(self, rollout_id: str | None, body: Mapping[str, object]) -> str:  # noqa: ARG002 - for who overrides it
         """Return the model's answer. Keep the rollout's id in it if you can: it reveals mixed-up rollouts."""
         return f"answer in {rollout_id}"
 
