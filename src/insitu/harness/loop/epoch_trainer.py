@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from insitu.errors import InvalidRequest
@@ -113,8 +113,8 @@ class EpochTrainer(Trainer):
         if not selection.groups:
             loop.note(events.EpochEnded(epoch, line, selection.state))
             return None
-        submitted = TrajectoryCollection(selection.groups, run_id, epoch, self.state.failures[epoch])
-        ref = await loop.adapter.submit(submitted)
+        attempt = self.state.failures[epoch]
+        ref = await loop.adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
         loop.note(events.Submitted(epoch, ref, line, selection.state))
         return ref
 
