@@ -17,6 +17,7 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import Rollout
+from insitu.json_values import JsonObject
 from insitu.plugins import Parts
 from insitu.returns import call_returns
 from insitu.types import REWARD_COMPONENTS, JobState, Trajectory, TrajectoryGroup
@@ -175,9 +176,9 @@ def _group_id(run_id: str, epoch: int, group: Sequence[Rollout]) -> str:
 
 def _uploaded(rollout: Rollout) -> Trajectory:
     assert rollout.reward is not None
-    metadata: dict[str, object] = {"example_id": rollout.example_id, "generation": rollout.generation}
+    metadata: JsonObject = {"example_id": rollout.example_id, "generation": rollout.generation}
     if rollout.figures.components:
-        metadata[REWARD_COMPONENTS] = dict(rollout.figures.components)
+        metadata[REWARD_COMPONENTS] = {**rollout.figures.components}
     return Trajectory(
         rollout_id=rollout.rollout_id,
         call_ids=list(rollout.call_ids),

@@ -23,7 +23,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from insitu.system.paths import cache_dir
 
@@ -69,11 +69,13 @@ def _convert_smollm2(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         gguf = _fetch_gguf(Path(scratch))
         folder = str(gguf.parent)
-        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name)
+        loaded: Any = cast(Any, AutoModelForCausalLM).from_pretrained(
+            folder, gguf_file=gguf.name, dtype=torch.float32
+        )
+        tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(folder, gguf_file=gguf.name)
         fields: dict[str, Any] = loaded.config.to_dict()
         fields.pop("quantization_config", None)
-        model = LlamaForCausalLM(LlamaConfig(**fields))
+        model: Any = LlamaForCausalLM(LlamaConfig(**fields))
         model.load_state_dict(loaded.state_dict())
         model.bfloat16().save_pretrained(target)
         tokenizer.save_pretrained(target)
@@ -104,8 +106,8 @@ def _build_tiny(target: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(smollm2())
-    torch.manual_seed(0)
+    tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(smollm2())
+    cast(Any, torch).manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -120,7 +122,7 @@ def _build_tiny(target: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.2,
     )
-    LlamaForCausalLM(config).save_pretrained(target)
+    cast(Any, LlamaForCausalLM(config)).save_pretrained(target)
     tokenizer.save_pretrained(target)
 
 

@@ -192,5 +192,4 @@ async def _metrics(services: Services, job: Job, num_refused: int) -> AsyncItera
         job = await run_in_threadpool(services.ledger.get_job, job.id)
     if job.state is not JobState.SUCCEEDED:
         raise CannotHonour(f"job {job.id} {job.state}: {job.error}")
-    figures = {k: v for k, v in job.metrics.items() if isinstance(v, int | float)}
-    yield orjson.dumps({**figures, "account/refused": float(num_refused)}) + b"\n"
+    yield orjson.dumps({**job.metrics, "account/refused": float(num_refused)}) + b"\n"

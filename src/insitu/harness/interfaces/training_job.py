@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,7 +28,7 @@ class TrainingJobRef:
 
     run_id: str
     backend: str
-    metadata: dict[str, object] = field(default_factory=dict[str, object])
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     """Whatever the adapter needs to find the job again; JSON."""
 
 
@@ -41,5 +42,5 @@ class TrainingJobStatus:
     progress: float | None = None
     """0–100."""
     message: str | None = None
-    metadata: dict[str, object] = field(default_factory=dict[str, object])
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     """`step`, `metrics` and `phase` where the backend knows them."""

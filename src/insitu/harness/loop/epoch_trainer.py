@@ -204,11 +204,12 @@ class EpochTrainer(Trainer):
             metrics = members(status.metadata.get("metrics"))
             counted = {name: float(each) for name, each in metrics.items() if isinstance(each, int | float)}
             account = Account.from_dict(submitted.line["account"]).after_training(counted)
+            step = status.metadata.get("step")
             line: EpochLine = {
                 **submitted.line,
                 "account": account.to_dict(),
-                "step": status.metadata.get("step"),
-                "training": metrics,
+                "step": step if isinstance(step, int) else None,
+                "training": counted,
             }
             self.loop.note(events.EpochEnded(epoch, line, submitted.curriculum))
         return status

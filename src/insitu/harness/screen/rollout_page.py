@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import cast
 
 from rich.console import Console
 from rich.text import Text
@@ -138,7 +139,7 @@ def _said(calls: Sequence[RecordedCall]) -> dict[str, list[JsonObject]]:
     new: list[JsonObject] = []
     for message, call in spoken(calls):
         if call is None:
-            new.append(dict(message))
+            new.append(cast(JsonObject, message))
         else:
             said[call["id"]], new = new, []
     return said

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,7 +75,7 @@ class Contract:
 
 
 @asynccontextmanager
-async def opened(made: Any) -> AsyncIterator[Any]:
+async def opened(made: Any) -> AsyncGenerator[Any]:
     """Yield the part that `make` returned, and await its `aclose` afterwards, if it has one."""
     if hasattr(made, "__aenter__"):
         async with made as part:

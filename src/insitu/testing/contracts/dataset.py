@@ -26,13 +26,14 @@ class DatasetContract(Contract):
                 examples = dataset.load()
             assert isinstance(examples, list), "load must return a list"
             assert examples, "`make` must give a dataset that has examples"
-            wrong = [each for each in examples if not isinstance(each, Example)]
+            given: list[object] = [*examples]  # whatever the annotations of a third party say
+            wrong = [each for each in given if not isinstance(each, Example)]
             assert not wrong, f"load must return insitu.datasets.example.Example, not {wrong[:1]}"
 
         self.within_deadline(test)
 
     def test_ids_are_unique_text(self) -> None:
-        ids = [example.id for example in self._load()]
+        ids: list[object] = [example.id for example in self._load()]
         wrong = [each for each in ids if not isinstance(each, str) or not each]
         assert not wrong, f"an id must be text that is not empty: {wrong}"
         twice = [each for each, count in Counter(ids).items() if count > 1]

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
@@ -205,19 +206,22 @@ def assert_result(result: object, item: EvalItem) -> None:
     assert result.id == item.id, f"the result must carry the item's id {item.id!r}, not {result.id!r}"
     assert (result.score is None) == (result.error is not None), f"a score or an error, never both: {result}"
     if result.score is not None:
-        number = isinstance(result.score, int | float) and math.isfinite(result.score)
-        assert number, f"the score must be a finite number: {result}"
+        assert _is_finite(result.score), f"the score must be a finite number: {result}"
     assert_json(result.reasoning, "the reasoning")
     known = {call.get("id") for call in item.calls}
     for call_id, reward in result.step_rewards.items():
         assert call_id in known, f"step_rewards must name calls of the rollout, not {call_id!r}"
-        finite = isinstance(reward, int | float) and math.isfinite(reward)
-        assert finite, f"a step reward must be a finite number: {reward!r} for {call_id}"
+        assert _is_finite(reward), f"a step reward must be a finite number: {reward!r} for {call_id}"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def assert_results(results: object, group: Sequence[EvalItem]) -> None:
     """Check that there is one result per item."""
     assert isinstance(results, list), f"the results must be a list, not {results!r}"
+    results = cast("list[object]", results)
     assert len(results) == len(group), f"one result per rollout: {len(results)} for {len(group)}"
     for result, item in zip(results, group, strict=True):
         assert_result(result, item)

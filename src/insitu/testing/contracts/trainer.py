@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -153,7 +153,7 @@ class TrainerContract(Contract):
     @asynccontextmanager
     async def _initialized(
         self, builder: StandinBuilder, adapter: StandinAdapter, **options: Any
-    ) -> AsyncIterator[tuple[Trainer, FinetuneRun]]:
+    ) -> AsyncGenerator[tuple[Trainer, FinetuneRun]]:
         run = make_run(self.directory, **options)
         with run.directory:
             async with opened(self.make()) as trainer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -172,7 +172,7 @@ class TrainerAdapterContract(Contract):
         self.within_deadline(test)
 
     @asynccontextmanager
-    async def _initialized(self) -> AsyncIterator[tuple[TrainerAdapter, FinetuneRun]]:
+    async def _initialized(self) -> AsyncGenerator[tuple[TrainerAdapter, FinetuneRun]]:
         async with opened(self.make()) as adapter:
             run = make_run(self.directory, model=adapter.trained_model, num_epochs=2)
             with run.directory:

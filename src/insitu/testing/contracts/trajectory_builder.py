@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -170,7 +170,7 @@ class TrajectoryBuilderContract(Contract):
         self.within_deadline(test)
 
     @asynccontextmanager
-    async def _opened(self, **options: Any) -> AsyncIterator[tuple[TrajectoryBuilder, FinetuneRun]]:
+    async def _opened(self, **options: Any) -> AsyncGenerator[tuple[TrajectoryBuilder, FinetuneRun]]:
         run = make_run(self.directory, **options)
         with run.directory:
             async with opened(self.make()) as builder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -132,7 +132,7 @@ class WorkflowContract(Contract):
         self.within_deadline(test)
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[tuple[Any, StandinGateway]]:
+    async def _opened(self) -> AsyncGenerator[tuple[Any, StandinGateway]]:
         async with StandinGateway(self.reply, _RUN) as gateway, opened(self.make()) as workflow:
             try:
                 yield workflow, gateway
