@@ -44,7 +44,7 @@ _OWN_SETTINGS = frozenset(field.name for field in fields(StepSettings))
 
 
 class AnyModel(Protocol):
-    """What is read of ART's models, trainable or not."""
+    """The attributes of ART's models that are read, trainable or not."""
 
     name: str
     project: str

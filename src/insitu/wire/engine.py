@@ -25,7 +25,7 @@ class UnloadAdapter(Message):
 
 @dataclass(frozen=True, slots=True)
 class WeightsPath(Message):
-    """Where the new weights are, on the engine's machine."""
+    """The directory of the new weights, on the engine's machine."""
 
     weights_path: str
 

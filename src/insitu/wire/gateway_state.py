@@ -10,12 +10,12 @@ from insitu.wire.values import AnyObject, Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayHealth(Answer):
-    """Whether a call would be served now, and by which replicas: `GET /health`."""
+    """The gateway's readiness to serve a call, and its replicas: `GET /health`."""
 
     status: str
     """`ok` or `unavailable`; the process is alive, as it answers."""
     replicas: dict[str, bool]
-    """Whether each replica is healthy, by id."""
+    """The health of each replica, by id."""
     recording: str
     """`ok`, or the reason why calls cannot be recorded."""
     held: Count
