@@ -7,8 +7,7 @@ response was lost can simply be retried with the same ids.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
 from urllib.parse import quote
 
 import aiohttp
@@ -34,8 +33,6 @@ from insitu.wire.group_upload import group_lines
 from insitu.wire.message import read
 from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.wire.values import Scalar
-
-Value = TypeVar("Value")
 
 
 class InsituClient(Connected):
@@ -227,31 +224,6 @@ class InsituClient(Connected):
                 elif not line and kind:
                     yield None if kind == "end" else read(EventInfo, data)
                     kind, data = "", b""
-
-    async def _wait(
-        self,
-        read: Callable[[], Awaitable[Value]],
-        done: Callable[[Value], bool],
-        say: Callable[[Value], str],
-        deadline_seconds: float,
-        poll_seconds: float,
-    ) -> Value:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_seconds
-        value: Value | None = None
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    value = await read()
-                    if done(value):
-                        return value
-                    await asyncio.sleep(poll_seconds)
-        except TimeoutError:
-            waited = "the backend's first answer" if value is None else say(value)
-            raise errors.DeadlineExceeded(
-                f"waited {deadline_seconds:.0f} s for {waited}",
-                hint=f"look at {self._transport.base_url}/health",
-            ) from None
 
 
 def _checkpoint_path(run: str, step: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,6 +23,7 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 """The exceptions of a failed connection."""
 
 Received = TypeVar("Received", bound=Message)
+Value = TypeVar("Value")
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _MAX_RETRY_AFTER_SECONDS = 30.0
 
@@ -136,6 +137,32 @@ class Connected:
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
+
+    async def _wait(
+        self,
+        read: Callable[[], Awaitable[Value]],
+        done: Callable[[Value], bool],
+        say: Callable[[Value], str],
+        deadline_seconds: float,
+        poll_seconds: float,
+    ) -> Value:
+        """Poll until `done`; raise DeadlineExceeded, which says what was waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_seconds
+        value: Value | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    value = await read()
+                    if done(value):
+                        return value
+                    await asyncio.sleep(poll_seconds)
+        except TimeoutError:
+            waited = "the backend's first answer" if value is None else say(value)
+            raise errors.DeadlineExceeded(
+                f"waited {deadline_seconds:.0f} s for {waited}",
+                hint=f"look at {self._transport.base_url}/health",
+            ) from None
 
 
 def text_of(error: Exception) -> str:
