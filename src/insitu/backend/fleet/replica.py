@@ -174,7 +174,7 @@ class EngineClient:
     async def _post(self, path: str, body: Message | None, deadline_seconds: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)
         data = None if body is None else encode(body, without=Completion.OPTIONAL)
-        headers = {"Content-Type": "application/json"}
+        headers = None if data is None else {"Content-Type": "application/json"}
         try:
             async with self._http.post(
                 self.url + path, data=data, headers=headers, timeout=timeout

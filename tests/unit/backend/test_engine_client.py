@@ -1,0 +1,102 @@
+"""The engine is sent what vLLM's protocol asks for, and its answers are read by their model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from insitu.backend.fleet.engine import EngineSettings
+from insitu.backend.fleet.replica import EngineClient
+from insitu.errors import UpstreamError
+
+
+class StandinEngine:
+    """Records requests and answers as it was told to, by path."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.requests.append((request.path_qs, body))
+        return web.json_response(self.answers.get(request.path, {}))
+
+
+@pytest.fixture
+async def standin() -> StandinEngine:
+    return StandinEngine()
+
+
+@pytest.fixture
+async def engine(standin: StandinEngine) -> AsyncIterator[EngineClient]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", standin.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession() as http:
+        yield EngineClient(http, f"http://{host}:{port}")
+    await runner.cleanup()
+
+
+async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: EngineClient) -> None:
+    await engine.load_adapter("run@1", Path("/weights/1"))
+    await engine.unload_adapter("run@1")
+    await engine.reload_weights(Path("/weights/2"), "run@2")
+    await engine.sleep()
+    await engine.wake_up()
+    assert standin.requests == [
+        ("/v1/load_lora_adapter", {"lora_name": "run@1", "lora_path": "/weights/1"}),
+        ("/v1/unload_lora_adapter", {"lora_name": "run@1"}),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/2"}}),
+        ("/reset_prefix_cache", None),
+        ("/update_weight_version", {"new_version": "run@2"}),
+        ("/sleep?level=1", None),
+        ("/wake_up", None),
+    ]
+
+
+async def test_warming_up_names_no_setting_that_it_leaves_to_the_engine(
+    standin: StandinEngine, engine: EngineClient
+) -> None:
+    settings = SimpleNamespace(served_name="tiny", max_model_len=16, max_num_seqs=2)
+    await engine.warm_up(cast(EngineSettings, settings), 5)
+    common = {"model": "tiny", "max_tokens": 8, "logprobs": 1, "ignore_eos": True}
+    kernels, batch = [body for _, body in standin.requests]
+    assert kernels == common | {"prompt": [[1, 2, 3], [1, 2]], "prompt_logprobs": 0}
+    assert batch == common | {"prompt": [[1, *[2] * 7], [2, *[2] * 7]]}
+
+
+async def test_scores_are_in_the_order_of_the_sequences(standin: StandinEngine, engine: EngineClient) -> None:
+    def choice(index: int, *rows: tuple[int, float]) -> dict[str, Any]:
+        scored = [{str(token): {"logprob": value, "rank": 1}} for token, value in rows]
+        return {"index": index, "text": "x", "prompt_logprobs": [None, *scored]}
+
+    standin.answers["/v1/completions"] = {"choices": [choice(1, (4, -3)), choice(0, (2, -0.5), (3, -1.5))]}
+    assert await engine.score("tiny", [[1, 2, 3], [1, 4]]) == [[-0.5, -1.5], [-3.0]]
+    ((_, body),) = standin.requests
+    assert body == {
+        "model": "tiny",
+        "prompt": [[1, 2, 3], [1, 4]],
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "prompt_logprobs": 0,
+    }
+
+
+async def test_models_are_read_and_other_answers_are_named(
+    standin: StandinEngine, engine: EngineClient
+) -> None:
+    standin.answers["/v1/models"] = {"object": "list", "data": [{"id": "tiny", "max_model_len": 16}]}
+    assert await engine.adapters() == {"tiny"}
+    standin.answers["/v1/models"] = {"data": [{}]}
+    with pytest.raises(UpstreamError, match=r"data\.0\.id: Field required"):
+        await engine.adapters()
