@@ -126,7 +126,7 @@ class TrainerRank:
     ) -> dict[str, float]:
         """Train one step over all sequences: `num_passes` updates. Return the metrics that are finite.
 
-        Sequences without a gradient are skipped. If none is left, weights and moments do not change at all;
+        Sequences without a gradient are dropped. If none is left, weights and moments do not change at all;
         a gradient that is not finite ends the step without its update. `reference_dir` is the KL penalty's
         reference checkpoint; without it the base model is the reference.
         """

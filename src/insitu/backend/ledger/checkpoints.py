@@ -44,7 +44,7 @@ def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def forget(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Delete and return one row; refuse a pinned one and the newest `MIN_KEPT`."""
+    """Delete and return one row; reject a pinned one and the newest `MIN_KEPT`."""
     read_run(connection, run, lock=True)
     wanted = _read(connection, run, step)
     newest = [kept.step for kept in list_all(connection, run)][-MIN_KEPT:]
