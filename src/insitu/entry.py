@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, foreign_code
 from insitu.plugins import nearest
 
 
@@ -50,20 +51,17 @@ def _add_paths(directories: tuple[Path, ...]) -> None:
 
 
 def _import(entry: str, module_name: str) -> ModuleType:
-    try:
+    with foreign_code(functools.partial(_broken, entry, module_name)):
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise InvalidRequest(
-                f"entry `{entry}`: there is no module `{error.name}`",
-                hint=f"run from the directory that holds it (now {Path.cwd()}), or install its package",
-            ) from error
-        raise _broken(entry, module_name, error) from error
-    except (Exception, SystemExit) as error:  # the user's own code runs here, and may raise anything
-        raise _broken(entry, module_name, error) from error
 
 
 def _broken(entry: str, module_name: str, error: BaseException) -> InvalidRequest:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and (module_name == missing or module_name.startswith(f"{missing}.")):
+        return InvalidRequest(
+            f"entry `{entry}`: there is no module `{missing}`",
+            hint=f"run from the directory that holds it (now {Path.cwd()}), or install its package",
+        )
     return InvalidRequest(
         f"entry `{entry}`: importing `{module_name}` failed: {type(error).__name__}: {error}",
         hint=f"try `python -c 'import {module_name}'` in {Path.cwd()}",

@@ -7,7 +7,11 @@ they travel as ``{"error": {"type": ..., "message": ..., "hint": ...}}`` with ``
 from __future__ import annotations
 
 import re
-from typing import cast
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+Value = TypeVar("Value")
 
 _MAX_REASON_CHARS = 500
 _MAX_OWN_REASON_CHARS = 4_000
@@ -123,10 +127,28 @@ def describe(error: BaseException) -> str:
 
 def message_of(error: BaseException) -> str:
     """Return the error's own message, also if its class cannot show it."""
+    return attempt(
+        lambda: str(error), lambda broken: f"(its message cannot be shown: {type(broken).__name__})"
+    )
+
+
+def attempt(call: Callable[[], Value], otherwise: Callable[[Exception], Value]) -> Value:
+    """Ask a foreign object for a value; if that raises, return what `otherwise` makes of the error."""
     try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - a foreign __str__ may raise anything; say so instead
-        return f"(its message cannot be shown: {type(broken).__name__})"
+        return call()
+    except Exception as error:  # noqa: BLE001 - a foreign property or method may raise anything
+        return otherwise(error)
+
+
+@contextmanager
+def foreign_code(explain: Callable[[BaseException], InsituError]) -> Generator[None]:
+    """Run code that is not ours; whatever it raises becomes the error that `explain` makes of it."""
+    try:
+        yield
+    except InsituError:
+        raise
+    except (Exception, SystemExit) as error:  # code that is not ours may raise anything, and may exit
+        raise explain(error) from error
 
 
 def members_of(error: BaseException) -> tuple[BaseException, ...]:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from insitu.errors import Conflict, InsituError, InvalidRequest
+from insitu.errors import Conflict, InsituError, InvalidRequest, foreign_code
 
 ENTRY_POINT_GROUP = "insitu.components"
 
@@ -170,17 +170,16 @@ def _points() -> tuple[EntryPoint, ...]:
 
 
 def _load(point: EntryPoint) -> None:
-    try:
-        point.load()
-    except InsituError:
-        raise
-    except Exception as error:  # the package's own code runs here, and may raise anything
+    def broken(error: BaseException) -> InvalidRequest:
         owner = point.dist.name if point.dist else "?"
-        raise InvalidRequest(
+        return InvalidRequest(
             f"the components of package {owner} cannot be imported: {point.value}: "
             f"{type(error).__name__}: {error}",
             hint="repair or uninstall that package",
-        ) from error
+        )
+
+    with foreign_code(broken):
+        point.load()
 
 
 @asynccontextmanager

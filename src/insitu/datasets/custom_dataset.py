@@ -12,7 +12,7 @@ from insitu.datasets.dataset_config import CustomDatasetConfig
 from insitu.datasets.example import Example
 from insitu.datasets.examples import select, to_examples
 from insitu.entry import load_entry
-from insitu.errors import InvalidRequest, describe
+from insitu.errors import InvalidRequest, describe, foreign_code
 from insitu.plugins import Kind, Parts, register
 
 _log = logging.getLogger(__name__)
@@ -48,10 +48,8 @@ class CustomDataset(Dataset):
     def _rows(self) -> list[object]:
         path = self._config.file_path
         place = {} if path is None else {"file_path": str(path.expanduser())}
-        try:
+        with foreign_code(lambda error: InvalidRequest(f"{self._source} raised {describe(error)}")):
             rows = self._function(**place, **self._config.kwargs)
-        except Exception as error:  # the user's function may raise anything
-            raise InvalidRequest(f"{self._source} raised {describe(error)}") from error
         if not isinstance(rows, (list, tuple)):
             raise InvalidRequest(
                 f"{self._source} returned a {type(rows).__name__}",

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from insitu.errors import InvalidRequest, describe
+from insitu.errors import InvalidRequest, describe, foreign_code
 
 Row = Mapping[str, object]
 Line = Sequence[object]
@@ -35,12 +35,10 @@ def read_excel(path: Path) -> list[Row]:
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     library = _library("openpyxl" if is_zip else "xlrd")
-    try:
+    # openpyxl lets through whatever zipfile, its XML parser and its own checks raise; on a damaged file xlrd
+    # raises anything from XLRDError to struct.error.
+    with foreign_code(lambda error: InvalidRequest(f"{path} is not an Excel file: {describe(error)}")):
         lines = _xlsx_lines(library, path) if is_zip else _xls_lines(library, path)
-    except Exception as error:
-        # openpyxl lets through whatever zipfile, its XML parser and its own checks raise; on a damaged file
-        # xlrd raises anything from XLRDError to struct.error.
-        raise InvalidRequest(f"{path} is not an Excel file: {describe(error)}") from error
     if not lines:
         raise InvalidRequest(f"the first sheet of {path} is empty", hint="put the rows into the first sheet")
     header = _header(path, lines[0])

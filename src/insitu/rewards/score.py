@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import SupportsFloat, SupportsIndex, TypeVar, cast
 
-from insitu.errors import describe
+from insitu.errors import attempt, describe
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
 
@@ -151,10 +151,7 @@ def _one_each(values: object, count: int) -> Sequence[object]:
 
 
 def _checked(item: EvalItem, value: object) -> EvalResult:
-    try:
-        return to_result(item, value)
-    except Exception as error:  # noqa: BLE001 - the user's objects may raise anything, and only this item's are bad
-        return _error(item, describe(error))
+    return attempt(lambda: to_result(item, value), lambda error: _error(item, describe(error)))
 
 
 def _error(item: EvalItem, reason: str) -> EvalResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from insitu.errors import members_of, message_of
+from insitu.errors import attempt, members_of, message_of
 from insitu.types import Ending
 from insitu.workflow.outcome import WorkflowFailed
 
@@ -88,7 +88,4 @@ def _body(error: BaseException) -> str:
 
 def _attribute(holder: object, name: str) -> object:
     """Read an attribute of a foreign object; None if that fails: some raise until the body has been read."""
-    try:
-        return getattr(holder, name, None)
-    except Exception:  # noqa: BLE001 - a foreign property may raise anything; the error itself is reported anyway
-        return None
+    return attempt(lambda: getattr(holder, name, None), lambda _: None)

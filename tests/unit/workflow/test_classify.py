@@ -35,7 +35,7 @@ def api_status_error(status: int, body: Any) -> openai.APIStatusError:
 async def gateway_error(words: str) -> dict[str, Any]:
     """The body that a client gets when an engine answers 400 with these words."""
     engine = Engine("http://e", Limits())
-    refused = engine._refused("/v1/x", 400, httpx.Response(400, json={"error": {"message": words}}).content)
+    refused = engine._failure("/v1/x", 400, httpx.Response(400, json={"error": {"message": words}}).content)
     await engine.close()
     assert isinstance(refused, InvalidRequest)
     return refused.to_wire()

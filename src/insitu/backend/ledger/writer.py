@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from insitu.backend.ledger.schema import WRITE_OPTION
-from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable
+from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, attempt
 
 Result = TypeVar("Result")
 Operation = Callable[[Connection], object]
@@ -131,20 +131,21 @@ class GroupCommitWriter:
 
 
 def _in_savepoint(connection: Connection, operation: Operation) -> tuple[object, BaseException | None]:
+    """Run one operation; an error of its own is returned for its caller and leaves the others untouched."""
     savepoint = connection.begin_nested()
-    try:
+
+    def run() -> tuple[object, Exception | None]:
         value = operation(connection)
         savepoint.commit()
         return value, None
-    except DBAPIError as error:
-        if not isinstance(error, IntegrityError):
-            # Disk full or I/O error: SQLite may have ended the whole transaction already.
-            raise
+
+    value, error = attempt(run, lambda error: (None, error))
+    if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
+        # Disk full or I/O error: SQLite may have ended the whole transaction already.
+        raise error
+    if error is not None:
         savepoint.rollback()
-        return None, error
-    except Exception as error:  # noqa: BLE001 - the caller of this one operation gets it
-        savepoint.rollback()
-        return None, error
+    return value, error
 
 
 def _as_unavailable(error: Exception) -> Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,11 +23,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Read the file or create it; discard a record that a crash cut off."""
         self._lines = JsonLines(path)
-        try:
+        with ExitStack() as undo:  # also when interrupted: the file must not stay open
+            undo.callback(self._lines.close)
             self._records = [record for _, record in self._lines.scan()]
-        except BaseException:  # also when interrupted: the file must not stay open
-            self._lines.close()
-            raise
+            undo.pop_all()
 
     @property
     def path(self) -> Path:
