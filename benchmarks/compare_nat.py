@@ -43,8 +43,8 @@ from benchmarks.compare_sides import (  # noqa: E402
     write_project,
 )
 from insitu.backend.ledger import Ledger, ledger_url  # noqa: E402
-from insitu.backend.processes import free_port  # noqa: E402
 from insitu.system.paths import cache_dir  # noqa: E402
+from insitu.system.processes import free_port  # noqa: E402
 from insitu.testing.models import tiny  # noqa: E402
 from tests.compat.environment import NAT  # noqa: E402
 from tests.compat.nat_client import GATEWAY_PORT  # noqa: E402

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from insitu.backend.fleet.compute import Asked, Compute, choose
-from insitu.backend.fleet.cpu import read_cpu
-from insitu.backend.fleet.engine import EngineSettings
-from insitu.backend.processes import end_child, free_port, spawn
+from insitu.backend.plan.compute import Asked, Compute, choose
+from insitu.backend.plan.cpu import read_cpu
+from insitu.backend.plan.engine import EngineSettings
 from insitu.system.paths import cache_dir
+from insitu.system.processes import end_child, free_port, spawn
 from insitu.testing.models import smollm2
 from tests.support.vllm_server import wait_ready
 

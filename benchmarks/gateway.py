@@ -35,7 +35,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from insitu.backend.fleet.compute import this_cpu  # noqa: E402
+from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.vllm_server import free_port, vllm_server  # noqa: E402
 
 API = {"authorization": "Bearer default", "content-type": "application/json"}

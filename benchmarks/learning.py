@@ -25,7 +25,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from insitu.backend.fleet.compute import this_cpu
+from insitu.backend.plan.compute import this_cpu
 from insitu.client import InsituClient
 from insitu.testing.models import smollm2
 from insitu.types import LoraSettings, StepSettings

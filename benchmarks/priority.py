@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.engine import bare_engine  # noqa: E402
 from benchmarks.gateway import gateway  # noqa: E402
-from insitu.backend.fleet.compute import this_cpu  # noqa: E402
+from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.addition import question  # noqa: E402
 
 NICENESS = (0, 10)

@@ -38,7 +38,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from insitu.backend.fleet.compute import this_cpu  # noqa: E402
+from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.system.open_files import allow_open_files  # noqa: E402
 from tests.support.finetuning import Project  # noqa: E402
 from tests.support.vllm_server import free_port  # noqa: E402

@@ -28,7 +28,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.engine import MAX_LENGTH, MAX_NUM_SEQS, bare_engine, this_machine
-from insitu.backend.fleet.compute import this_cpu
+from insitu.backend.plan.compute import this_cpu
 from insitu.client import InsituClient
 from insitu.testing.models import smollm2
 from insitu.types import StepSettings

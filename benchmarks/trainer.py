@@ -32,7 +32,7 @@ from typing import Any
 from safetensors.torch import load_file
 from trainer_data import WORKLOADS
 
-from insitu.backend.fleet.compute import this_cpu
+from insitu.backend.plan.compute import this_cpu
 
 HERE = Path(__file__).parent
 BOUNDS = {"throughput_over_bare": 0.95, "throughput_over_trl": 3.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from insitu.backend.fleet.compute import this_cpu
+from insitu.backend.plan.compute import this_cpu
 
 
 def pytest_report_header() -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.processes import free_port
 from insitu.client import InsituClient
 from insitu.system.paths import cache_dir
+from insitu.system.processes import free_port
 from tests.compat.environment import ROOT
 from tests.compat.nat_client import GATEWAY_PORT
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from insitu.backend.processes import free_port
+from insitu.system.processes import free_port
 from insitu.testing.models import tiny
 from tests.compat.conftest import KEY, StandinProcess
 from tests.compat.environment import ART, HERE, NAT, ROOT, Environment

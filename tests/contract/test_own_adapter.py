@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from insitu.backend.processes import free_port
 from insitu.gateway_client import GatewayClient
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.plugins import Kind
+from insitu.system.processes import free_port
 from insitu.testing.contracts import TrainerAdapterContract
 from insitu.testing.standins import StandinParts, built
 from insitu.types import Ending

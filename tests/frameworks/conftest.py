@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from tests.frameworks.checks import KEY
 from tests.support.standin_tools import StandinToolEngine
 

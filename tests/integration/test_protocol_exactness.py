@@ -24,7 +24,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.training.sequences import build_sequences

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from insitu.backend.fleet.engine import SEED_GUARD_VLLM
+from insitu.backend.plan.engine import SEED_GUARD_VLLM
 from insitu.testing.models import tiny
 from tests.support.backend import KEY, Backend, running_backend
 from tests.support.vllm_server import vllm_server

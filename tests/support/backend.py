@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import psutil
 
-from insitu.backend.processes import MARK, free_port
 from insitu.client import InsituClient
+from insitu.system.processes import MARK, free_port
 
 KEY = "default"
 

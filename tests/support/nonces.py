@@ -17,8 +17,8 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from insitu.backend.processes import free_port
 from insitu.gateway_client import GatewayClient, RolloutRecord
+from insitu.system.processes import free_port
 from insitu.wire.listed_calls import expand
 
 NONCE = re.compile(r"nonce-[0-9a-f]{16}")

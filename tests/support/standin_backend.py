@@ -31,18 +31,18 @@ import aiohttp
 import uvicorn
 from aiohttp import web
 
-from insitu.backend import checkpoints
-from insitu.backend.api.app import build_api, records_url
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
+from insitu.backend.http.app import build_api, records_url
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
-from insitu.backend.processes import free_port
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.traffic import Traffic
 from insitu.client import InsituClient
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from insitu.gateway_client import GatewayClient
 from insitu.records.store import RecordStore
+from insitu.system.processes import free_port
 from insitu.types import JobState, RunState, policy_name
 from insitu.wire.routing_table import Served, ServedBase
 from tests.support.standin_engine import Behaviour, StandinEngine

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.fleet.compute import Asked, choose
-from insitu.backend.fleet.cpu import read_cpu
-from insitu.backend.processes import end_child, free_port, spawn, tail
+from insitu.backend.plan.compute import Asked, choose
+from insitu.backend.plan.cpu import read_cpu
+from insitu.system.processes import end_child, free_port, spawn, tail
 
 START_SECONDS = 240
 STOP_SECONDS = 20

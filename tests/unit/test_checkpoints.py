@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from insitu.backend import checkpoints
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
 
 FILES = {

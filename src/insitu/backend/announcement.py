@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
-from insitu.backend.settings import ServeSettings
 
 
 def announcement(settings: ServeSettings, host: ModelHost | None, seconds: float) -> Iterator[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
-from insitu.backend.processes import end_child, spawn, tail
 from insitu.errors import ChildFailed, DeadlineExceeded
+from insitu.system.processes import end_child, spawn, tail
 
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_SECONDS = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from insitu.backend.processes import die_with_parent
+from insitu.system.processes import die_with_parent
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from insitu.backend.processes import end_marked, remove_tree
+from insitu.system.processes import end_marked, remove_tree
 
 _DEADLINE_SECONDS = 10.0
 

@@ -16,15 +16,15 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from insitu.backend import checkpoints
 from insitu.backend.batch import make_batch
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.ledger import Ledger
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.probe import Baseline, ProbeResult, compare, judge, probe_sequences
 from insitu.backend.serving.traffic import Traffic
-from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore

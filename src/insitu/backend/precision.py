@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from insitu.backend.fleet.compute import Kept
-from insitu.backend.fleet.engine import Dtype
 from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.plan.compute import Kept
+from insitu.backend.plan.engine import Dtype
 from insitu.types import RunState
 
 _OPEN = (RunState.REGISTERED, RunState.LOADING, RunState.READY)

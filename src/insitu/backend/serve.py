@@ -32,21 +32,21 @@ from typing import cast
 
 import aiohttp
 
-from insitu.backend import checkpoints
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.backend.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
+from insitu.backend.ledger import checkpoint_files as checkpoints
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
-from insitu.backend.settings import ServeSettings
 from insitu.errors import ChildFailed
 from insitu.records.store import RecordStore
 from insitu.system.logs import log_to
+from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
 from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
@@ -104,7 +104,7 @@ class Supervisor:
         self._records_url = records
         self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")
         api_key = {"INSITU_API_KEY": settings.api_key}
-        self._api = Child("API", "insitu.backend.api", api, api_key, logs / "api.log")
+        self._api = Child("API", "insitu.backend.http", api, api_key, logs / "api.log")
 
     async def run(self) -> None:
         """Start, work until told to stop, shut down."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 import click
 
 if TYPE_CHECKING:
-    from insitu.backend.settings import ServeSettings
+    from insitu.backend.plan.settings import ServeSettings
 
 
 class _Options(TypedDict):
@@ -148,10 +148,10 @@ def serve(**options: Unpack[_Options]) -> None:
 
 
 def _settings(options: _Options) -> ServeSettings:
-    from insitu.backend.fleet.compute import Asked, choose
-    from insitu.backend.fleet.cpu import read_cpu
+    from insitu.backend.plan.compute import Asked, choose
+    from insitu.backend.plan.cpu import read_cpu
+    from insitu.backend.plan.settings import Deadlines, ServeSettings
     from insitu.backend.precision import kept_precision
-    from insitu.backend.settings import Deadlines, ServeSettings
     from insitu.system.keys import DEFAULT_KEY
 
     device = _device(options["device"])

@@ -20,7 +20,6 @@ from insitu.gateway.calls.streaming import stream_answer
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table
 from insitu.gateway.engines.standalone import table_of_upstreams
-from insitu.gateway.faults import internal_error
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
@@ -33,7 +32,8 @@ from insitu.gateway.recording.tally import Tallies, Ticket
 from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.faults import internal_error
+from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
 from insitu.wire.gateway_state import (
     GatewayHealth,

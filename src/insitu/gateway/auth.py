@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError, InvalidRequest, Unauthorized
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import hash_key, is_loopback
 from insitu.wire.answers import error_body
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings, Limits
+from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore
 from insitu.types import LoraSettings, ModelCall

@@ -35,7 +35,15 @@ def start(state_dir: Path, port: int, *more: str, key: str | None = KEY) -> subp
     environment = {name: value for name, value in os.environ.items() if name != "INSITU_API_KEY"}
     if key is not None:
         environment["INSITU_API_KEY"] = key
-    command = [sys.executable, "-m", "insitu.backend.api", "--port", str(port), "--state-dir", str(state_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "insitu.backend.http",
+        "--port",
+        str(port),
+        "--state-dir",
+        str(state_dir),
+    ]
     return subprocess.Popen([*command, *more], env=environment, stderr=subprocess.PIPE)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.backend.fleet.compute import Asked, Compute, Kept, Threads, choose, cpu_kind
-from insitu.backend.fleet.cpu import CpuFacts
+from insitu.backend.plan.compute import Asked, Compute, Kept, Threads, choose, cpu_kind
+from insitu.backend.plan.cpu import CpuFacts
 from insitu.errors import CannotHonour
 
 AVX2 = frozenset({"avx2"})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.fleet import cpu
-from insitu.backend.fleet.cpu import parse_features, read_cpu, read_quota
+from insitu.backend.plan import cpu
+from insitu.backend.plan.cpu import parse_features, read_cpu, read_quota
 
 XEON = (
     "processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.backend.fleet.engine import EngineSettings, allowed_lora_rank, apply_arguments, difference
+from insitu.backend.plan.engine import EngineSettings, allowed_lora_rank, apply_arguments, difference
 from insitu.errors import CannotHonour
 
 CPU = EngineSettings("dir", "tiny", "cpu", "float32", "merged")

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replica import EngineClient
+from insitu.backend.plan.engine import EngineSettings
 from insitu.errors import UpstreamError
 
 

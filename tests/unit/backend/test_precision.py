@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from insitu.backend.fleet.compute import Asked, Kept, choose
-from insitu.backend.fleet.cpu import CpuFacts
 from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.plan.compute import Asked, Kept, choose
+from insitu.backend.plan.cpu import CpuFacts
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.precision import kept_precision
-from insitu.backend.settings import ServeSettings
 from insitu.types import LoraSettings, RunState
 
 FACTS = CpuFacts("x86_64", frozenset({"avx2"}), ((0,), (1,)))

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from insitu.backend.children import Child
-from insitu.backend.processes import MARK, end_marked, marked, spawn, start_janitor, tail
 from insitu.errors import ChildFailed
+from insitu.system.processes import MARK, end_marked, marked, spawn, start_janitor, tail
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -32,7 +32,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys, time\n"
-        "from insitu.backend.processes import spawn\n"
+        "from insitu.system.processes import spawn\n"
         f"child = spawn({SLEEP!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
         "print(child.pid, flush=True)\ntime.sleep(60)\n"
     )

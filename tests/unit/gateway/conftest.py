@@ -20,7 +20,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Limits, Settings
+from insitu.gateway.shared.settings import Limits, Settings
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 from tests.support.standin_engine import Behaviour, StandinEngine

@@ -8,7 +8,7 @@ import pytest
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.app import build_app
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from tests.unit.gateway.conftest import ADMIN, API, GatewayUnderTest
 
 SETTINGS = Settings("sqlite://", "default", "admin")

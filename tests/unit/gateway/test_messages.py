@@ -13,7 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.messages import MessagesProtocol
 from insitu.gateway.protocols.messages_request import to_chat
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from tests.support.standin_parser import StandinParserEngine, tool_call
 from tests.unit.gateway.conftest import MESSAGES, GatewayUnderTest, StartGateway, check_definitions
 

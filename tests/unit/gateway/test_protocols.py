@@ -10,7 +10,7 @@ import pytest
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.chat import ChatProtocol
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.support.standin_parser import END, StandinParserEngine, tool_call
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway

@@ -12,7 +12,7 @@ from insitu.gateway.protocols.base import StopTrimmer
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.request import NEUTRAL_SAMPLING, load_body
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 
 LIMITS = Limits()
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -14,7 +14,7 @@ from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.protocols.responses_request import to_chat
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from tests.support.standin_parser import StandinParserEngine, tool_call
 from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway, check_definitions
 

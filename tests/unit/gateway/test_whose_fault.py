@@ -15,10 +15,10 @@ from aiohttp import web
 
 from insitu.gateway.engines.routes import Target
 from insitu.gateway.engines.sample import Generated, partial
-from insitu.gateway.faults import UnexpectedShape, reading
 from insitu.gateway.protocols.base import StopTrimmer
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
 from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.shared.faults import UnexpectedShape, reading
 from insitu.gateway_client import RolloutRecord
 from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.unit.gateway.conftest import (

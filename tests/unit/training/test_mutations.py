@@ -17,7 +17,7 @@ import torch
 
 from insitu.backend.fleet import trainer_rank
 from insitu.errors import InvalidRequest, ProbeFailed, UpstreamError
-from insitu.gateway.faults import VersionMismatch
+from insitu.gateway.shared.faults import VersionMismatch
 from insitu.training import selection
 from insitu.training.batching import MicroBatch
 from insitu.training.policy import Policy

@@ -18,13 +18,13 @@ from starlette.responses import Response
 
 import insitu.wire
 from insitu import client, gateway_client
-from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.fleet.replica import EngineClient
+from insitu.backend.http.app import build_api
 from insitu.backend.serving.traffic import Traffic
 from insitu.gateway.app import build_app
 from insitu.gateway.recording.listings import Listings
-from insitu.gateway.settings import Settings
+from insitu.gateway.shared.settings import Settings
 from insitu.wire import answers, art, engine, gateway_state, group_upload, listed_calls, routing_table
 from insitu.wire.message import Message
 

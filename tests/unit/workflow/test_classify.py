@@ -12,7 +12,7 @@ import pytest
 
 from insitu.errors import InvalidRequest, Overloaded, Unavailable, describe, one_line
 from insitu.gateway.engines.upstream import Engine
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from insitu.types import Ending
 from insitu.workflow.classify import ending_of
 

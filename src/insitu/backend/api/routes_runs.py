@@ -9,9 +9,9 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Header, Path, Query
 
-from insitu.backend import checkpoints
 from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.settings import Services
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.types import NAME_PATTERN, RunState
 from insitu.wire.answers import CheckpointInfo, CheckpointList, JobInfo, RunInfo, RunList, StepInfo, StepList
 from insitu.wire.bodies import RunBody, StepBody

@@ -20,7 +20,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend import checkpoints
 from insitu.backend.api.health import gateway_url, read_status
 from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.responses import MessageResponse
@@ -30,6 +29,7 @@ from insitu.backend.api.upload import max_seq_length
 from insitu.backend.art.matching import CallIndex
 from insitu.backend.art.settings import registration, step_settings
 from insitu.backend.art.translation import Translated, translate
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, DeadlineExceeded, Unavailable

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import aiohttp
 
-from insitu.backend.fleet.compute import Threads
-from insitu.backend.fleet.engine import EngineSettings
-from insitu.backend.processes import end_child, free_port, spawn, tail
+from insitu.backend.plan.compute import Threads
+from insitu.backend.plan.engine import EngineSettings
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
+from insitu.system.processes import end_child, free_port, spawn, tail
 from insitu.wire.engine import (
     Completion,
     EngineModels,

@@ -16,9 +16,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from insitu.backend.fleet.cluster import Actor, ActorDied, gather
-from insitu.backend.fleet.compute import Threads
-from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
+from insitu.backend.plan.compute import Threads
+from insitu.backend.plan.engine import EngineSettings
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir

@@ -13,9 +13,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from insitu.backend.fleet.cluster import Actor, gather
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments
-from insitu.backend.processes import free_port
-from insitu.backend.settings import ServeSettings
+from insitu.backend.plan.settings import ServeSettings
 from insitu.system.logs import log_to
+from insitu.system.processes import free_port
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 if TYPE_CHECKING:

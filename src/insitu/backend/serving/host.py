@@ -10,14 +10,14 @@ from pathlib import Path
 
 import aiohttp
 
-from insitu.backend import checkpoints
-from insitu.backend.fleet.engine import EngineSettings
 from insitu.backend.fleet.replicas import ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.backend.ledger import Ledger
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
+from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
-from insitu.backend.settings import ServeSettings
 from insitu.errors import CorruptCheckpoint
 from insitu.types import StepSettings
 from insitu.wire.routing_table import Served

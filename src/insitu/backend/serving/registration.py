@@ -12,13 +12,13 @@ from pathlib import Path
 
 import aiohttp
 
-from insitu.backend.fleet.engine import EngineSettings, apply_arguments, difference
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
+from insitu.backend.plan.engine import EngineSettings, apply_arguments, difference
+from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.publication import BASE_VERSION
 from insitu.backend.serving.traffic import Traffic
-from insitu.backend.settings import ServeSettings
 from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
 from insitu.wire.routing_table import ServedBase

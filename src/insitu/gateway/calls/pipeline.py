@@ -24,7 +24,11 @@ from insitu.gateway.engines.replicas import Replica, ReplicaPool
 from insitu.gateway.engines.routes import Routes, Target
 from insitu.gateway.engines.sample import Sample, partial, verify
 from insitu.gateway.engines.upstream import GENERATE_PATH
-from insitu.gateway.faults import (
+from insitu.gateway.protocols.base import Answer, Lane
+from insitu.gateway.protocols.request import MASKING_FIELDS
+from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.sampled_ids.restore import Restorer
+from insitu.gateway.shared.faults import (
     ClientGone,
     Fault,
     ReplicaBusy,
@@ -33,11 +37,7 @@ from insitu.gateway.faults import (
     UnexpectedShape,
     VersionMismatch,
 )
-from insitu.gateway.protocols.base import Answer, Lane
-from insitu.gateway.protocols.request import MASKING_FIELDS
-from insitu.gateway.recording.recorder import Recorder
-from insitu.gateway.sampled_ids.restore import Restorer
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from insitu.json_values import JsonObject
 from insitu.types import INCOMPLETE, ModelCall
 

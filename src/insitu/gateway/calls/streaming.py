@@ -24,8 +24,8 @@ from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, indexed, together
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.engines.sample import GenerateAnswer, verify
-from insitu.gateway.faults import ClientGone, internal_error
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
+from insitu.gateway.shared.faults import ClientGone, internal_error
 from insitu.wire.headers import CALL_ID_HEADER
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
 
 from insitu.gateway.engines.upstream import Engine
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.25

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from insitu.errors import UpstreamError
 from insitu.gateway.engines.routes import Target
-from insitu.gateway.faults import ReplicaFailed, UnexpectedShape, VersionMismatch, reading
+from insitu.gateway.shared.faults import ReplicaFailed, UnexpectedShape, VersionMismatch, reading
 
 _MISSING_LOGPROB = -9999.0  # what vLLM writes where it has no logprob
 _MAX_TOKEN_ID = 2**31 - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from insitu.errors import InsituError, UpstreamError
 from insitu.gateway.engines.routes import Table, Target
 from insitu.gateway.engines.upstream import Engine, ServedModel
-from insitu.gateway.faults import Fault
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import Fault
+from insitu.gateway.shared.settings import Limits
 
 
 async def table_of_upstreams(urls: tuple[str, ...], limits: Limits) -> Table:

@@ -12,8 +12,8 @@ import orjson
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import GenerateAnswer
-from insitu.gateway.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
+from insitu.gateway.shared.settings import Limits
 
 GENERATE_PATH = "/inference/v1/generate"
 _HEADERS = {"content-type": "application/json"}

@@ -9,9 +9,9 @@ from typing import Any, Protocol, cast
 from insitu.errors import InsituError
 from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.engines.upstream import Engine
-from insitu.gateway.faults import reading
 from insitu.gateway.protocols.request import CallRequest
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import reading
+from insitu.gateway.shared.settings import Limits
 
 # Detokenising needs only the last few prompt ids; parsers need all of them.
 SEED_TOKENS = 16

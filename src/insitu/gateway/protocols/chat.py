@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway.engines.sample import Generated, Sample
-from insitu.gateway.faults import reading
 from insitu.gateway.protocols.base import (
     Answer,
     Event,
@@ -29,7 +28,8 @@ from insitu.gateway.protocols.derender import (
 )
 from insitu.gateway.protocols.parts import kind_refusal
 from insitu.gateway.protocols.request import CallRequest, check_count, check_object, common_request
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import reading
+from insitu.gateway.shared.settings import Limits
 
 _RENDER = "/v1/chat/completions/render"
 _FIELDS = frozenset(

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway.engines.sample import Generated, Sample
-from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import (
     SEED_TOKENS,
     Answer,
@@ -21,7 +20,8 @@ from insitu.gateway.protocols.base import (
     usage_of,
 )
 from insitu.gateway.protocols.request import CallRequest, check_count, common_request
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import reading, text_of
+from insitu.gateway.shared.settings import Limits
 
 _RENDER, _DERENDER = "/v1/completions/render", "/v1/completions/derender"
 _FIELDS = frozenset({"prompt", "add_special_tokens", "echo", "best_of", "suffix"})

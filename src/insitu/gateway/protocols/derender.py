@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import Sample
-from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.base import SEED_TOKENS, Lane, Rendered
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.protocols.request import CallRequest
+from insitu.gateway.shared.faults import reading, text_of
 
 DERENDER = "/v1/chat/completions/derender"
 _DERENDER_TEXT = "/v1/completions/derender"

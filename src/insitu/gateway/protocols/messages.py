@@ -12,7 +12,7 @@ from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
 from insitu.gateway.protocols.messages_request import INVALID_JSON, to_chat
 from insitu.gateway.protocols.parts import tool_calls, whole_calls
 from insitu.gateway.protocols.request import CallRequest
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 
 _ERROR_TYPES = {
     401: "authentication_error",

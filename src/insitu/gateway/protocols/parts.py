@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.faults import reading, text_of
 from insitu.gateway.protocols.request import SAMPLING_FIELDS
+from insitu.gateway.shared.faults import reading, text_of
 
 MEDIA_KINDS = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"}

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 
 from insitu.errors import InvalidRequest, TooLarge
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 
 # Sent with every call, so that no default of the engine or of the model's files applies.
 NEUTRAL_SAMPLING: dict[str, Any] = {

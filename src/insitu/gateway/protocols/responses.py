@@ -16,7 +16,7 @@ from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.protocols.response_items import call_item, message_item, reasoning_item, response_object
 from insitu.gateway.protocols.responses_request import to_chat
 from insitu.gateway.protocols.responses_stream import ResponsesStream
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 
 
 class ResponsesProtocol:

@@ -23,7 +23,7 @@ from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Tallies
 from insitu.gateway.sampled_ids.pieces import Pieces
 from insitu.gateway.sampled_ids.token_texts import TokenTexts, token_texts
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.settings import Limits
 from insitu.records.store import ListedCall, RecordStore
 from insitu.wire import listed_calls as wire
 from insitu.wire.listed_calls import RolloutRecord

@@ -16,12 +16,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from insitu.gateway.engines.routes import Target
-from insitu.gateway.faults import reading
 from insitu.gateway.protocols.base import Lane, Rendered
 from insitu.gateway.sampled_ids.alignment import Alignment, align
 from insitu.gateway.sampled_ids.history import Conversation, History, Key
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
-from insitu.gateway.settings import Limits
+from insitu.gateway.shared.faults import reading
+from insitu.gateway.shared.settings import Limits
 from insitu.json_values import JsonObject
 
 # The published names of the counters under `put_back` in `GET /health`.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from insitu.errors import InsituError
 from insitu.gateway.engines.upstream import Engine, ServedModel
-from insitu.gateway.faults import Fault
 from insitu.gateway.sampled_ids.pieces import NoPieces, Pieces, find_tokenizer, load_pieces
+from insitu.gateway.shared.faults import Fault
 
 _log = logging.getLogger(__name__)
 _MAX_KNOWN = 1024  # adapters have a name for each step

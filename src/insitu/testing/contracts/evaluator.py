@@ -173,7 +173,7 @@ class GroupEvaluatorContract(Contract):
                 return
             async with opened(self.make()) as evaluator:
                 work: Awaitable[object] = evaluator.evaluate_group(group)
-                made: list[object] = await asyncio.gather(work, return_exceptions=True)
+                made = await asyncio.gather(work, return_exceptions=True)
             if not isinstance(made[0], Exception):  # raising is the same as returning errors
                 assert_results(made[0], group)
                 results = cast("list[EvalResult]", made[0])

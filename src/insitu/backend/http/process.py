@@ -1,4 +1,4 @@
-"""`python -m insitu.backend.api`: the API as a process. Its key comes from INSITU_API_KEY, never argv."""
+"""`python -m insitu.backend.http`: the API as a process. Its key comes from INSITU_API_KEY, never argv."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import FrameType
 
 import uvicorn
 
-from insitu.backend.api.app import build_api
 from insitu.backend.api.settings import ApiSettings, Services
+from insitu.backend.http.app import build_api
 from insitu.errors import InsituError, Unavailable
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
@@ -39,7 +39,7 @@ class ApiServer(uvicorn.Server):
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m insitu.backend.api", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m insitu.backend.http", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
     parser.add_argument("--state-dir", type=Path, required=True)

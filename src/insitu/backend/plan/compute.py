@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from insitu.backend.fleet.cpu import CpuFacts, read_cpu
-from insitu.backend.fleet.engine import Device, Dtype
+from insitu.backend.plan.cpu import CpuFacts, read_cpu
+from insitu.backend.plan.engine import Device, Dtype
 from insitu.errors import CannotHonour
 
 Placement = Literal["shared", "dedicated"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from insitu.backend.fleet.compute import Compute, Placement
-from insitu.backend.fleet.engine import Device, Dtype, EngineSettings, Publication
+from insitu.backend.plan.compute import Compute, Placement
+from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
 from insitu.errors import CannotHonour
 from insitu.system.keys import check_key
 

@@ -1,0 +1,1 @@
+"""The API as a process: the application and its server."""

@@ -1,0 +1,1 @@
+"""The plan of a backend: the machine, the settings, and what follows for engines and trainer."""
