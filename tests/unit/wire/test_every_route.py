@@ -203,6 +203,7 @@ ENDS = (
     "types.py",
     "compat/art.py",
     "backend/api/*.py",
+    "backend/http/*.py",
     "backend/art/*.py",
     "backend/serving/traffic.py",
     "backend/fleet/replica*.py",
