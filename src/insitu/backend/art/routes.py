@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
+from typing import cast
 
 import orjson
 from fastapi import APIRouter, Request
@@ -192,6 +193,7 @@ async def _metrics(services: Services, job: Job, num_refused: int) -> AsyncItera
         job = await run_in_threadpool(services.ledger.get_job, job.id)
     if job.state is not JobState.SUCCEEDED:
         raise CannotHonour(f"job {job.id} {job.state}: {job.error}")
-    stored: Mapping[str, object] = job.metrics  # an older ledger may hold texts too; ART takes numbers
+    # An older ledger may hold texts too; ART takes numbers.
+    stored = cast("Mapping[str, object]", job.metrics)
     figures = {name: value for name, value in stored.items() if isinstance(value, int | float)}
     yield orjson.dumps({**figures, "account/refused": float(num_refused)}) + b"\n"
