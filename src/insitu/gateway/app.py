@@ -62,7 +62,7 @@ class Gateway:
     routes: Routes
     pool: ReplicaPool
     recorder: Recorder
-    put_back: Restorer
+    restorer: Restorer
     caller: Caller
     tallies: Tallies
     listings: Listings
@@ -105,8 +105,8 @@ class Gateway:
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         tokenizers = Tokenizers(self._settings.tokenizer)
-        self.put_back = Restorer(limits, tokenizers)
-        self.caller = Caller(self.routes, self.pool, self.recorder, self.put_back, limits)
+        self.restorer = Restorer(limits, tokenizers)
+        self.caller = Caller(self.routes, self.pool, self.recorder, self.restorer, limits)
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
         texts = TokenTexts(self.routes, self.pool, tokenizers)
         self.listings = Listings(store, self.recorder, self.tallies, texts, limits)
@@ -188,7 +188,7 @@ class Gateway:
             replicas={replica.id: replica.healthy for replica in replicas},
             recording=refusal or "ok",
             held=self.routes.held,
-            put_back=self.put_back.report(),
+            put_back=self.restorer.report(),
         )
 
     async def _models(self, _request: web.Request) -> ModelList:
@@ -219,7 +219,7 @@ class Gateway:
             in_flight_total=self.routes.in_flight.total(),
             recorded=self.recorder.num_recorded,
             record_backlog=self.recorder.backlog,
-            put_back=self.put_back.report(),
+            put_back=self.restorer.report(),
             replicas={r.id: ReplicaState(r.healthy, r.in_flight) for r in self.pool.replicas.values()},
         )
 

@@ -147,7 +147,7 @@ class Rollout:
         """Return it with its reward, or with the reason for none: a failed evaluation is never a 0."""
         if result.error is not None:
             return replace(self, ending=Ending.EVALUATOR_ERROR, reason=result.error)
-        given = dict(result.step_rewards)
+        given = dict(result.call_rewards)
         details = replace(self.details(tokens=True), reasoning=result.reasoning, call_rewards=given)
         return replace(
             self,

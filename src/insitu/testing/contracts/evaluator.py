@@ -209,9 +209,9 @@ def assert_result(result: object, item: EvalItem) -> None:
         assert _is_finite(result.score), f"the score must be a finite number: {result}"
     assert_json(result.reasoning, "the reasoning")
     known = {call.get("id") for call in item.calls}
-    for call_id, reward in result.step_rewards.items():
-        assert call_id in known, f"step_rewards must name calls of the rollout, not {call_id!r}"
-        assert _is_finite(reward), f"a step reward must be a finite number: {reward!r} for {call_id}"
+    for call_id, reward in result.call_rewards.items():
+        assert call_id in known, f"call_rewards must name calls of the rollout, not {call_id!r}"
+        assert _is_finite(reward), f"a call reward must be a finite number: {reward!r} for {call_id}"
 
 
 def _is_finite(value: object) -> bool:
