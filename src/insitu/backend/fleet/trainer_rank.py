@@ -28,11 +28,11 @@ from insitu.errors import InvalidRequest, NotFound
 from insitu.training.batching import collate, filler, pack, plan, score_batch
 from insitu.training.export import MergedExport
 from insitu.training.learner import Learner
+from insitu.training.loading import load_policy, model_directory
 from insitu.training.lora import AdapterPool, merged_tensors
 from insitu.training.loss import Totals
 from insitu.training.objective import objective_of, shares_of
 from insitu.training.passes import Passes, step_metrics
-from insitu.training.policy import load_policy, model_directory, shard
 from insitu.training.sequences import check_sequence
 from insitu.training.step import Update, optimizer_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
@@ -45,8 +45,8 @@ _FLOAT16_LOSS_SCALE = 1024.0
 
 
 class TrainerRank:
-    """One trainer rank. `dtype` is the compute precision: ``bfloat16`` and ``float16`` apply to matrix
-    products (autocast) over float32 weights, ``float32`` to everything."""
+    """One trainer rank. `dtype` is the precision of the base model, as in the engine, and of matrix products
+    (autocast); adapters, their gradients and the optimizer are float32."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class TrainerRank:
         num_threads: int,
         device: str = "cpu",
         max_micro_batch_tokens: int = 2048,
+        checkpoint_layers: bool = False,
     ) -> None:
         if dtype not in _DTYPES:
             raise InvalidRequest(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(_DTYPES)}")
@@ -71,12 +72,13 @@ class TrainerRank:
         self._device = torch.device(device)
         self._max_micro_batch_tokens = max_micro_batch_tokens
         started = time.perf_counter()
-        self._policy = load_policy(base_model, self._device)
-        self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
-        self._vocabulary_size: int = self._policy.model.get_input_embeddings().weight.shape[0]
+        mesh = None
         if world_size > 1:
             self._ranks.join(self._device, master_address, master_port)
-            shard(self._policy, init_device_mesh(self._device.type, (world_size,)))
+            mesh = init_device_mesh(self._device.type, (world_size,))
+        self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers)
+        self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
+        self._vocabulary_size: int = self._policy.model.get_input_embeddings().weight.shape[0]
         self._adapters = AdapterPool(self._policy.model)
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}

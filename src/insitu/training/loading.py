@@ -1,0 +1,150 @@
+"""Load the base model once: frozen, in the run's precision, and in parts if several ranks share it.
+
+One rank lets Transformers place the whole model on its device. Several ranks start from a model without
+storage, cut it with FSDP2 (one unit per decoder layer and one for the rest), and each reads its own rows of
+every tensor from the safetensors files: no rank ever holds the whole model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from insitu.errors import CannotHonour, NotFound
+from insitu.training import attention
+from insitu.training.policy import Policy
+
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of model families that transform the logits after the head; the head alone would misscore."""
+
+_MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def load_policy(
+    base_model: str,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    mesh: DeviceMesh | None = None,
+    checkpoint_layers: bool = False,
+) -> Policy:
+    """Load the base in `dtype` and freeze it. Read only safetensors and run no code of the model.
+
+    With a mesh of several ranks, shard it over them. Adapters are injected afterwards and not sharded: they
+    are small and replicated, and the caller sums their gradients, which keeps the denominator of the loss
+    exact. `checkpoint_layers` keeps only each decoder layer's input and computes the rest again in the
+    backward pass.
+    """
+    directory = model_directory(base_model)
+    config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    for setting in _LOGIT_TRANSFORMS:
+        if getattr(config, setting, None) not in (None, 1, 1.0):
+            raise CannotHonour(
+                f"the base model {base_model} transforms its logits ({setting}), which is not supported here",
+                hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
+            )
+    if mesh is None or mesh.size() == 1:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, device_map={"": device}, use_safetensors=True, trust_remote_code=False
+        )
+        policy = prepare(model, checkpoint_layers)
+    else:
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        policy = prepare(model, checkpoint_layers)
+        shard(policy, mesh, dtype)
+        materialise(policy, device)
+        load_shards(policy.model, directory, mesh)
+    return policy
+
+
+def prepare(model: Any, checkpoint_layers: bool) -> Policy:
+    """Freeze the model, give it our attention where it fits, and checkpoint its layers if asked."""
+    # eval: no dropout in the base, so that the trainer scores a token as the engine sampled it
+    model.eval().requires_grad_(False)
+    policy = Policy(model)
+    if policy.can_branch:
+        model.set_attn_implementation(attention.NAME)
+    if checkpoint_layers:
+        for layer in model.base_model.layers:
+            # inside the FSDP2 unit, so that the weights are there when the layer is computed again
+            layer.forward = functools.partial(_checkpointed, layer.forward)
+    return policy
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compute a layer now and, for the gradient, once more. (Transformers does so in training mode only.)"""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """Shard the frozen base over the mesh, one FSDP2 unit per decoder layer and one for the rest."""
+    precision = MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=False)
+    for layer in policy.model.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def materialise(policy: Policy, device: torch.device) -> None:
+    """Give every shard storage on the device; buffers, which no checkpoint holds, keep their values."""
+    buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
+    policy.to_empty(device=device)
+    for name, buffer in policy.named_buffers():
+        buffer.copy_(buffers[name])
+    policy.model.tie_weights()
+
+
+@torch.no_grad()
+def load_shards(model: nn.Module, directory: Path, mesh: DeviceMesh) -> None:
+    """Copy this rank's rows of every tensor from the files, one tensor at a time."""
+    rank, world = mesh.get_local_rank(), mesh.size()
+    with ExitStack() as stack:
+        files = dict(_open_files(directory, stack))
+        for name, parameter in model.named_parameters():  # a tied head comes once, as the embedding
+            if name not in files:
+                raise CannotHonour(
+                    f"{directory} names its weights differently from the loaded model ({name}), so several "
+                    "ranks cannot each read their part",
+                    hint="use one trainer rank: --num-ranks 1",
+                )
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            rows = -(-parameter.shape[0] // world)
+            start = min(rank * rows, parameter.shape[0])
+            local.copy_(files[name].get_slice(name)[start : start + local.shape[0]])
+
+
+def _open_files(directory: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:
+    """Yield (tensor name, open file) for every tensor of a checkpoint."""
+    for path in sorted(directory.glob("*.safetensors")):
+        opened: Any = stack.enter_context(safe_open(path, framework="pt"))
+        for name in opened.keys():  # noqa: SIM118 - no mapping
+            yield name, opened
+
+
+def model_directory(base_model: str) -> Path:
+    """Return a model's local directory; a hub id is downloaded if it is not cached."""
+    if Path(base_model).is_dir():
+        return Path(base_model)
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=_MODEL_FILES))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise NotFound(
+            f"the base model {base_model} is not a directory, and the hub did not provide it: {error}",
+            hint=f"check the name, or download it first: hf download {base_model}",
+        ) from error
