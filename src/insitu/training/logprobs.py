@@ -11,6 +11,7 @@ Shape suffixes: t tokens, c tokens of a chunk, h hidden size, v vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 _CHUNK_BYTES = 512 * 2**20
 """Bound on what one chunk of positions keeps in memory: logits, their float32 copy and probabilities."""
-_BYTES_PER_LOGIT = 10
+_BYTES_PER_LOGIT = 12
 
 
 def token_logprobs(
@@ -56,63 +57,88 @@ class _TokenLogprobs(torch.autograd.Function):
         target_t: Tensor,
         temperature_t: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        head = _Head(weight_vh, bias_v, temperature_t)
         chosen_t, entropy_t = (torch.empty(len(target_t), device=hidden_th.device) for _ in range(2))
-        needs_grad = ctx.needs_input_grad[0]
-        slope_th = torch.empty_like(hidden_th) if needs_grad else None
-        for here in _chunks(hidden_th, weight_vh):
-            centred_cv, probs_cv, log_sum_c = _softmax(hidden_th, weight_vh, bias_v, temperature_t, here)
-            target_c = target_t[here, None]
-            chosen_t[here] = centred_cv.gather(-1, target_c).squeeze(-1) - log_sum_c
-            entropy_t[here] = log_sum_c - torch.linalg.vecdot(probs_cv, centred_cv)
-            if slope_th is not None:
-                del centred_cv
-                # d chosen / d logits = onehot - p
-                grad_cv = probs_cv.neg_()
-                grad_cv.scatter_add_(-1, target_c, torch.ones_like(target_c, dtype=grad_cv.dtype))
-                slope_th[here] = _through_head(grad_cv, weight_vh, temperature_t, here)
+        slope_th = torch.empty_like(hidden_th) if ctx.needs_input_grad[0] else None
+        for here in head.chunks(len(target_t)):
+            chosen_t[here], entropy_t[here], slope_ch = head.score(
+                hidden_th[here], target_t[here], here, with_slope=slope_th is not None
+            )
+            if slope_th is not None and slope_ch is not None:
+                slope_th[here] = slope_ch
         ctx.save_for_backward(slope_th, hidden_th, weight_vh, bias_v, temperature_t, entropy_t)
         ctx.set_materialize_grads(False)
         return chosen_t, entropy_t
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None, None]:
         slope_th, hidden_th, weight_vh, bias_v, temperature_t, entropy_t = ctx.saved_tensors
+        head = _Head(weight_vh, bias_v, temperature_t)
         of_chosen_t, of_entropy_t = grads
         grad_th = torch.zeros_like(hidden_th)
-        for here in _chunks(hidden_th, weight_vh):
+        for here in head.chunks(len(hidden_th)):
             if of_chosen_t is not None:
                 grad_th[here] = slope_th[here] * of_chosen_t[here, None]
             if of_entropy_t is not None:
-                centred_cv, probs_cv, log_sum_c = _softmax(hidden_th, weight_vh, bias_v, temperature_t, here)
-                # d entropy / d logits = -p · (log p + entropy)
-                grad_cv = centred_cv.add_((entropy_t[here] - log_sum_c)[:, None]).mul_(probs_cv).neg_()
-                grad_cv.mul_(of_entropy_t[here, None])
-                grad_th[here] += _through_head(grad_cv, weight_vh, temperature_t, here)
+                grad_th[here] += head.entropy_slope(
+                    hidden_th[here], entropy_t[here], of_entropy_t[here], here
+                )
         return grad_th, None, None, None, None
 
 
-def _chunks(hidden_th: Tensor, weight_vh: Tensor) -> Iterator[slice]:
-    size = max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * weight_vh.shape[0]))
-    for start in range(0, hidden_th.shape[0], size):
-        yield slice(start, min(start + size, hidden_th.shape[0]))
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The output head over one chunk of positions at a time; nothing of a chunk outlives a call."""
+
+    weight_vh: Tensor
+    bias_v: Tensor | None
+    temperature_t: Tensor | None
+
+    def chunks(self, num_tokens: int) -> Iterator[slice]:
+        size = max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * self.weight_vh.shape[0]))
+        for start in range(0, num_tokens, size):
+            yield slice(start, min(start + size, num_tokens))
+
+    def score(
+        self, hidden_ch: Tensor, target_c: Tensor, here: slice, with_slope: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return (logprob, entropy, gradient of the logprob with respect to the hidden state)."""
+        centred_cv = self._centred(hidden_ch, here)
+        probs_cv, log_sum_c = _softmax(centred_cv)
+        chosen_c = centred_cv.gather(-1, target_c[:, None]).squeeze(-1) - log_sum_c
+        entropy_c = log_sum_c - torch.linalg.vecdot(probs_cv, centred_cv)
+        if not with_slope:
+            return chosen_c, entropy_c, None
+        del centred_cv
+        grad_cv = probs_cv.neg_()  # d chosen / d logits = onehot - p
+        grad_cv.scatter_add_(-1, target_c[:, None], torch.ones_like(chosen_c)[:, None])
+        return chosen_c, entropy_c, self._through(grad_cv, here)
+
+    def entropy_slope(self, hidden_ch: Tensor, entropy_c: Tensor, factor_c: Tensor, here: slice) -> Tensor:
+        """Return the gradient of factor · entropy with respect to the hidden state."""
+        centred_cv = self._centred(hidden_ch, here)
+        probs_cv, log_sum_c = _softmax(centred_cv)
+        # d entropy / d logits = -p · (log p + entropy)
+        grad_cv = centred_cv.add_((entropy_c - log_sum_c)[:, None]).mul_(probs_cv)
+        del probs_cv
+        return self._through(grad_cv.mul_(-factor_c[:, None]), here)
+
+    def _centred(self, hidden_ch: Tensor, here: slice) -> Tensor:
+        """Return the logits, divided by the temperature, minus their maximum."""
+        logits_cv = functional.linear(hidden_ch.to(self.weight_vh.dtype), self.weight_vh, self.bias_v).float()
+        if self.temperature_t is not None:
+            logits_cv.div_(self.temperature_t[here, None])
+        return logits_cv.sub_(logits_cv.amax(-1, keepdim=True))
+
+    def _through(self, grad_cv: Tensor, here: slice) -> Tensor:
+        """Turn a gradient of the divided logits into one of the hidden states."""
+        if self.temperature_t is not None:
+            grad_cv.div_(self.temperature_t[here, None])
+        return grad_cv.to(self.weight_vh.dtype) @ self.weight_vh
 
 
-def _softmax(
-    hidden_th: Tensor, weight_vh: Tensor, bias_v: Tensor | None, temperature_t: Tensor | None, here: slice
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (logits minus their maximum, probabilities, log of the sum of exponentials) of a chunk."""
-    centred_cv = functional.linear(hidden_th[here].to(weight_vh.dtype), weight_vh, bias_v).float()
-    if temperature_t is not None:
-        centred_cv.div_(temperature_t[here, None])
-    centred_cv.sub_(centred_cv.amax(-1, keepdim=True))
+def _softmax(centred_cv: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (probabilities, log of the sum of exponentials)."""
     probs_cv = centred_cv.exp()
     sum_c = probs_cv.sum(-1)
-    probs_cv.div_(sum_c[:, None])
-    return centred_cv, probs_cv, sum_c.log()
-
-
-def _through_head(grad_cv: Tensor, weight_vh: Tensor, temperature_t: Tensor | None, here: slice) -> Tensor:
-    """Turn a gradient of the (divided) logits into one of the hidden states."""
-    if temperature_t is not None:
-        grad_cv.div_(temperature_t[here, None])
-    return grad_cv.to(weight_vh.dtype) @ weight_vh
+    return probs_cv.div_(sum_c[:, None]), sum_c.log()

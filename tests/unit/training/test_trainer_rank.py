@@ -282,3 +282,27 @@ def test_half_precision_has_the_gradient_of_float32(model_dir: Path, make_sequen
         norms[dtype] = metrics["grad_norm"]
     assert norms["float16"] == pytest.approx(norms["float32"], rel=0.005)
     assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.05)
+
+
+def test_checkpointed_layers_change_nothing_but_memory(
+    model_dir: Path, tmp_path: Path, make_sequences: Make
+) -> None:
+    """Branching rows included: the mask reaches a layer that is computed a second time."""
+    adapters: list[dict[str, torch.Tensor]] = []
+    for number, checkpoint_layers in enumerate([False, True]):
+        trainer = TrainerRank(
+            0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", 64, checkpoint_layers
+        )
+        trainer.open_run("run", LoraSettings(rank=4))
+        for step in range(2):
+            trainer.train_step("run", make_sequences(6, step), StepSettings(learning_rate=1e-2, beta=0.05))
+        adapters.append(adapter_of(trainer, "run", tmp_path / str(number)))
+    assert equal(*adapters)
+
+
+def test_base_is_in_the_runs_precision_and_adapters_in_float32(model_dir: Path, make_sequences: Make) -> None:
+    trainer = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "bfloat16", 1, "cpu", 64)
+    trainer.open_run("run", LoraSettings(rank=4))
+    assert trainer.train_step("run", make_sequences(), StepSettings(learning_rate=1e-3))["updated"] == 1
+    dtypes = {p.requires_grad: p.dtype for p in trainer._policy.parameters()}
+    assert dtypes == {False: torch.bfloat16, True: torch.float32}
