@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from insitu.training.batching import score_batch
-from insitu.training.logprobs import token_logprobs
+from insitu.training.model.logprobs import token_logprobs
 from insitu.types import LoraSettings
 from tests.gates.gate import gate
 from tests.gates.models import MODELS

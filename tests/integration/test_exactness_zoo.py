@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from insitu.records.store import RecordStore
-from insitu.training.loading import load_policy
+from insitu.training.model.loading import load_policy
 from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence
 from tests.support.exactness import (

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from insitu.training.batching import collate, pack
+from insitu.training.model.policy import Policy
 from insitu.training.objective import objective_of, shares_of
-from insitu.training.policy import Policy
 from insitu.types import ModelCall, StepSettings, TrainingSequence
 from tests.support.witness import Witnessed
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from insitu.training.loading import prepare
-from insitu.training.lora import Adapter, AdapterPool
-from insitu.training.policy import Policy
+from insitu.training.model.loading import prepare
+from insitu.training.model.lora import Adapter, AdapterPool
+from insitu.training.model.policy import Policy
 from insitu.types import LoraSettings
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from insitu.backend.serving.probe import compare, judge
 from insitu.gateway.engines.sample import Generated, verify
-from insitu.training.loading import load_policy
+from insitu.training.model.loading import load_policy
 from insitu.types import StepSettings
 from tests.support.exactness import (
     NotExact,

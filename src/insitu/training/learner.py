@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from insitu.errors import Conflict, CorruptCheckpoint
-from insitu.training.lora import Adapter, check_tensors
+from insitu.training.model.lora import Adapter, check_tensors
 
 _FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")

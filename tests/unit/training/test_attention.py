@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-from insitu.training.attention import (
+from insitu.training.batching import collate, pack
+from insitu.training.model.attention import (
     TreeMask,
     flex_mask,
     query_blocks,
@@ -18,7 +19,6 @@ from insitu.training.attention import (
     tree_mask,
     visible_in,
 )
-from insitu.training.batching import collate, pack
 from tests.support.trees import random_shares
 
 

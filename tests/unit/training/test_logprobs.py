@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from insitu.training import logprobs
+from insitu.training.model import logprobs
 
 HIDDEN, VOCABULARY, TOKENS = 5, 11, 8
 

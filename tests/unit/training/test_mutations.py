@@ -20,7 +20,7 @@ from insitu.errors import InvalidRequest, ProbeFailed, UpstreamError
 from insitu.gateway.shared.faults import VersionMismatch
 from insitu.training import selection
 from insitu.training.batching import MicroBatch
-from insitu.training.policy import Policy
+from insitu.training.model.policy import Policy
 from insitu.types import ModelCall, TrainingSequence
 from tests.support.exactness import NotExact
 from tests.support.guards import (

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from insitu.training import attention
 from insitu.training.batching import collate, pack
-from insitu.training.lora import Adapter, AdapterPool
+from insitu.training.model import attention
+from insitu.training.model.lora import Adapter, AdapterPool
+from insitu.training.model.policy import Policy
 from insitu.training.objective import Share
-from insitu.training.policy import Policy
 from insitu.types import LoraSettings
 from tests.support.trees import random_shares
 

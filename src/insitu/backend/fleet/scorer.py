@@ -11,13 +11,13 @@ from torch import Tensor
 
 from insitu.training.batching import MicroBatch
 from insitu.training.learner import load_adapter
-from insitu.training.lora import Adapter, AdapterPool
-from insitu.training.policy import Policy
+from insitu.training.model.lora import Adapter, AdapterPool
+from insitu.training.model.policy import Policy
 from insitu.training.step import Score
 
 
 class Scorer:
-    """Computes in one precision: half precisions apply to matrix products, over float32 weights."""
+    """Computes in one precision: half precisions apply to the base model and to matrix products."""
 
     def __init__(
         self, policy: Policy, adapters: AdapterPool, device: torch.device, dtype: torch.dtype

@@ -26,11 +26,11 @@ from insitu.backend.fleet.rank_info import RankInfo
 from insitu.backend.fleet.scorer import Scorer
 from insitu.errors import InvalidRequest, NotFound
 from insitu.training.batching import collate, filler, pack, plan, score_batch
-from insitu.training.export import MergedExport
 from insitu.training.learner import Learner
-from insitu.training.loading import load_policy, model_directory
-from insitu.training.lora import AdapterPool, merged_tensors
 from insitu.training.loss import Totals
+from insitu.training.model.export import MergedExport
+from insitu.training.model.loading import load_policy, model_directory
+from insitu.training.model.lora import AdapterPool, merged_tensors
 from insitu.training.objective import objective_of, shares_of
 from insitu.training.passes import Passes, step_metrics
 from insitu.training.sequences import check_sequence

@@ -5,13 +5,15 @@ Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct pairs (s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from insitu.training import attention
-from insitu.training.batching import MicroBatch
-from insitu.training.logprobs import token_logprobs
+from insitu.training.model import attention
+from insitu.training.model.logprobs import token_logprobs
+
+if TYPE_CHECKING:
+    from insitu.training.batching import MicroBatch
 
 _BRANCHING_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.errors import CannotHonour, NotFound
-from insitu.training import attention
-from insitu.training.policy import Policy
+from insitu.training.model import attention
+from insitu.training.model.policy import Policy
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of model families that transform the logits after the head; the head alone would misscore."""

@@ -1,0 +1,1 @@
+"""The model that learns: base, adapters, attention, output head, and its export."""
