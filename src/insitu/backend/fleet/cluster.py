@@ -82,6 +82,16 @@ async def gather(calls: Sequence[Awaitable[Result]], deadline_seconds: float, wh
             task.cancel()
 
 
+async def ended(calls: Sequence[Awaitable[object]], seconds: float) -> bool:
+    """Return True if every call ends within this time, whether it fails or not."""
+    waiting = [asyncio.ensure_future(_result(call)) for call in calls]
+    _, pending = await asyncio.wait(waiting, timeout=seconds)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return not pending
+
+
 async def _result(call: Awaitable[Result]) -> Result:
     return await call
 

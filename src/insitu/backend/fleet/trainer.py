@@ -1,9 +1,16 @@
-"""The supervisor's view of the trainer: all ranks together, as Ray actors."""
+"""The supervisor's view of the trainer: all ranks together, as Ray actors.
+
+A step is a transaction. While it is under way the run counts as closed, so after any failure it is opened
+again from its last checkpoint, and nothing of the failed step (gradients, moments, weights) is left. Ranks
+live and die together: when one fails while another waits for it, or a deadline passes, all of them are
+killed, and the next use of the trainer starts them again.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +18,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from insitu.backend.fleet.cluster import Actor, gather
+from insitu.backend.fleet.cluster import Actor, ActorDied, ended, gather
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments
 from insitu.backend.plan.settings import ServeSettings
+from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
 from insitu.system.processes import free_port
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
     from insitu.backend.fleet.trainer_rank import TrainerRank
 
 _QUICK_SECONDS = 300.0
+_GRACE_SECONDS = 3.0
+"""After one rank's failure, the others have this long to fail alike; one that has not waits for the dead."""
 log = logging.getLogger(__name__)
 
 
@@ -47,9 +57,11 @@ class _RankActor:
 class TrainerGroup:
     """Starts and stops all ranks, and calls them together."""
 
-    def __init__(self, settings: ServeSettings, base_model: str) -> None:
+    def __init__(self, settings: ServeSettings, base_model: str, actor: type = _RankActor) -> None:
+        """`actor` runs each rank; another one is for fault injection."""
         self._settings = settings
         self._base_model = base_model
+        self._actor = actor
         self._actors: list[Actor] = []
         self._group: PlacementGroup | None = None
         self.opened: dict[str, int] = {}
@@ -70,9 +82,9 @@ class TrainerGroup:
             devices = shared_devices.split(",") if shared_devices else None
             own = devices[rank % len(devices)] if devices else None
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
-            self._actors.append(Actor(_RankActor, options, log_path, own))
+            self._actors.append(Actor(self._actor, options, log_path, own))
         loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
-        self.ranks = await gather(loading, settings.deadlines.trainer_start, "loading the trainer")
+        self.ranks = await self._together(loading, settings.deadlines.trainer_start, "loading the trainer")
         log.info("trainer ready: %s", self.ranks)
 
     def _arguments(self, rank: int, port: int) -> RankArguments:
@@ -87,6 +99,11 @@ class TrainerGroup:
             "num_threads": settings.compute.rank_threads,
             "device": settings.device,
         }
+
+    @property
+    def running(self) -> bool:
+        """True from `start` until the ranks are stopped."""
+        return bool(self._actors)
 
     async def stop(self) -> None:
         """Kill all ranks; the runs in their memory are lost."""
@@ -107,16 +124,18 @@ class TrainerGroup:
     async def forget_run(self, run: str) -> None:
         """Discard a run's state in memory, which may be ahead of the committed step."""
         self.opened.pop(run, None)
-        await self._all("close_run", run)
+        if self.running:
+            await self._all("close_run", run)
 
     async def train_step(
         self, run: str, sequences: list[TrainingSequence], settings: StepSettings, reference: Path | None
     ) -> dict[str, float]:
-        """Train one step; it exists in memory only until it is saved."""
+        """Train one step; it exists in memory only until it is saved, and not at all if this raises."""
         deadline = self._settings.deadlines.step
         arguments = (run, ray.put(sequences), settings, None if reference is None else str(reference))
+        step = self.opened.pop(run)
         results = await self._all("train_step", *arguments, deadline_seconds=deadline)
-        self.opened[run] += 1
+        self.opened[run] = step + 1
         return results[0]
 
     async def score(self, run: str, token_ids: list[list[int]]) -> list[list[float]]:
@@ -130,5 +149,17 @@ class TrainerGroup:
         await self._all("export_merged", run, str(directory), self._settings.dtype)
 
     async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+        if not self._actors:
+            raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")
         calls = [actor.call("do", method, *args) for actor in self._actors]
-        return await gather(calls, deadline_seconds, f"the trainer's {method}")
+        return await self._together(calls, deadline_seconds, f"the trainer's {method}")
+
+    async def _together(self, calls: list[Awaitable[Any]], deadline_seconds: float, what: str) -> list[Any]:
+        """Wait for all ranks; if one fails while another goes on, or time is up, kill them all."""
+        try:
+            return await gather(calls, deadline_seconds, what)
+        except InsituError as error:
+            if isinstance(error, ActorDied | DeadlineExceeded) or not await ended(calls, _GRACE_SECONDS):
+                log.warning("all trainer ranks are stopped: %s", error)
+                await self.stop()
+            raise

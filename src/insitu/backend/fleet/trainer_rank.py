@@ -159,16 +159,19 @@ class TrainerRank:
     def _learn(
         self, learner: Learner, passes: Passes, settings: StepSettings, reference: Path | None
     ) -> tuple[list[Totals], list[Update]]:
-        """Run the passes, with an update after each."""
+        """Run the passes, with an update after each. On failure nothing of the run stays in memory."""
         totals: list[Totals] = []
         updates: list[Update] = []
-        self._adapters.activate(learner.adapter)
-        with learner.rng(), self._scorer.reference(learner.adapter, reference) as score_reference:
-            while len(updates) < settings.num_passes:
-                totals.append(passes.run(self._scorer.score, score_reference))
-                updates.append(self._update(learner, settings))
-                if updates[-1].skipped:
-                    break
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close_run, learner.run)
+            self._adapters.activate(learner.adapter)
+            with learner.rng(), self._scorer.reference(learner.adapter, reference) as score_reference:
+                while len(updates) < settings.num_passes:
+                    totals.append(passes.run(self._scorer.score, score_reference))
+                    updates.append(self._update(learner, settings))
+                    if updates[-1].skipped:
+                        break
+            on_failure.pop_all()
         return totals, updates
 
     def _update(self, learner: Learner, settings: StepSettings) -> Update:

@@ -85,6 +85,8 @@ class ModelHost:
 
     async def open_run(self, run: Run) -> Path | None:
         """Open the run on the trainer at its last committed step; return that checkpoint."""
+        if not self.trainer.running:
+            await self.restart_trainer()
         path = await asyncio.to_thread(self._committed_checkpoint, run)
         await self.trainer.open_run(run.name, run.lora, run.step, path)
         return path
