@@ -67,6 +67,9 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 	$(BIN)/python -m tests.compat.environment
 	$(BIN)/python -m pytest tests/compat -v --durations=0
 
+gates: setup  ## claims about GPUs, proved without one: a line for each
+	$(BIN)/python -m pytest tests/gates -q -s --durations=3
+
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
 	$(BIN)/python -m pytest tests/e2e -v -s --durations=5

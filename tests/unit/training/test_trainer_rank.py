@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
+from insitu.training import passes
 from insitu.types import LoraSettings, Loss, StepSettings, TrainingSequence
 from tests.support.sequences import make_sequence
 
@@ -306,3 +308,30 @@ def test_base_is_in_the_runs_precision_and_adapters_in_float32(model_dir: Path, 
     assert trainer.train_step("run", make_sequences(), StepSettings(learning_rate=1e-3))["updated"] == 1
     dtypes = {p.requires_grad: p.dtype for p in trainer._policy.parameters()}
     assert dtypes == {False: torch.bfloat16, True: torch.float32}
+
+
+def test_failed_step_leaves_nothing_in_memory(
+    trainer: TrainerRank, tmp_path: Path, make_sequences: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error at the second micro-batch must not leave the first one's gradient to the next step."""
+    lora, settings = LoraSettings(rank=4), StepSettings(learning_rate=1e-2)
+    trainer.open_run("run", lora)
+    trainer.train_step("run", make_sequences(12, 1), settings)
+    expected = adapter_of(trainer, "run", tmp_path / "expected")
+    real, calls = passes.forward_backward, iter([False, True])
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls):
+            raise torch.OutOfMemoryError("no memory")
+        return real(*args, **kwargs)
+
+    trainer.open_run("run", lora)
+    with monkeypatch.context() as patched:
+        patched.setattr(passes, "forward_backward", failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.train_step("run", make_sequences(12, 1), settings)
+    with pytest.raises(NotFound, match="run run is not open"):
+        trainer.train_step("run", make_sequences(12, 1), settings)
+    trainer.open_run("run", lora)
+    trainer.train_step("run", make_sequences(12, 1), settings)
+    assert equal(adapter_of(trainer, "run", tmp_path / "again"), expected)
