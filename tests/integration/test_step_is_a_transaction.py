@@ -1,4 +1,4 @@
-"""A step that fails leaves nothing behind: real Ray and real ranks; the next step is as in an unbroken run."""
+"""A step that fails leaves nothing behind: real Ray and real ranks; the next step is as if unbroken."""
 
 from __future__ import annotations
 
