@@ -108,25 +108,3 @@ RULES = [
         "This is not supported.",
     ),
 ]
-
-KNOWN_ERROR_TEXTS = (
-    "requests from web pages of … are refused",
-    "Requests from other origins are refused.",
-    "`chat_template` is refused",
-    "`previous_response_id` and `conversation` are refused",
-    "run … asks for another engine than",
-    "… is no run name",
-    "… is no staging directory",
-    "this is no record of a rollout",
-    "the base model … is no directory",
-    "bring back the dataset as it was, or start anew",
-    "another program changed it; start anew",
-    "another program changed the file; start anew",
-    "restore the file from a copy, or start anew",
-    "the step was made, but not of these calls",
-    "write `with insitu.function(...)` anew",
-    "mend the agent, its services or the evaluator",
-    "mend the validation dataset",
-    "eval.general.max_concurrency is …: so many rollouts",
-)
-"""How error texts begin that still break a rule. Remove an entry when its text is rewritten; add none."""

@@ -55,7 +55,7 @@ class Guard:
             raise InvalidRequest(f"Host `{request.host}` is not this gateway.")
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
-            raise InvalidRequest("Requests from other origins are refused.")
+            raise InvalidRequest("Requests from other origins are rejected.")
 
 
 def error_response(error: InsituError, body: object = None) -> web.Response:

@@ -37,7 +37,7 @@ class function:  # noqa: N801 - used like a function
         if self._inside:
             raise InvalidRequest(
                 f"insitu.function({self._name!r}) is entered twice",
-                hint="write `with insitu.function(...)` anew for each block",
+                hint="write `with insitu.function(...)` again for each block",
             )
         context = rollout_or_none()
         block = entered(context.marked(self._name)) if context is not None else None

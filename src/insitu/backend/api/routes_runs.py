@@ -86,7 +86,7 @@ def run_routes(services: Services) -> APIRouter:
 
     @router.delete("/runs/{name}/checkpoints/{step}")
     def delete_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
-        """Delete a checkpoint with its directory; pinned ones and the newest two are refused."""
+        """Delete a checkpoint with its directory; pinned ones and the newest two cannot be deleted."""
         gone = ledger.forget_checkpoint(name, step)
         checkpoints.remove(checkpoints.run_directory(services.settings.runs_dir, name), step)
         return CheckpointInfo.of(gone)

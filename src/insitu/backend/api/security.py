@@ -67,7 +67,7 @@ class Door:
             return
         if origin.partition("://")[2] != headers["host"]:
             raise Forbidden(
-                f"requests from web pages of {origin!r} are refused", hint="call the API from a program"
+                f"requests from web pages of {origin!r} are rejected", hint="call the API from a program"
             )
 
     def _check_key(self, headers: Headers) -> None:

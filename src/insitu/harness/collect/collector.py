@@ -196,7 +196,7 @@ def _check_examples(store: RolloutStore, examples: Sequence[Example]) -> None:
         raise Conflict(
             f"{store.path} has rollouts of example {rollout.example_id!r}, number {rollout.index + 1}, but "
             f"the dataset {now}",
-            hint="bring back the dataset as it was, or start anew: -o finetuning.output_dir <directory>",
+            hint="restore the dataset, or start over: -o finetuning.output_dir <directory>",
         )
 
 

@@ -95,7 +95,7 @@ def _nothing_collected(epoch: int, rollouts: list[Rollout], kept: Path) -> Inval
     listed = "; ".join(f"{count} × {reason}" for reason, count in reasons)
     return InvalidRequest(
         f"no trajectories collected for epoch {epoch + 1}: all {len(rollouts)} rollouts failed: {listed}",
-        hint=f"mend the agent, its services or the evaluator; these rollouts are kept in {kept} and are run "
+        hint=f"fix the agent, its services or the evaluator; these rollouts are kept in {kept} and are run "
         "again by the same command (another configuration needs another output_dir)",
     )
 

@@ -41,7 +41,7 @@ class Stored:
         if line.get("rollout_id") != self.rollout_id:
             raise DamagedFile(
                 f"{self.path} has another rollout than {self.rollout_id} at byte {self.span.offset}",
-                hint="another program changed the file; start anew in another finetuning.output_dir",
+                hint="another program changed the file; start over in another finetuning.output_dir",
             )
         details = details_of(line)
         if not tokens or self.tokens is None:
@@ -156,7 +156,7 @@ def _read(path: Path, span: Span, line: Mapping[str, object]) -> Rollout:
     except _INVALID as error:
         raise DamagedFile(
             f"{path} has no valid rollout at byte {span.offset}: {type(error).__name__}: {error}",
-            hint="restore the file from a copy, or start anew in another finetuning.output_dir",
+            hint="restore the file from a copy, or start over in another finetuning.output_dir",
         ) from error
 
 
@@ -166,7 +166,7 @@ def _check(line: Mapping[str, object]) -> None:
         from_line(line, InMemory())
         details_of(line)
     except _INVALID as error:
-        raise InvalidRequest(f"this is no record of a rollout: {type(error).__name__}: {error}") from error
+        raise InvalidRequest(f"this record is not a rollout: {type(error).__name__}: {error}") from error
 
 
 def _place_of(rollout: Rollout) -> TokenSpan | None:

@@ -222,4 +222,4 @@ def _write_config(path: Path, run_id: str, dump: JsonObject, known: JsonObject |
 
 
 def _elsewhere(path: Path) -> str:
-    return f"use another directory: -o finetuning.output_dir <directory>; or delete {path} to start anew"
+    return f"use another directory: -o finetuning.output_dir <directory>; or delete {path} to start over"
