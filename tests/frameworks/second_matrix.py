@@ -115,7 +115,7 @@ async def test_dspy_has_no_cache(scripted_gateway: str) -> None:
         return context.client("dspy", cache=True)("hello")[0]
 
     for rollout in await run_rollouts("dspy", cached, scripted_gateway, "run", {}):
-        assert "leave out `cache`" in str(rollout.outcome.reason)
+        assert "remove `cache`" in str(rollout.outcome.reason)
 
 
 @pytest.mark.timeout(180)
