@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
+from insitu.system.durable import sync_path
 from insitu.types import NAME_PATTERN
 
 MANIFEST = "manifest.json"
@@ -82,19 +83,19 @@ def commit(staging: Path) -> str:
     manifest = Manifest(format=_FORMAT, step=int(target.name), files=hashes)
     body = json.dumps(manifest, indent=2, sort_keys=True).encode()
     for name in files:
-        _fsync(staging / name)
+        sync_path(staging / name)
     with (staging / MANIFEST).open("xb") as out:
         out.write(body)
         out.flush()
         os.fsync(out.fileno())
     for directory in sorted({(staging / name).parent for name in files}, reverse=True):
-        _fsync(directory)
-    _fsync(staging)
+        sync_path(directory)
+    sync_path(staging)
     if target.exists():
         _discard(target)
     staging.rename(target)
-    _fsync(target.parent)
-    _fsync(target.parent.parent)  # the run's first checkpoint also created `checkpoints/`
+    sync_path(target.parent)
+    sync_path(target.parent.parent)  # the run's first checkpoint also created `checkpoints/`
     return hashlib.sha256(body).hexdigest()
 
 
@@ -171,7 +172,7 @@ def _discard(path: Path) -> None:
     """Delete a checkpoint so that a crash midway never leaves a partial one under its name."""
     doomed = path.with_name(f"{_DISCARDED}{path.name}-{uuid.uuid4().hex[:8]}")
     path.rename(doomed)
-    _fsync(path.parent)
+    sync_path(path.parent)
     shutil.rmtree(doomed)
 
 
@@ -213,14 +214,6 @@ def _hash(path: Path) -> FileEntry:
             digest.update(chunk)
             size += len(chunk)
     return {"sha256": digest.hexdigest(), "size": size}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpoint:

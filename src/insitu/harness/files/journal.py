@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from insitu.harness.files.json_lines import JsonLines, decode, encode
 from insitu.json_values import JsonObject, as_object
+from insitu.system.durable import Closing
 
 
-class Journal:
+class Journal(Closing):
     """Open for reading and appending, by one process."""
 
     def __init__(self, path: Path) -> None:
@@ -53,11 +52,3 @@ class Journal:
     def close(self) -> None:
         """Close the file; idempotent."""
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,6 +19,7 @@ import orjson
 
 from insitu.errors import InsituError, InvalidRequest
 from insitu.json_values import JsonObject, JsonValue, as_object
+from insitu.system.durable import sync_and_close, sync_path
 
 
 class DamagedFile(InsituError):
@@ -44,7 +45,7 @@ class JsonLines:
         new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         if new:
-            sync_directory(path.parent)
+            sync_path(path.parent)
 
     def scan(self) -> Iterator[tuple[Span, JsonObject]]:
         """Yield every complete record from the start, then truncate the file after the last one."""
@@ -97,10 +98,7 @@ class JsonLines:
         """Sync and close; idempotent."""
         if self._file is not None:
             descriptor, self._file = self._file, None
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_and_close(descriptor)
 
     @property
     def _descriptor(self) -> int:
@@ -168,15 +166,6 @@ def read_record(path: Path, span: Span) -> JsonObject:
             hint="another program changed it; start again in another finetuning.output_dir",
         )
     return record
-
-
-def sync_directory(path: Path) -> None:
-    """Make the entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _whole_record(raw: bytes) -> JsonObject | None:

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.files.json_lines import DamagedFile, JsonLines, Span, encode, read_only, read_record
 from insitu.harness.files.rollout_line import details_of, from_line, to_line, tokens_of
 from insitu.harness.files.token_file import TokenFile, TokenSpan, read_tokens, split_tokens, tokens_beside
 from insitu.harness.rollouts.rollout import InMemory, Rollout, RolloutDetails
+from insitu.system.durable import Closing
 
 _INVALID = (KeyError, TypeError, ValueError)
 
@@ -49,7 +48,7 @@ class Stored:
         return replace(details, calls=read_tokens(tokens_beside(self.path), self.tokens, details.calls))
 
 
-class RolloutStore:
+class RolloutStore(Closing):
     """Open for reading and appending, by one process. Reading still works after `close`."""
 
     def __init__(self, path: Path) -> None:
@@ -120,14 +119,6 @@ class RolloutStore:
         """Sync and close; idempotent."""
         self._tokens.close()
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _place(self, rollout: Rollout, block: bytes) -> TokenSpan | None:
         """Return where the block goes, or where it already is: scoring does not change tokens."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import orjson
@@ -27,10 +26,10 @@ import orjson
 from insitu.config.differences import differences, fingerprint
 from insitu.errors import Conflict, InvalidRequest
 from insitu.harness.files.journal import Journal
-from insitu.harness.files.json_lines import sync_directory
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
 from insitu.json_values import JsonObject, as_object, parse_json
+from insitu.system.durable import Closing, sync_path
 
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -47,7 +46,7 @@ _OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-class RunDirectory:
+class RunDirectory(Closing):
     """Created by `open`; holds the directory's lock until `close`."""
 
     def __init__(self, path: Path, run_id: str, journal: Journal, lock: IO[str], *, resumed: bool) -> None:
@@ -111,7 +110,7 @@ class RunDirectory:
             # First: lines without their tokens can be set aside again, tokens without lines would be cut off.
             tokens.rename(tokens_beside(aside))
         path.rename(aside)
-        sync_directory(path.parent)
+        sync_path(path.parent)
         return aside
 
     def close(self) -> None:
@@ -122,14 +121,6 @@ class RunDirectory:
             self.journal.close()
         finally:
             self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -143,7 +134,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         out.flush()
         os.fsync(out.fileno())
     staged.replace(path)
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
 def _make(path: Path) -> None:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import cast
 
 from insitu.errors import InsituError
-from insitu.harness.files.json_lines import DamagedFile, sync_directory
+from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.rollouts.recorded_call import RecordedCall
 from insitu.records.packing import BYTES_PER_VALUE, pack_floats, pack_ids, unpack_floats, unpack_ids
+from insitu.system.durable import sync_and_close, sync_path
 
 _HEAD = struct.Struct("<BII")
 """Kind of the call's entry, number of prompt ids, number of output ids."""
@@ -92,17 +93,14 @@ class TokenFile:
         """Sync and close; idempotent."""
         if self._file is not None:
             descriptor, self._file = self._file, None
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_and_close(descriptor)
 
     def _opened(self) -> int:
         if self._file is None:
             new = not self.path.exists()
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             if new:
-                sync_directory(self.path.parent)
+                sync_path(self.path.parent)
         return self._file
 
 
