@@ -29,6 +29,7 @@ AGENT = '''
 """A planner that is trained, a worker with its weights, a worker and a judge with the untrained model."""
 
 import asyncio
+import zlib
 
 import insitu
 
@@ -63,7 +64,7 @@ async def run(question, context):
 
 def spread(item):
     """Different for every rollout, so that every group teaches something."""
-    return (sum(item.rollout_id.encode()) % 97) / 97
+    return zlib.crc32(item.rollout_id.encode()) / 2**32
 '''
 
 SCORE = {"type": "object", "properties": {"score": {"enum": [0, 1]}}, "required": ["score"]}

@@ -60,6 +60,8 @@ class Transport:
         self._request_seconds = request_seconds
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
+        self.answered = False
+        """Whether the server has ever answered: one that has is waited for, a wrong address is not."""
 
     def open(self) -> aiohttp.ClientSession:
         """Return the session, created on first use because it belongs to the running loop. It ignores the
@@ -103,7 +105,9 @@ class Transport:
                 ) as response:
                     content = await response.read()
                 if response.status < 400:
-                    return _parsed(answer, content, url)
+                    parsed = _parsed(answer, content, url)
+                    self.answered = True
+                    return parsed
                 if response.status not in _RETRIED_STATUS or last:
                     raise to_error(response.status, content)
                 pause = max(pause, _retry_after(response))
@@ -146,19 +150,28 @@ class Connected:
         deadline_seconds: float,
         poll_seconds: float,
     ) -> Value:
-        """Poll until `done`; raise DeadlineExceeded, which says what was waited for."""
+        """Poll until `done`, also across a restart of the server; raise DeadlineExceeded, which says what was
+        waited for."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_seconds
         value: Value | None = None
+        outage: errors.Unavailable | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
-                    value = await read()
-                    if done(value):
+                    try:
+                        value, outage = await read(), None
+                    except errors.Unavailable as error:
+                        if not self._transport.answered:
+                            raise
+                        outage = error
+                    if value is not None and outage is None and done(value):
                         return value
                     await asyncio.sleep(poll_seconds)
         except TimeoutError:
             waited = "the backend's first answer" if value is None else say(value)
+            if outage is not None:
+                waited += f"; the backend does not answer any more: {outage}"
             raise errors.DeadlineExceeded(
                 f"waited {deadline_seconds:.0f} s for {waited}",
                 hint=f"look at {self._transport.base_url}/health",

@@ -222,6 +222,22 @@ async def test_waits_end(client: InsituClient, ledger: Ledger, inline):
         await client.wait_run_ready("run", 5)
 
 
+async def test_a_wait_outlives_an_outage(lossy: tuple[InsituClient, LossyProxy], ledger: Ledger):
+    """A server that has answered once is waited for, until the deadline of the wait."""
+    client, proxy = lossy
+    assert (await client.get_run("run")).state is RunState.REGISTERED
+    await client.close()  # the next request opens a connection, which the proxy may cut
+    proxy.to_lose = 3 * FAST.max_attempts
+    ledger.transition_run("run", RunState.LOADING)
+    ledger.transition_run("run", RunState.READY)
+    assert (await client.wait_run_ready("run", 20, poll_seconds=0.02)).state is RunState.READY
+    assert proxy.to_lose == 0
+    await client.close()
+    proxy.to_lose = 10**9
+    with pytest.raises(DeadlineExceeded, match="first answer; the backend does not answer any more"):
+        await client.wait_run_ready("run", 1.0, poll_seconds=0.02)
+
+
 async def test_a_backend_that_is_not_there_is_said():
     with free_socket() as sock:
         port = sock.getsockname()[1]

@@ -125,7 +125,7 @@ async def through_given(value: Any, context: Any) -> Any:
 
 BARE_AGENT = textwrap.dedent(
     """
-    import json, sys, urllib.request
+    import json, sys, urllib.request, zlib
 
 
     def answer(value, context):
@@ -145,7 +145,7 @@ BARE_AGENT = textwrap.dedent(
 
 
     def reward(item):
-        return (sum(item.rollout_id.encode()) % 97) / 97
+        return zlib.crc32(item.rollout_id.encode()) / 2**32
     """
 )
 

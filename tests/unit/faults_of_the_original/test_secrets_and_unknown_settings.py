@@ -20,6 +20,7 @@ KEY = CANARIES[0]
 
 AGENT = """
 import os
+import zlib
 
 import aiohttp
 
@@ -41,7 +42,7 @@ async def answer(value, context):
 def reward(item):
     if item.rollout_id.split(".")[3] == "2":
         raise ValueError("the judge does not take " + os.environ["JUDGE_KEY"])
-    return (sum(item.rollout_id.encode()) % 97) / 97
+    return zlib.crc32(item.rollout_id.encode()) / 2**32
 """
 
 
