@@ -48,6 +48,12 @@ Result = TypeVar("Result")
     "--validation_interval", "--validation-interval", type=int, help="Epochs between validations. Default: 5."
 )
 @click.option(
+    "--validation_steps",
+    "--validation-steps",
+    type=int,
+    help="Updates between validations, besides --validation_interval. Default: off.",
+)
+@click.option(
     "--validation_config_file",
     "--validation-config-file",
     help="Validate with the workflow, reward and dataset of this configuration.",

@@ -11,7 +11,7 @@ from insitu.config.values.problems import Location, dotted
 from insitu.json_values import JsonObject, JsonValue
 
 _MAY_CHANGE = re.compile(
-    r"finetuning\.(num_epochs|output_dir|run_configuration\.(config_file|override))"
+    r"finetuning\.(num_epochs|max_steps|output_dir|run_configuration\.(config_file|override))"
     r"|eval\.general\.max_concurrency"
     r"|trainer_adapters\..+\.backend\.(ip|port|api_key)"
     r"|llms\..+\.(base_url|api_key)"
@@ -26,7 +26,10 @@ _NOTHING = object()
 
 
 def comparable(dump: JsonObject) -> JsonObject:
-    """Strip a dump of what may change between resumptions, and of empty sections."""
+    """Strip a dump of what may change between resumptions, of empty sections and of settings without a value.
+
+    A release that adds a setting with None as its default thus resumes the runs of earlier ones.
+    """
     return _kept_keys(dump, ())
 
 
@@ -54,7 +57,7 @@ def _kept_keys(values: JsonObject, location: Location) -> JsonObject:
         if _MAY_CHANGE.fullmatch(dotted(place)):
             continue
         inner = _kept_keys(value, place) if isinstance(value, dict) else value
-        if inner != {}:
+        if inner != {} and inner is not None:
             kept[key] = inner
     return kept
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.plugins import Section
@@ -39,6 +41,8 @@ class RunConfiguration(Section):
     validation_dataset: str | None = None
     validation_interval: int = Field(default=5, ge=1)
     """Epochs between two validations."""
+    validation_steps: int | None = Field(default=None, ge=1)
+    """Updates between two validations, besides those of `validation_interval`."""
     validation_config_file: Path | None = None
 
 
@@ -56,8 +60,23 @@ class FinetuningConfig(Section):
     """A key of `llms`: only its calls are trained on."""
     curriculum_learning: CurriculumConfig = CurriculumConfig()
     num_epochs: int = Field(default=1, ge=1)
+    """Passes over the dataset."""
+    groups_per_step: int | None = Field(default=None, ge=1)
+    """Groups that are rolled out for one update; None: the whole dataset."""
+    max_refill: int | None = Field(default=None, ge=1)
+    """Most groups a step rolls out in place of groups whose rewards are all equal; None: none."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """End the run after this many updates."""
     output_dir: Path = Path("./.tmp/insitu/finetuning/")
     run_configuration: RunConfiguration = RunConfiguration()
     seed: int = Field(default=0, ge=0)
+    """Seeds the order of the examples and the curriculum's random choices."""
     rollout_timeout_seconds: float = Field(default=600.0, gt=0)
     early_stopping: EarlyStopping | None = None
+
+    @model_validator(mode="after")
+    def _something_to_refill_from(self) -> Self:
+        if self.max_refill is not None and self.groups_per_step is None:
+            text = "max_refill needs groups_per_step: a step over the whole dataset leaves no other example"
+            raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return self

@@ -39,7 +39,9 @@ _STATUS = {
 
 
 class BackendAdapter(TrainerAdapter):
-    """Uploads groups as they finish and requests one step per epoch; every write is safe to retry."""
+    """Uploads groups as they finish and requests a step over them; every write is safe to retry."""
+
+    many_steps = True
 
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
@@ -70,7 +72,8 @@ class BackendAdapter(TrainerAdapter):
         journal = run.directory.journal
         past = events.read(journal)
         first = not any(isinstance(event, events.Registered) for event in past)
-        steps = [event.line.get("step") or 0 for event in past if isinstance(event, events.EpochEnded)]
+        ends = [event for event in past if isinstance(event, events.StepEnded | events.EpochEnded)]
+        steps = [event.line.get("step") or 0 for event in ends]
         trained = max(steps, default=0)
         if (first and registered.step) or registered.step < trained:
             raise _not_ours(registered, trained, run)
@@ -131,11 +134,13 @@ class BackendAdapter(TrainerAdapter):
                 f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
                 hint="submit groups of two rollouts or more with different rewards or call rewards",
             )
-        key = f"{run_id}-e{epoch}-a{trajectories.attempt}"
+        step = "" if trajectories.step is None else f"-s{trajectories.step}"
+        key = f"{run_id}-e{epoch}{step}-a{trajectories.attempt}"
         job = await self._client.submit_step(self._backend.name, ids, self._training, idempotency_key=key)
         self._uploaded.clear()
         count = sum(rollout.trainable for group in groups for rollout in group)
-        self._progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
+        if trajectories.step is None:
+            self._progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:

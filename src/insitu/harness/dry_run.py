@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -93,12 +94,29 @@ def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
     count = len(task.examples) * generations
     lines = [
         f"would run: {finetuning.num_epochs} epochs of {len(task.examples)} examples × {generations} "
-        f"rollouts = {count} an epoch, {config.eval.general.max_concurrency} at once, and one update each"
+        f"rollouts = {count} an epoch, {config.eval.general.max_concurrency} at once, "
+        f"and {_updates(loaded, task)}"
     ]
+    if finetuning.max_steps is not None:
+        lines.append(f"ends after {finetuning.max_steps} updates")
     if validation is not None:
+        steps = f"{options.validation_steps} updates, every " if options.validation_steps else ""
         lines.append(
             f"validation: {len(validation.examples)} examples before epoch 1, every "
-            f"{options.validation_interval} epochs and after the last"
+            f"{steps}{options.validation_interval} epochs and after the last"
         )
     lines.append(f"files: {finetuning.output_dir}")
     return "\n".join(lines)
+
+
+def _updates(loaded: LoadedConfig, task: Task) -> str:
+    finetuning = loaded.config.finetuning
+    if finetuning.groups_per_step is None:
+        return "one update each"
+    updates = math.ceil(len(task.examples) / finetuning.groups_per_step)
+    text = f"an update every {finetuning.groups_per_step} groups, {updates} an epoch"
+    return (
+        f"{text} or fewer: up to {finetuning.max_refill} groups refilled each"
+        if finetuning.max_refill
+        else text
+    )

@@ -22,6 +22,7 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.state import LoopState, fold
+from insitu.harness.loop.step_collection import check_many_steps
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.screen.summary import Summary
@@ -55,7 +56,9 @@ async def build_components(parts: Assembly) -> Components:
     )
     adapter = await parts.component(Kind.TRAINER_ADAPTER, config.trainer_adapters[chosen.trainer_adapter])
     trainer = await parts.component(Kind.TRAINER, config.trainers[chosen.trainer])
-    return Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
+    made = Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
+    check_many_steps(chosen, made.builder, made.adapter)
+    return made
 
 
 async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str) -> Summary:
@@ -91,7 +94,8 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
         reason = _failure(await trainer.run(num_epochs))
         outcome = "failed" if reason else "succeeded"
         metrics = await trainer.get_metrics(run.run_id)
-        if not reason and not any(line.get("step") for line in metrics["epochs"]):
+        steps = metrics.get("steps", metrics["epochs"])
+        if not reason and not any(line.get("step") for line in steps):
             outcome, reason = "failed", "no epoch trained anything: no group had two different rewards"
     except asyncio.CancelledError:
         outcome, reason = "interrupted", "stopped by a signal"
@@ -137,7 +141,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         run_id=run.run_id,
         epochs_done=state.next_epoch,
         num_epochs=run.config.finetuning.num_epochs,
-        updates=sum(bool(line.get("step")) for line in state.epochs),
+        updates=state.num_updates,
         reward_before=rewards.get(0),
         reward_after=rewards.get(state.step) if state.step else None,
         best_step=best.step if best else None,
@@ -153,7 +157,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
 
 
 def _calls(state: LoopState) -> Capture | None:
-    """Sum the model calls of all epochs that counted them."""
-    accounts = [line["account"] for line in state.epochs if "account" in line]
+    """Sum the model calls of all steps that counted them."""
+    accounts = [line["account"] for line in state.steps if "account" in line]
     counted = [calls for account in accounts if (calls := account.get("calls")) is not None]
     return add_up(map(Capture.from_dict, counted)) if counted else None

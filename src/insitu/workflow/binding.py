@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,8 +49,17 @@ class LLMBinding:
     """The gateway's root, without `/v1`."""
     api_key: str = field(default="", repr=False)
 
-    def settings(self, name: str, rollout_id: str | None = None, function: str | None = None) -> LLMSettings:
-        """Return the settings for calling `llms.<name>`; on the gateway, with the rollout's own address."""
+    def settings(
+        self,
+        name: str,
+        rollout_id: str | None = None,
+        function: str | None = None,
+        seed_key: str | None = None,
+    ) -> LLMSettings:
+        """Return the settings for calling `llms.<name>`; on the gateway, with the rollout's own address.
+
+        With a `seed_key`, the entry's seed becomes the rollout's own.
+        """
         entry = self.llms.get(name)
         if entry is None:
             raise InvalidRequest(
@@ -64,7 +74,7 @@ class LLMBinding:
             model=self.model if trained else entry.model_name,
             base_url=rollout_url(self.gateway_url, rollout_id, function) if bound else url,
             api_key=self.api_key if trained else _plain(entry) or (self.api_key if bound else ""),
-            options=dict(entry.options),
+            options=_with_own_seed(entry.options, seed_key),
             max_retries=entry.max_retries,
             request_timeout=entry.request_timeout,
             headers=rollout_headers(rollout_id, function) if bound else {},
@@ -74,6 +84,16 @@ class LLMBinding:
     def is_gateway(self, base_url: str | None) -> bool:
         """Return True if an untrained entry is served by the same gateway, so its calls are recorded too."""
         return bool(self.gateway_url and base_url) and _place(base_url or "") == _place(self.gateway_url)
+
+
+def _with_own_seed(options: Mapping[str, object], key: str | None) -> dict[str, object]:
+    """Derive the seed of one rollout: with the same one, all rollouts of an example would be the same."""
+    seed = options.get("seed")
+    if seed is None or key is None:
+        return dict(options)
+    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    # 31 bits: any engine's seed is at least that wide.
+    return {**options, "seed": int.from_bytes(digest[:4]) >> 1}
 
 
 def gateway_root(base_url: str) -> str:

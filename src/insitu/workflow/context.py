@@ -41,6 +41,7 @@ class WorkflowContext:
         binding: LLMBinding,
         functions: Functions | None = None,
         function: str = WORKFLOW_FUNCTION,
+        seed_key: str | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self.example_id = example_id
@@ -48,6 +49,8 @@ class WorkflowContext:
         """The configuration of the workflow or function that this context belongs to."""
         self.binding = binding
         self.function = function
+        self.seed_key = seed_key
+        """The rollout's place in its run (epoch or validation, example, generation); seeds derive from it."""
         self._functions = functions or {}
         self._clean_ups = CleanUps()
         self._called: list[WorkflowContext] = []
@@ -57,7 +60,7 @@ class WorkflowContext:
 
     def llm(self, name: str | None = None) -> LLMSettings:
         """Return how to call `llms.<name>`; by default its own `llm`, the only one, or the trained one."""
-        return self.binding.settings(name or self._default_llm(), self.rollout_id, self.function)
+        return self._settings(name or self._default_llm())
 
     def client(self, framework: str, llm: str | None = None, **options: object) -> Any:
         """Create the LLM object of a framework (`"langchain"`, `"openai_agents"`, …) for `llms.<llm>`."""
@@ -102,7 +105,7 @@ class WorkflowContext:
         """Return environment variables that point common clients in a subprocess to the right model."""
         variables = {"INSITU_ROLLOUT_ID": self.rollout_id}
         for name in self.binding.llms:
-            settings = self.binding.settings(name, self.rollout_id, self.function)
+            settings = self._settings(name)
             prefix = "INSITU_LLM_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
             variables |= {
                 f"{prefix}_BASE_URL": settings.base_url,
@@ -130,10 +133,14 @@ class WorkflowContext:
             binding=self.binding,
             functions=self._functions,
             function=function,
+            seed_key=self.seed_key,
         )
         inner._clean_ups, inner._called = self._clean_ups, self._called
         inner._kept, inner._keeping = self._kept, self._keeping
         return inner
+
+    def _settings(self, name: str) -> LLMSettings:
+        return self.binding.settings(name, self.rollout_id, self.function, self.seed_key)
 
     def _default_llm(self) -> str:
         named = getattr(self.config, "llm", None)

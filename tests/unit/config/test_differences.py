@@ -83,7 +83,7 @@ def test_nothing_differs_from_itself(values: dict[str, Any]) -> None:
     [
         ("finetuning.seed", "3", "finetuning.seed: 0 → 3"),
         ("finetuning.target_functions", '["a"]', 'finetuning.target_functions: ["<workflow>"] → ["a"]'),
-        ("finetuning.target_model", "policy", 'finetuning.target_model: null → "policy"'),
+        ("finetuning.target_model", "policy", 'finetuning.target_model: not set → "policy"'),
         ("llms.policy.model_name", "other", 'llms.policy.model_name: "tiny" → "other"'),
         ("workflow.args", '{"n": 1}', "workflow.args.n: not set → 1"),
     ],
@@ -98,6 +98,7 @@ def test_what_makes_another_run(dump: Dump, path: str, text: str, said: str) -> 
     ("path", "text"),
     [
         ("finetuning.num_epochs", "9"),
+        ("finetuning.max_steps", "9"),
         ("finetuning.output_dir", "elsewhere"),
         ("finetuning.run_configuration.config_file", "other.yml"),
         ("finetuning.run_configuration.override", '[["finetuning.num_epochs", "9"]]'),
@@ -133,3 +134,12 @@ def test_a_section_that_appears_or_goes(dump: Dump) -> None:
     assert differences(new, old) == ['functions.tool._type: "x" → not set']
     del old["functions"]
     assert fingerprint(old) == fingerprint(dump())
+
+
+def test_a_setting_that_an_earlier_release_did_not_have_changes_nothing_until_it_is_set(dump: Dump) -> None:
+    old = dump()
+    del old["finetuning"]["groups_per_step"]
+    assert fingerprint(old) == fingerprint(dump())
+    new = dump(("finetuning.groups_per_step", "16"))
+    assert differences(old, new) == ["finetuning.groups_per_step: not set → 16"]
+    assert fingerprint(old) != fingerprint(new)

@@ -85,6 +85,7 @@ def test_an_epoch_that_failed_as_a_whole_says_so() -> None:
         "truncated": 0,
         "dropped": {"failed": 3},
         "endings": {"infrastructure": 3},
+        "refilled": 0,
         "calls": {**calls, "dropped": {"failed": 3}},
         "calls_confirmed": None,
         "line": line,

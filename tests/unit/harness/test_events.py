@@ -80,6 +80,28 @@ def test_a_journal_written_before_events_had_types_opens(path: Path) -> None:
     assert state.epochs[0].get("training") == json.loads(FIGURES)
 
 
+def test_an_epoch_of_an_earlier_release_counts_as_one_step(path: Path) -> None:
+    path.write_text(WRITTEN_BEFORE_EVENTS_HAD_TYPES)
+    state = fold(read(path), OFF)
+    assert [(line["epoch"], line["step"]) for line in state.steps] == [(0, 1)]
+    assert (state.num_updates, state.open_steps) == (1, [])
+
+
+def test_the_steps_of_an_open_epoch_are_found_again(path: Path) -> None:
+    curriculum = CurriculumState(0.3, -1, 2, 2)
+    with Journal(path) as journal:
+        for number, step in enumerate([1, None, 2]):
+            line: Any = {"epoch": 0, "step_of_epoch": number, "step": step}
+            events.note(
+                journal, events.StepEnded(0, {**line, "example_rewards": {"a": number / 2}}, curriculum)
+            )
+    state = fold(read(path), OFF)
+    assert [line.get("step_of_epoch") for line in state.open_steps] == [0, 1, 2]
+    assert (state.next_epoch, state.step, state.num_updates) == (0, 2, 2)
+    assert state.example_rewards == {"a": 1.0}
+    assert state.curriculum == curriculum
+
+
 def test_a_step_in_progress_is_found_again(path: Path) -> None:
     submitted = WRITTEN_BEFORE_EVENTS_HAD_TYPES.splitlines(keepends=True)[:5]
     path.write_text("".join(submitted))

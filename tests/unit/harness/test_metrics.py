@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.files.metrics import write_metrics
+from insitu.harness.files.metrics import append_step, write_metrics, write_steps
 from insitu.harness.loop.curriculum import initial_state, select
-from insitu.harness.loop.metrics import epoch_line, statistics
+from insitu.harness.loop.metrics import epoch_line, statistics, step_line
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.types import Ending
 
@@ -89,7 +89,9 @@ def test_an_epochs_line_tells_collected_and_selected_groups_apart() -> None:
     off = CurriculumConfig()
     groups = [[trajectory(1.0), trajectory(0.5)], [trajectory(0.0), trajectory(0.0)]]
     selection = select(groups, 3, off, initial_state(off), 0)
-    line = epoch_line(3, TrajectoryCollection(groups, "run_0000abcd", 3), selection, curriculum=False)
+    line = epoch_line(
+        [step_line(TrajectoryCollection(groups, "run_0000abcd", 3), selection, curriculum=False)]
+    )
     assert (line["epoch"], line["run_id"], line["step"]) == (3, "run_0000abcd", None)
     assert (line["avg_reward"], line["num_trajectories"], line["num_groups"]) == (0.375, 4, 2)
     assert (line["filtered_avg_reward"], line["filtered_num_trajectories"]) == (0.75, 2)
@@ -97,6 +99,50 @@ def test_an_epochs_line_tells_collected_and_selected_groups_apart() -> None:
     assert line["filtered_num_groups"] == line["curriculum_state"]["included_groups"] == 1
     assert line["curriculum_percentile"] == 1.0
     assert line["account"]["dropped"] == {"zero_variance": 2}
+
+
+def test_an_epochs_line_sums_up_its_steps() -> None:
+    off = CurriculumConfig()
+    parts = [
+        [[trajectory(1.0), trajectory(0.5), trajectory(0.0)], [trajectory(0.25), trajectory(None)]],
+        [[trajectory(0.0), trajectory(0.0)]],
+        [[trajectory(0.5), trajectory(1.0)]],
+    ]
+    whole = [group for groups in parts for group in groups]
+    selection = select(whole, 3, off, initial_state(off), 0)
+    wanted = epoch_line(
+        [step_line(TrajectoryCollection(whole, "run_0000abcd", 3), selection, curriculum=False)]
+    )
+    steps = []
+    for number, groups in enumerate(parts):
+        collection = TrajectoryCollection(groups, "run_0000abcd", 3, step=number)
+        chosen = select(groups, 3, off, initial_state(off), 0)
+        steps.append(step_line(collection, chosen, curriculum=False, refilled=number))
+    steps[0] |= {"step": 7, "training": {"loss": 1.0, "account/calls": 3.0, "mismatch/kl": None}}
+    steps[2] |= {"step": 8, "training": {"loss": 2.0, "account/calls": 2.0, "mismatch/kl": 0.5}}
+    line = epoch_line(steps)
+    assert line["step"] == 8
+    assert line.get("training") == {"loss": 1.5, "account/calls": 5.0, "mismatch/kl": 0.5}
+    assert line["account"].get("refilled") == 3
+    assert line["account"]["line"].startswith(
+        "trained 5/9: 2 zero-variance, 1 failed, 1 too-small; 3 groups refilled"
+    )
+    for name in ("num_trajectories", "num_groups", "min_reward", "max_reward", "filtered_num_groups"):
+        assert line[name] == wanted[name], name
+    for name in ("avg_reward", "filtered_avg_reward"):
+        assert line[name] == pytest.approx(wanted[name]), name
+    for name in ("total", "trained", "dropped", "endings", "calls"):
+        assert line["account"][name] == wanted["account"][name], name
+
+
+def test_steps_are_appended_and_written_afresh(tmp_path: Path) -> None:
+    for number in range(3):
+        append_step(tmp_path, {"epoch": 0, "step": number + 1})  # pyright: ignore
+    with (tmp_path / "steps.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 0, "st')  # a crash
+    write_steps(tmp_path, [epoch(0), epoch(1, **{"mismatch/kl": math.nan})])
+    found = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line.get("mismatch/kl", 0)) for line in found] == [(0, 0), (1, None)]
 
 
 def test_training_metrics_have_every_field_and_the_steps_own_figures(tmp_path: Path) -> None:

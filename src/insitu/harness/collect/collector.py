@@ -53,10 +53,16 @@ class _Plan:
     index: int
     example: Example
     generation: int
+    prefix: str
+    """Run, and epoch or validation."""
+
+    @property
+    def slot(self) -> str:
+        return f"{self.index}.{self.generation}"
 
 
 class Collector:
-    """Collects the rollouts of one epoch, or of one validation, into one store."""
+    """Collects the rollouts of one epoch, one step or one validation into one store."""
 
     def __init__(
         self,
@@ -78,11 +84,20 @@ class Collector:
         self._evaluator = evaluator if isinstance(evaluator, Evaluator) else None
 
     async def collect(
-        self, store: RolloutStore, prefix: str, num_generations: int, on_group: OnGroup | None = None
+        self,
+        store: RolloutStore,
+        prefix: str,
+        num_generations: int,
+        on_group: OnGroup | None = None,
+        indices: Sequence[int] | None = None,
     ) -> list[list[Rollout]]:
-        """Return all groups in the order of their examples; pass each to `on_group` once it is on disk."""
+        """Return all groups in the order of their examples; pass each to `on_group` once it is on disk.
+
+        `indices`: roll out only the examples at these positions, and return them in this order.
+        """
         _check_examples(store, self._task.examples)
-        open_groups = OpenGroups(store, len(self._task.examples), num_generations)
+        chosen = range(len(self._task.examples)) if indices is None else indices
+        open_groups = OpenGroups(store, chosen, num_generations)
         try:
             await self._run_all(open_groups, store, prefix, num_generations, on_group)
         except BaseExceptionGroup as group:
@@ -97,7 +112,7 @@ class Collector:
         num_generations: int,
         on_group: OnGroup | None,
     ) -> None:
-        plans = self._plans(open_groups, num_generations)
+        plans = self._plans(open_groups, prefix, num_generations)
         async with asyncio.TaskGroup() as tasks:
 
             async def finish(index: int) -> None:
@@ -105,7 +120,7 @@ class Collector:
 
             async def work() -> None:
                 for plan in plans:
-                    await self._rollout(plan, f"{prefix}.{plan.index}.{plan.generation}", store)
+                    await self._rollout(plan, store)
                     if open_groups.done(plan.index):
                         tasks.create_task(finish(plan.index))
 
@@ -114,18 +129,19 @@ class Collector:
             for _ in range(min(self._limits.max_concurrency, open_groups.num_missing)):
                 tasks.create_task(work())
 
-    def _plans(self, open_groups: OpenGroups, num_generations: int) -> Iterator[_Plan]:
-        for index, example in enumerate(self._task.examples):
+    def _plans(self, open_groups: OpenGroups, prefix: str, num_generations: int) -> Iterator[_Plan]:
+        for index in open_groups.indices:
             for generation in range(num_generations):
                 if (index, generation) not in open_groups.found:
-                    yield _Plan(index, example, generation)
+                    yield _Plan(index, self._task.examples[index], generation, prefix)
 
-    async def _rollout(self, plan: _Plan, prefix: str, store: RolloutStore) -> None:
-        rollout_id = f"{prefix}.{secrets.token_hex(4)}"
+    async def _rollout(self, plan: _Plan, store: RolloutStore) -> None:
+        rollout_id = f"{plan.prefix}.{plan.slot}.{secrets.token_hex(4)}"
         started_at = time.time()
         self._progress.rollout_started()
         agent = self._task.agent
-        context = agent.context(rollout_id, plan.example)
+        phase = plan.prefix.partition(".")[2]  # without the run's id, which every run has of its own
+        context = agent.context(rollout_id, plan.example, f"{phase}.{plan.slot}")
         outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
         recorded, outcome = await self._recorded(rollout_id, outcome)
         outcome = recorded.corrected(outcome)

@@ -1,31 +1,41 @@
-"""OpenGroups: tracks which rollouts of an epoch already exist and which groups are complete."""
+"""OpenGroups: tracks which rollouts of an epoch or a step already exist and which groups are complete."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.rollouts.rollout import Rollout
 
 
 class OpenGroups:
-    """The groups of one store, `size` rollouts each; rollouts of an interrupted run are kept."""
+    """Groups of one store, `size` rollouts each; rollouts of an interrupted run are kept.
 
-    def __init__(self, store: RolloutStore, num_groups: int, size: int) -> None:
+    `indices` are the examples' positions in the dataset; the store may hold groups of others too.
+    """
+
+    def __init__(self, store: RolloutStore, indices: Sequence[int], size: int) -> None:
         self._store = store
-        self._num_groups = num_groups
-        self.found = {(rollout.index, rollout.generation) for rollout in store.rollouts()}
-        self._left = [size] * num_groups
+        self._left = dict.fromkeys(indices, size)
+        stored = {(rollout.index, rollout.generation) for rollout in store.rollouts()}
+        self.found = {(index, generation) for index, generation in stored if index in self._left}
         for index, _ in self.found:
             self._left[index] -= 1
         self._closed: dict[int, list[Rollout]] = {}
 
     @property
+    def indices(self) -> list[int]:
+        """The positions of the examples, in order."""
+        return list(self._left)
+
+    @property
     def num_missing(self) -> int:
         """Number of rollouts still to run."""
-        return sum(self._left)
+        return sum(self._left.values())
 
     def complete(self) -> list[int]:
         """Return the complete groups."""
-        return [index for index, left in enumerate(self._left) if left == 0]
+        return [index for index, left in self._left.items() if left == 0]
 
     def done(self, index: int) -> bool:
         """Count one more finished rollout of the group; return True if it was the last."""
@@ -38,5 +48,5 @@ class OpenGroups:
         return self._closed[index]
 
     def rollouts(self) -> list[list[Rollout]]:
-        """Return all groups, in the order of their examples."""
-        return [self._closed[index] for index in range(self._num_groups)]
+        """Return all groups, in the order of `indices`."""
+        return [self._closed[index] for index in self._left]

@@ -1,9 +1,9 @@
-"""RunRollouts: collects the rollouts of one run, epoch by epoch and validation by validation."""
+"""RunRollouts: collects the rollouts of one run, step by step and validation by validation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ from insitu.harness.collect.targets import Targets
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
 from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.interfaces.run import FinetuneRun, Task
+from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.rewards.evaluator import GroupEvaluator
@@ -22,9 +24,18 @@ from insitu.rewards.score import score_group, score_item
 Groups = list[list[Rollout]]
 
 
-def epoch_name(epoch: int) -> str:
-    """Return the name of an epoch's files."""
-    return f"epoch-{epoch:04d}"
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A phase of rollouts as people see it."""
+
+    title: str
+    indices: Sequence[int]
+    num_generations: int
+    brief: bool = False
+
+    @property
+    def total(self) -> int:
+        return len(self.indices) * self.num_generations
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +45,22 @@ class RunRollouts:
     run: FinetuneRun
     num_generations: int
 
-    async def of_epoch(self, epoch: int, on_group: OnGroup | None) -> Groups:
-        """Run every training example `num_generations` times."""
-        run, name = self.run, epoch_name(epoch)
-        title = f"epoch {epoch + 1}/{run.config.finetuning.num_epochs}"
-        with self._phase(name, title, len(run.training.examples) * self.num_generations) as store:
+    async def of_epoch(self, epoch: int, plan: StepPlan | None, on_group: OnGroup | None) -> Groups:
+        """Run every training example `num_generations` times, or those of one step."""
+        run = self.run
+        name = epoch_name(epoch, plan.number if plan else None)
+        with self._phase(name, self._shown(epoch, plan)) as store:
             prefix = f"{run.run_id}.e{epoch}"
+            indices = plan.examples if plan else None
             collector = self._collector(run.training)
-            groups = await collector.collect(store, prefix, self.num_generations, on_group)
+            groups = await collector.collect(store, prefix, self.num_generations, on_group, indices)
         await self._write_results(name, store)
         return groups
 
     async def of_evaluation(self, name: str, title: str) -> list[Rollout]:
         """Run every validation example once; the training examples when there are none."""
         task = self.run.validation or self.run.training
-        with self._phase(name, title, len(task.examples)) as store:
+        with self._phase(name, _Shown(title, range(len(task.examples)), 1)) as store:
             groups = await self._collector(task).collect(store, f"{self.run.run_id}.{name}", 1)
         await self._write_results(name, store)
         return [rollout for group in groups for rollout in group]
@@ -62,8 +74,8 @@ class RunRollouts:
         return await score_item(evaluator, item, seconds)
 
     @contextmanager
-    def _phase(self, name: str, title: str, total: int) -> Generator[RolloutStore]:
-        """Open the store of an epoch or a validation, and show its progress."""
+    def _phase(self, name: str, shown: _Shown) -> Generator[RolloutStore]:
+        """Open the store of an epoch, a step or a validation, and show its progress."""
         progress = self.run.progress
         with self.run.directory.store(name) as store:
             if store.missing_token_bytes:
@@ -71,11 +83,19 @@ class RunRollouts:
                     f"{store.path.with_suffix('.tokens')} lacks {store.missing_token_bytes} bytes of tokens: "
                     "their rollouts train as before, but cannot be shown token by token"
                 )
-            progress.phase_started(title, total, done=len(store.rollouts()))
+            done = sum(rollout.index in shown.indices for rollout in store.rollouts())
+            progress.phase_started(shown.title, shown.total, done, brief=shown.brief)
             try:
                 yield store
             finally:
                 progress.phase_ended()
+
+    def _shown(self, epoch: int, plan: StepPlan | None) -> _Shown:
+        if plan is not None:
+            title = f"{plan.title}, refill" if plan.refill else plan.title
+            return _Shown(title, plan.examples, self.num_generations, brief=True)
+        title = f"epoch {epoch + 1}/{self.run.config.finetuning.num_epochs}"
+        return _Shown(title, range(len(self.run.training.examples)), self.num_generations)
 
     def _collector(self, task: Task) -> Collector:
         run = self.run

@@ -1,6 +1,7 @@
 """Metrics: the files that people and their scripts read, derived from the journal's events.
 
-They are rewritten in full each time, so that every epoch appears once, however often the run was interrupted.
+They are rewritten in full each time, so that every epoch appears once, however often the run was interrupted;
+steps.jsonl grows by a line at each step and is rewritten when a run is resumed.
 Keys that this release does not know, from a newer one, stay in training_metrics.jsonl.
 """
 
@@ -45,6 +46,8 @@ class AccountFields(TypedDict):
     calls: NotRequired[Mapping[str, object] | None]
     """Missing in files of earlier releases, as `calls_confirmed`."""
     calls_confirmed: NotRequired[bool | None]
+    refilled: NotRequired[int]
+    """Missing in files of earlier releases."""
     line: str
 
 
@@ -65,6 +68,23 @@ class EpochLine(Statistics):
     step: int | None
     training: NotRequired[Mapping[str, float | None]]
     """The backend's figures; missing when nothing was trained."""
+    complete: NotRequired[bool]
+    """False for an epoch that is under way, or that `max_steps` has ended."""
+
+
+class StepLine(EpochLine):
+    """A line of steps.jsonl. The epochs of earlier releases, one step each, have none of its own keys."""
+
+    step_of_epoch: NotRequired[int]
+    """Its number within the epoch, from 0."""
+    num_rewarded: NotRequired[int]
+    """Rollouts that have a reward."""
+    num_examples: NotRequired[int]
+    """Examples of the pass that it used up; missing when the epoch is one step, as the rest."""
+    dataset: NotRequired[str]
+    """Hash of the dataset's ids."""
+    example_rewards: NotRequired[Mapping[str, float | None]]
+    """Mean reward of each example, None without spread; only with a curriculum."""
 
 
 class ValidationEntry(TypedDict):
@@ -80,8 +100,11 @@ class ValidationEntry(TypedDict):
     num_examples: int
     num_failed: int
     endings: dict[str, int]
+    pass_share: NotRequired[float]
+    """The share of the epoch's examples that had been used; missing at the end of an epoch."""
 
 
+STEPS_FILE = "steps.jsonl"
 _STATISTICS = tuple(Statistics.__annotations__)
 _EPOCH_FIELDS = (
     *("epoch", "timestamp", "run_id"),
@@ -100,16 +123,25 @@ def write_metrics(
     validations: Sequence[ValidationEntry],
     curriculum: Mapping[str, object],
 ) -> None:
-    """Write the four files. The last of several lines of one epoch (or validation) counts."""
+    """Write the four files by epoch. The last of several lines of one epoch (or validation) counts."""
     trained = _in_order({(line["epoch"],): line for line in epochs})
     checked = _in_order({(entry["epoch"], entry["step"]): entry for entry in validations})
     lines = [_pick(line, _EPOCH_FIELDS) | line for line in trained]
     write_atomic(directory / "training_metrics.jsonl", b"".join(map(_line, lines)))
     _write_json(directory / "reward_history.json", [_pick(line, _REWARD_FIELDS) for line in trained])
-    _write_json(
-        directory / "validation_history.json", [_pick(entry, _VALIDATION_FIELDS) for entry in checked]
-    )
+    _write_json(directory / "validation_history.json", [_validation(entry) for entry in checked])
     _write_json(directory / "curriculum_state.json", _pick(curriculum, _CURRICULUM_FIELDS))
+
+
+def write_steps(directory: Path, steps: Sequence[StepLine]) -> None:
+    """Write steps.jsonl from its first line."""
+    write_atomic(directory / STEPS_FILE, b"".join(map(_line, steps)))
+
+
+def append_step(directory: Path, step: StepLine) -> None:
+    """Add a line to steps.jsonl. If a crash cuts it off, `write_steps` restores it on resumption."""
+    with (directory / STEPS_FILE).open("ab") as file:
+        file.write(_line(step))
 
 
 def _in_order(lines: Mapping[tuple[int, ...], Mapping[str, object]]) -> list[dict[str, object]]:
@@ -118,6 +150,11 @@ def _in_order(lines: Mapping[tuple[int, ...], Mapping[str, object]]) -> list[dic
 
 def _pick(record: Mapping[str, object], fields: Iterable[str]) -> dict[str, object]:
     return {name: record.get(name) for name in fields}
+
+
+def _validation(entry: Mapping[str, object]) -> dict[str, object]:
+    optional = {"pass_share": entry["pass_share"]} if "pass_share" in entry else {}
+    return _pick(entry, _VALIDATION_FIELDS) | optional
 
 
 def _line(record: Mapping[str, object]) -> bytes:

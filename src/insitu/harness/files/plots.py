@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Epochs: TypeAlias = Sequence[EpochLine]
 Validations: TypeAlias = Sequence[ValidationEntry]
-Points: TypeAlias = Sequence[tuple[int, float | None]]
+Points: TypeAlias = Sequence[tuple[float, float | None]]
 """Epochs and values."""
 
 _DOTS_PER_INCH = 150
@@ -54,7 +54,7 @@ def make_figure(epochs: Epochs, validations: Validations, title: str) -> Figure:
     _draw_curriculum(shares, epochs)
     _draw_rewards(rewards, epochs, validations)
     _lay_out(rewards, shares, title)
-    positions = [record["epoch"] for record in (*epochs, *validations)] or [0]
+    positions = [*(line["epoch"] for line in epochs), *map(_position, validations)] or [0]
     rewards.set_xlim(min(positions) - 0.5, max(positions) + 0.5)
     return figure
 
@@ -62,7 +62,7 @@ def make_figure(epochs: Epochs, validations: Validations, title: str) -> Figure:
 def _draw_rewards(axes: Axes, epochs: Epochs, validations: Validations) -> None:
     collected = _in_order([(line["epoch"], line.get("avg_reward")) for line in epochs])
     selected = _in_order([(line["epoch"], line.get("filtered_avg_reward")) for line in epochs])
-    validated = _in_order([(entry["epoch"], entry.get("avg_reward")) for entry in validations])
+    validated = _in_order([(_position(entry), entry.get("avg_reward")) for entry in validations])
     curves = [
         ("training: all groups", collected, _TRAINING, "-", "o"),
         ("training: groups trained on", selected, _SELECTED, ":", "s"),
@@ -129,8 +129,13 @@ def _legend(rewards: Axes, shares: Axes) -> None:
         rewards.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
 
 
-def _in_order(points: Points) -> tuple[list[int], list[float]]:
-    """Return epochs and values in order, each epoch once; NaN for a missing value leaves a gap."""
+def _position(entry: ValidationEntry) -> float:
+    """Return the number of epochs before a validation, with the share of the one that was under way."""
+    return entry["epoch"] + entry.get("pass_share", 0)
+
+
+def _in_order(points: Points) -> tuple[list[float], list[float]]:
+    """Return epochs and values in order, each position once; NaN for a missing value leaves a gap."""
     last = dict(points)
     values = [last[epoch] for epoch in sorted(last)]
     return sorted(last), [math.nan if value is None else float(value) for value in values]

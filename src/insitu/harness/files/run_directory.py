@@ -2,8 +2,8 @@
 
     config.json          the effective configuration without secrets, and the run's id
     journal.jsonl        the run's events
-    trajectories/        every rollout; per epoch and validation a file of lines and one of tokens
-    left_out/            which of an epoch's rollouts were not trained on, and why
+    trajectories/        every rollout; per epoch (or step) and validation a file of lines and one of tokens
+    left_out/            which of an epoch's or a step's rollouts were not trained on, and why
     …                    metrics and the plot, derived from the journal
 
 The same configuration resumes the run that it finds there; a different one is rejected.
@@ -37,6 +37,7 @@ TRAJECTORIES = "trajectories"
 DROPPED = "left_out"
 DERIVED_FILES = (
     "training_metrics.jsonl",
+    "steps.jsonl",
     "reward_history.json",
     "validation_history.json",
     "curriculum_state.json",
@@ -80,9 +81,9 @@ class RunDirectory(Closing):
         return cls(path, run_id, journal, lock, resumed=known is not None)
 
     def store(self, name: str) -> RolloutStore:
-        """Open the rollouts of an epoch or a validation, e.g. `epoch-0003`.
+        """Open the rollouts of an epoch, a step or a validation, e.g. `epoch-0003`.
 
-        Returns the same object while it is open; the caller closes it when done with the epoch.
+        Returns the same object while it is open; the caller closes it when done with them.
         """
         if not _STORE_NAME.fullmatch(name):
             raise InvalidRequest(f"no file of rollouts can be called {name!r}", hint="like epoch-0003")
@@ -95,12 +96,12 @@ class RunDirectory(Closing):
         return store
 
     def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:
-        """Record why rollouts of an epoch were dropped, by id; those not listed are trained on."""
+        """Record why rollouts of an epoch or a step were dropped, by id; those not listed are trained on."""
         (self.path / DROPPED).mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / DROPPED / f"{name}.json", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
-        """Rename, and so keep, the rollouts of an epoch or a validation that is to be run again."""
+        """Rename, and so keep, the rollouts of an epoch, a step or a validation that is to be run again."""
         path = self.store(name).path
         self._stores.pop(name).close()
         number = 1
@@ -121,6 +122,12 @@ class RunDirectory(Closing):
             self.journal.close()
         finally:
             self._lock.close()
+
+
+def epoch_name(epoch: int, step: int | None = None) -> str:
+    """Return the name of the files of an epoch, or of one of its steps; both count from 0."""
+    name = f"epoch-{epoch:04d}"
+    return name if step is None else f"{name}-step-{step:04d}"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

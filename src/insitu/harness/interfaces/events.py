@@ -5,6 +5,7 @@
 | `registered` | the backend has taken the run | its name and address |
 | `submitted` | the backend has acknowledged a step | epoch, job, figures, the curriculum after it |
 | `failed` | a job failed | epoch, message |
+| `step` | a step is over, trained or not | its line in steps.jsonl, curriculum |
 | `epoch` | an epoch is over, trained or not | its line in training_metrics.jsonl, curriculum |
 | `validated` | a validation is over | its entry in validation_history.json |
 | `best` | a checkpoint was kept | step, reward, path |
@@ -21,7 +22,7 @@ from typing import ClassVar, TypeAlias, TypeVar, cast
 
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.json_lines import DamagedFile
-from insitu.harness.files.metrics import EpochLine, ValidationEntry
+from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.training_job import TrainingJobRef
 from insitu.json_values import JsonObject, as_object
@@ -43,7 +44,7 @@ class Submitted:
     kind: ClassVar[str] = "submitted"
     epoch: int
     ref: TrainingJobRef
-    line: EpochLine
+    line: StepLine
     """Without the backend's own figures."""
     curriculum: CurriculumState
 
@@ -55,6 +56,16 @@ class Failed:
     kind: ClassVar[str] = "failed"
     epoch: int
     message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A step is over, trained or not."""
+
+    kind: ClassVar[str] = "step"
+    epoch: int
+    line: StepLine
+    curriculum: CurriculumState
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +105,8 @@ class Ended:
     num_epochs: int
 
 
-Event: TypeAlias = Registered | Submitted | Failed | EpochEnded | Validated | Best | Ended
-OneKind = TypeVar("OneKind", Registered, Submitted, Failed, EpochEnded, Validated, Best, Ended)
+Event: TypeAlias = Registered | Submitted | Failed | StepEnded | EpochEnded | Validated | Best | Ended
+OneKind = TypeVar("OneKind", Registered, Submitted, Failed, StepEnded, EpochEnded, Validated, Best, Ended)
 
 
 def note(journal: Journal, event: OneKind) -> OneKind:
@@ -129,6 +140,8 @@ def _event(record: JsonObject) -> Event | None:
             return Submitted(_int(record, "epoch"), _ref(record), _line(record), _curriculum(record))
         case Failed.kind:
             return Failed(_int(record, "epoch"), _text_or_none(record, "message"))
+        case StepEnded.kind:
+            return StepEnded(_int(record, "epoch"), _line(record), _curriculum(record))
         case EpochEnded.kind:
             return EpochEnded(_int(record, "epoch"), _line(record), _curriculum(record))
         case Validated.kind:
@@ -143,8 +156,8 @@ def _event(record: JsonObject) -> Event | None:
             return None
 
 
-def _line(record: JsonObject) -> EpochLine:
-    return cast(EpochLine, _object(record, "line", ("epoch",)))
+def _line(record: JsonObject) -> StepLine:
+    return cast(StepLine, _object(record, "line", ("epoch",)))
 
 
 def _ref(record: JsonObject) -> TrainingJobRef:

@@ -14,8 +14,11 @@ class Progress:
     def warn(self, message: str) -> None:
         """Log a problem that does not end the run."""
 
-    def phase_started(self, name: str, total_rollouts: int, done: int = 0) -> None:
-        """Rollouts begin, e.g. of "epoch 3/20"; `done` of them are kept from an interrupted run."""
+    def phase_started(self, name: str, total_rollouts: int, done: int = 0, *, brief: bool = False) -> None:
+        """Rollouts begin, e.g. of "epoch 3/20"; `done` of them are kept from an interrupted run.
+
+        `brief`: no line is needed when they are over, because `step_ended` follows.
+        """
 
     def rollout_started(self) -> None:
         """A rollout of the phase has started."""
@@ -33,6 +36,11 @@ class Progress:
 
     def training_ended(self) -> None:
         """The step is over, successful or not."""
+
+    def step_ended(
+        self, title: str, avg_reward: float | None, account_line: str, seconds: float, share: float
+    ) -> None:
+        """A step of several in its epoch is over; `share` of the epoch's examples (0 to 1) are used up."""
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float

@@ -26,14 +26,15 @@ class Agent:
     functions: Mapping[str, tuple[Workflow, ComponentConfig]]
     binding: LLMBinding
 
-    def context(self, rollout_id: str, example: Example) -> WorkflowContext:
-        """Create the context of one rollout."""
+    def context(self, rollout_id: str, example: Example, seed_key: str | None = None) -> WorkflowContext:
+        """Create the context of one rollout; its seeds derive from `seed_key`, the same in every run."""
         return WorkflowContext(
             rollout_id=rollout_id,
             example_id=example.id,
             config=self.config,
             binding=self.binding,
             functions=self.functions,
+            seed_key=seed_key,
         )
 
 

@@ -23,6 +23,8 @@ class TrainerMetrics(TypedDict):
     """As in training_metrics.jsonl."""
     validations: Sequence[Mapping[str, object]]
     """As in validation_history.json."""
+    steps: NotRequired[Sequence[Mapping[str, object]]]
+    """As in steps.jsonl; without them, each epoch is one step."""
     best: Mapping[str, object] | None
     """The checkpoint to use: step, reward, path."""
     run_id: NotRequired[str]
@@ -43,7 +45,7 @@ class Trainer(ABC):
 
     @abstractmethod
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
-        """Collect, select, submit. Return None when no group of the epoch has a training signal."""
+        """Collect, select and submit the next step of the epoch; None if none of its groups can teach."""
 
     @abstractmethod
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
@@ -63,7 +65,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
-        """Return the groups that this epoch trains on."""
+        """Return the groups that this step of the epoch trains on."""
 
     @abstractmethod
     def get_curriculum_state(self) -> Mapping[str, object]:

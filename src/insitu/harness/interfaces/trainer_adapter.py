@@ -22,6 +22,8 @@ class TrainerAdapter(ABC):
 
     deadline_seconds: float = 3600.0
     """Time limit of `wait_until_complete` for one job."""
+    many_steps: bool = False
+    """True if `submit` tells the steps of an epoch apart by `TrajectoryCollection.step`."""
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.rewards.items import EvalItem, EvalResult
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 OnGroup = Callable[[Sequence[Trajectory]], Awaitable[None]]
 """Called with every group as it finishes."""
 _ARGUMENTS = {
-    "start_run": "run_id, *, epoch, on_group",
+    "start_run": "run_id, *, epoch, on_group, plan",
     "finalize": "run_id, *, epoch",
     "run_eval": "*, name, title",
     "compute_reward": "output_item",
@@ -25,7 +26,7 @@ _ARGUMENTS = {
 
 
 class TrajectoryBuilder(ABC):
-    """One instance serves a whole run; `start_run` and `finalize` are called once per epoch."""
+    """One instance serves a whole run; `start_run` and `finalize` are called in turn, epoch by epoch."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Reject a class that was written for the former `meta` when it is defined, not in mid-run."""
@@ -50,12 +51,24 @@ class TrajectoryBuilder(ABC):
         """
 
     @abstractmethod
-    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:
-        """Start collecting in the background; pass each group to `on_group` as it finishes."""
+    async def start_run(
+        self,
+        run_id: str,
+        *,
+        epoch: int = 0,
+        on_group: OnGroup | None = None,
+        plan: StepPlan | None = None,
+    ) -> None:
+        """Start collecting in the background; pass each group to `on_group` as it finishes.
+
+        With `finetuning.groups_per_step` it is called once per step with a `plan`: roll out its examples,
+        one group each in their order, and no others. A builder without the parameter trains one step per
+        epoch only.
+        """
 
     @abstractmethod
     async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
-        """Wait for all rollouts and return every one, failed ones with their endings."""
+        """Wait for all rollouts of the latest `start_run`; return every one, failed ones with endings."""
 
     @abstractmethod
     async def compute_reward(self, output_item: EvalItem) -> EvalResult:

@@ -1,4 +1,4 @@
-"""Account: the fate of every rollout of an epoch, in one line."""
+"""Account: the fate of every rollout of a step or an epoch, in one line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ class Account:
     """By reason: `insitu.harness.loop.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
     endings: dict[str, int] = field(default_factory=dict[str, int])
     """Failed rollouts by ending."""
+    refilled: int = 0
+    """Groups that were rolled out in place of groups whose rewards are all equal."""
     calls: Capture | None = None
-    """The epoch's model calls; None in files of earlier releases."""
+    """Their model calls; None in files of earlier releases."""
     calls_confirmed: bool | None = None
     """True if the backend counted the calls too; None before training."""
 
     def line(self) -> str:
         """Format as ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
         text = self._rollouts()
+        if self.refilled:
+            text += f"; {self.refilled} group{'' if self.refilled == 1 else 's'} refilled"
         if self.calls is None:
             return text
         unsure = " (the backend does not count calls)" if self.calls_confirmed is False else ""
@@ -75,6 +79,7 @@ class Account:
             "truncated": self.truncated,
             "dropped": self.dropped,
             "endings": self.endings,
+            "refilled": self.refilled,
             "calls": self.calls.to_dict() if self.calls else None,
             "calls_confirmed": self.calls_confirmed,
             "line": self.line(),
@@ -90,12 +95,33 @@ class Account:
             truncated=fields["truncated"],
             dropped=fields["dropped"],
             endings=fields["endings"],
+            refilled=fields.get("refilled", 0),
             calls=None if calls is None else Capture.from_dict(calls),
             calls_confirmed=fields.get("calls_confirmed"),
         )
 
 
-def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Account:
+def sum_accounts(accounts: Sequence[Account]) -> Account:
+    """Sum the accounts of an epoch's steps."""
+    dropped, endings = Counter[str](), Counter[str]()
+    for account in accounts:
+        dropped.update(account.dropped)
+        endings.update(account.endings)
+    calls = [account.calls for account in accounts if account.calls is not None]
+    confirmed = [each.calls_confirmed for each in accounts if each.calls_confirmed is not None]
+    return Account(
+        total=sum(account.total for account in accounts),
+        trained=sum(account.trained for account in accounts),
+        truncated=sum(account.truncated for account in accounts),
+        dropped=dict(dropped),
+        endings=dict(endings),
+        refilled=sum(account.refilled for account in accounts),
+        calls=add_up(calls) if calls else None,
+        calls_confirmed=all(confirmed) if confirmed else None,
+    )
+
+
+def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection, refilled: int = 0) -> Account:
     """Compare the collected groups with the selection. Raises CaptureMismatch when calls are missing."""
     trained = [trajectory for group in selection.groups for trajectory in group]
     failed = [t for group in groups for t in group if usable_reward(t) is None]
@@ -105,6 +131,7 @@ def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection) -
         truncated=sum(t.ending is Ending.LENGTH for t in trained),
         dropped=dict(selection.dropped),
         endings=dict(Counter(_ending(t) for t in failed)),
+        refilled=refilled,
         calls=_calls(groups, selection),
     )
 

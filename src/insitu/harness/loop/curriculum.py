@@ -3,7 +3,8 @@
     collected groups ─► usable rollouts ─► groups with spread ─► sorted ─► percentile ─► subsample
                            failed, no_calls   too_small, zero_variance         curriculum    subsample
 
-Every input rollout is either in a selected group or counted under exactly one reason.
+Every input rollout is either in a selected group or counted under exactly one reason. Where a step sees only
+a part of the dataset, its groups are sorted among all examples, the others with their last known mean reward.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
@@ -105,29 +106,53 @@ def select(
     config: CurriculumSettings,
     state: CurriculumState,
     seed: int,
+    others: Mapping[int, float] | None = None,
+    step: int = 0,
 ) -> Selection:
-    """Select the groups that `epoch` trains on; deterministic for the same arguments."""
+    """Select the groups that a step of `epoch` trains on; deterministic for the same arguments.
+
+    `others`: the last known mean rewards of examples that are not in the step, by position in the dataset.
+    """
     dropped = _Dropped()
-    min_diff = config.min_reward_diff if config.enabled else 0.0
-    kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
+    kept = [usable for group in groups if (usable := _teachable(group, _min_diff(config), dropped))]
     if not config.enabled:
         state = replace(state, total_groups=len(kept), included_groups=len(kept))
         return Selection(kept, state, dropped.counts(), dropped.reasons)
     if not kept:
-        # An epoch without a training signal does not widen the curriculum either.
+        # A step without a training signal does not widen the curriculum either.
         state = replace(state, total_groups=0, included_groups=0)
         return Selection([], state, dropped.counts(), dropped.reasons)
 
-    # `reverse` keeps ties in their original order.
-    kept.sort(key=_mean_reward, reverse=not config.sort_ascending)
+    ranked = _ranked(kept, others or {}, descending=not config.sort_ascending)
     state = _expand(state, epoch, config)
-    included = kept[: max(1, _ceil_share(len(kept), state.current_percentile))]
-    dropped.add(CURRICULUM, (rollout for group in kept[len(included) :] for rollout in group))
-    chosen = _subsample(included, len(kept), config.random_subsample, random.Random(f"{seed}:{epoch}"))  # noqa: S311 - not a secret
+    num_included = max(1, _ceil_share(len(ranked), state.current_percentile))
+    included = [group for group in ranked[:num_included] if group is not None]
+    dropped.add(CURRICULUM, (t for group in ranked[num_included:] if group is not None for t in group))
+    draw = random.Random(f"{seed}:{epoch}:{step}" if step else f"{seed}:{epoch}")  # noqa: S311 - not a secret
+    chosen = _subsample(included, len(kept), config.random_subsample, draw)
     kept_ids = {id(group) for group in chosen}
     dropped.add(SUBSAMPLE, (t for group in included if id(group) not in kept_ids for t in group))
-    state = replace(state, total_groups=len(kept), included_groups=len(included))
+    state = replace(state, total_groups=len(ranked), included_groups=num_included)
     return Selection(chosen, state, dropped.counts(), dropped.reasons)
+
+
+def example_rewards(
+    groups: Sequence[Sequence[Rollout]], config: CurriculumSettings
+) -> dict[str, float | None]:
+    """Return the mean reward of each example, None for a group without a training signal."""
+    return {
+        group[0].example_id: _mean_reward(usable) if (usable := _usable(group, config)) else None
+        for group in groups
+        if group
+    }
+
+
+def num_without_spread(groups: Sequence[Sequence[Rollout]], config: CurriculumSettings) -> int:
+    """Count the groups whose rewards are all equal, or too close for the curriculum."""
+    dropped = [_Dropped() for _ in groups]
+    for group, found in zip(groups, dropped, strict=True):
+        _teachable(group, _min_diff(config), found)
+    return sum(ZERO_VARIANCE in found.counts() for found in dropped)
 
 
 def as_chosen(
@@ -161,6 +186,28 @@ def _teachable(group: Sequence[Rollout], min_diff: float, dropped: _Dropped) -> 
         return usable
     dropped.add(reason, usable)
     return []
+
+
+def _usable(group: Sequence[Rollout], config: CurriculumSettings) -> list[Rollout]:
+    return _teachable(group, _min_diff(config), _Dropped())
+
+
+def _min_diff(config: CurriculumSettings) -> float:
+    return config.min_reward_diff if config.enabled else 0.0
+
+
+def _ranked(
+    groups: list[list[Rollout]], others: Mapping[int, float], *, descending: bool
+) -> list[list[Rollout] | None]:
+    """Sort groups by mean reward; None stands for an example of `others`. Ties keep the dataset's order."""
+    means: list[tuple[float, int, list[Rollout] | None]]
+    means = [(_mean_reward(group), group[0].index, group) for group in groups]
+    if others:
+        means += [(mean, index, None) for index, mean in others.items()]
+        means.sort(key=lambda found: found[1])
+    # `reverse` keeps ties in their order.
+    means.sort(key=lambda found: found[0], reverse=descending)
+    return [group for _, _, group in means]
 
 
 def _has_spread(group: Sequence[Rollout], min_diff: float) -> bool:

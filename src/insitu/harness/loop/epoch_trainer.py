@@ -1,6 +1,8 @@
-"""EpochTrainer: the loop of `insitu finetune`, epoch by epoch, resumable at every point.
+"""EpochTrainer: the loop of `insitu finetune`, step by step and epoch by epoch, resumable at every point.
 
-    validate? ──► collect ──► select ──► submit ──► wait ──► files ──► next epoch … ──► validate
+    validate? ──► collect ──► select ──► submit ──► wait ──► next epoch … ──► validate
+                     ▲                                │
+                     └─ next step of the epoch ◄──────┘
 
 Groups reach the backend while others are still being rolled out. Every result is in the journal or in a
 rollout store, on disk before the next stage begins; after a crash the same calls find it there.
@@ -9,12 +11,12 @@ rollout store, on disk before the next stage begins; after a crash the same call
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from insitu.errors import InvalidRequest
-from insitu.harness.files.metrics import EpochLine, write_metrics
+from insitu.harness.files.metrics import StepLine, append_step, write_metrics, write_steps
 from insitu.harness.files.plots import write_plot
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.run import FinetuneRun
@@ -28,17 +30,17 @@ from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
+from insitu.harness.loop.step_collection import collect_step
 from insitu.harness.loop.validation import early_stop, validate
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.fields import members
-from insitu.harness.rollouts.rollout import Rollout
 from insitu.plugins import Parts
 
 _POLL_SECONDS = 0.5
 
 
 class EpochTrainer(Trainer):
-    """One update per epoch over all groups with a training signal."""
+    """One update for every `groups_per_step` groups, or one per epoch, over those with a training signal."""
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._bound: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
@@ -76,42 +78,43 @@ class EpochTrainer(Trainer):
         run_id, statuses = self.loop.run.run_id, list[TrainingJobStatus]()
         await self._catch_up()
         for epoch in range(self.state.next_epoch, num_epochs):
-            if self._validation_due(epoch):
-                await self.run_validation_evaluation(epoch, run_id)
-            if self._stop_early():
-                break
+            if not self.loop.pass_over:  # else a crash came before the end of the epoch was noted
+                if self._enough_steps():
+                    break
+                if self._validation_due(epoch):
+                    await self.run_validation_evaluation(epoch, run_id)
+                if self._stop_early():
+                    break
             status = await self._epoch(epoch, run_id, num_epochs)
             statuses.append(status)
             if status.status is not TrainingStatusEnum.COMPLETED:
                 return statuses
-        if self.loop.run.validation is not None and not self.state.validated_at(self.state.next_epoch):
+            if self.state.next_epoch == epoch:
+                break  # in the middle of the epoch, by `max_steps` or early
+        if self._last_validation_due():
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
         self.loop.note(events.Ended("succeeded", self.state.next_epoch))
+        if self.state.open_steps:
+            self._write_files()
         return statuses
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
-        """Collect, select, submit."""
+        """Collect, select and submit the next step of the epoch."""
         if self.state.submitted is not None and self.state.submitted.epoch == epoch:
             return self.state.submitted.ref
-
         loop = self.loop
-
-        async def on_group(group: Sequence[Rollout]) -> None:
-            await loop.adapter.accept(run_id, epoch, group)
-
-        await loop.builder.start_run(run_id, epoch=epoch, on_group=on_group)
-        collection = await loop.builder.finalize(run_id, epoch=epoch)
+        collected = await collect_step(loop, epoch, run_id)
+        collection = collected.collection
         # Through the public method, so that subclasses can override the selection.
         chosen = self.apply_curriculum_learning(collection, epoch)
         made_here = isinstance(chosen, SelectedCollection)
         selection = chosen.selection if made_here else loop.select(collection, epoch)
         selection = as_chosen(selection, chosen.trajectories, collection.trajectories)
-        curriculum = loop.run.config.finetuning.curriculum_learning.enabled
-        line = epoch_line(epoch, collection, selection, curriculum=curriculum)
-        loop.run.directory.write_dropped(f"epoch-{epoch:04d}", selection.reasons)
+        line = collected.line(loop, selection)
+        loop.run.directory.write_dropped(collected.name, selection.reasons)
         if not selection.groups:
-            loop.note(events.EpochEnded(epoch, line, selection.state))
+            self._step_over(events.StepEnded(epoch, line, selection.state))
             return None
         attempt = self.state.failures[epoch]
         ref = await loop.adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
@@ -125,6 +128,7 @@ class EpochTrainer(Trainer):
         metrics: TrainerMetrics = {
             "run_id": run_id,
             "epochs": self.state.epochs,
+            "steps": self.state.steps,
             "validations": self.state.validations,
             "best": None if self.state.best is None else asdict(self.state.best),
         }
@@ -136,17 +140,23 @@ class EpochTrainer(Trainer):
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> Mapping[str, object]:
         """Validate the current weights, record the result, and keep the checkpoint if it is the best."""
         loop = self.loop
-        entry = await validate(loop.run, loop.builder, epoch, loop.state.step, run_id)
+        share = loop.pass_share if loop.state.open_steps and not loop.pass_over else None
+        entry = await validate(loop.run, loop.builder, epoch, loop.state.step, run_id, share)
         loop.note(events.Validated(entry))
         await self._keep_if_best()
         self._write_files()
         return {**entry}
 
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
-        """Return the groups that this epoch trains on; the curriculum advances when the epoch is over."""
+        """Return the groups that this step trains on; the curriculum advances when the step is over."""
         found = self.loop.select(collection, epoch)
         return SelectedCollection(
-            found.groups, collection.run_id, collection.epoch, collection.attempt, selection=found
+            found.groups,
+            collection.run_id,
+            collection.epoch,
+            collection.attempt,
+            collection.step,
+            selection=found,
         )
 
     def get_curriculum_state(self) -> dict[str, object]:
@@ -170,30 +180,45 @@ class EpochTrainer(Trainer):
             await self._initialized.adapter.aclose()
 
     async def _epoch(self, epoch: int, run_id: str, num_epochs: int) -> TrainingJobStatus:
+        """Run the steps that are left of an epoch, and end it; stop before if one fails or none is due."""
         began = time.monotonic()
         progress = self.loop.run.progress
         progress.info(f"Starting epoch {epoch + 1} for run {run_id}")
-        ref = await self.run_epoch(epoch, run_id)
-        if ref is None:
-            progress.warn(f"Epoch {epoch + 1}: nothing to train, no group has two different rewards")
-            nothing = TrainingStatusEnum.COMPLETED
-            status = TrainingJobStatus(run_id, "", nothing, 100.0, "nothing to train", {"step": None})
-        else:
-            status = await self._trained(epoch, ref)
+        nothing = TrainingStatusEnum.COMPLETED
+        status = TrainingJobStatus(run_id, "", nothing, 100.0, "nothing to train", {"step": None})
+        while not self.loop.pass_over:
+            if self._step_validation_due():
+                await self.run_validation_evaluation(epoch, run_id)
+            if self._enough_steps() or (self.state.open_steps and self._stop_early()):
+                return status
+            status = await self._step(epoch, run_id) or status
             if status.status is not TrainingStatusEnum.COMPLETED:
                 self.loop.note(events.Failed(epoch, status.message))
                 return status
-        line = self.state.epochs[-1]
+        steps = self.state.open_steps
+        line = epoch_line(steps)
+        self.loop.note(events.EpochEnded(epoch, line, self.state.curriculum))
+        if line["step"] is None:
+            progress.warn(f"Epoch {epoch + 1}: nothing to train, no group has two different rewards")
         self.log_progress(epoch, line)
-        if ref is not None:
+        if line["step"] is not None:
             progress.info(f"Training {run_id} completed successfully.")
         seconds = time.monotonic() - began
         progress.epoch_ended(epoch + 1, num_epochs, line["avg_reward"], line["account"]["line"], seconds)
         progress.info(f"Completed epoch {epoch + 1}/{num_epochs}")
         return status
 
+    async def _step(self, epoch: int, run_id: str) -> TrainingJobStatus | None:
+        """Run the next step of an epoch; return None if it had nothing to train."""
+        began = time.monotonic()
+        ref = await self.run_epoch(epoch, run_id)
+        status = None if ref is None else await self._trained(epoch, ref)
+        if status is None or status.status is TrainingStatusEnum.COMPLETED:
+            self._show_step(self.state.steps[-1], time.monotonic() - began)
+        return status
+
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Wait for the step; if it succeeds, end the epoch."""
+        """Wait for the job; if it succeeds, the step is over."""
         try:
             status = await self.loop.adapter.wait_until_complete(ref, _POLL_SECONDS)
         finally:
@@ -205,19 +230,53 @@ class EpochTrainer(Trainer):
             counted = {name: float(each) for name, each in metrics.items() if isinstance(each, int | float)}
             account = Account.from_dict(submitted.line["account"]).after_training(counted)
             step = status.metadata.get("step")
-            line: EpochLine = {
+            line: StepLine = {
                 **submitted.line,
                 "account": account.to_dict(),
                 "step": step if isinstance(step, int) else None,
                 "training": counted,
             }
-            self.loop.note(events.EpochEnded(epoch, line, submitted.curriculum))
+            self._step_over(events.StepEnded(epoch, line, submitted.curriculum))
         return status
+
+    def _step_over(self, ended: events.StepEnded) -> None:
+        self.loop.note(ended)
+        append_step(self.loop.run.directory.path, self.state.steps[-1])
+
+    def _show_step(self, line: StepLine, seconds: float) -> None:
+        if "num_examples" not in line:
+            return  # the only step of its epoch, which has a line of its own
+        loop = self.loop
+        of = f"/{loop.run.config.finetuning.num_epochs}"
+        number = line.get("step_of_epoch", 0) + 1
+        update = "no update" if line["step"] is None else f"update {self.state.num_updates}"
+        title = f"Epoch {line['epoch'] + 1}{of}, step {number} ({update})"
+        account = line["account"]["line"]
+        loop.run.progress.step_ended(title, line["avg_reward"], account, seconds, loop.pass_share)
+
+    def _enough_steps(self) -> bool:
+        most = self.loop.run.config.finetuning.max_steps
+        return most is not None and self.state.num_updates >= most
 
     def _validation_due(self, epoch: int) -> bool:
         interval = self.loop.run.config.finetuning.run_configuration.validation_interval
-        due = self.loop.run.validation is not None and epoch % interval == 0
-        return due and not self.state.validated_at(epoch)
+        if self.loop.run.validation is None or self.state.open_steps:
+            return False
+        due = epoch % interval == 0 and not self.state.validated_at(epoch)
+        return due or self._step_validation_due()
+
+    def _step_validation_due(self) -> bool:
+        interval = self.loop.run.config.finetuning.run_configuration.validation_steps
+        if self.loop.run.validation is None or interval is None or not self.state.num_updates:
+            return False
+        return self.state.num_updates % interval == 0 and not self.state.validated_step()
+
+    def _last_validation_due(self) -> bool:
+        if self.loop.run.validation is None:
+            return False
+        if self.state.open_steps:
+            return not self.state.validated_step()
+        return not self.state.validated_at(self.state.next_epoch)
 
     def _stop_early(self) -> bool:
         reason = early_stop(self.state.validations, self.loop.run.config.finetuning.early_stopping)
@@ -228,6 +287,8 @@ class EpochTrainer(Trainer):
     async def _catch_up(self) -> None:
         """Redo the follow-up of the last event, in case a crash prevented it."""
         await self._keep_if_best()
+        if self.state.steps:
+            write_steps(self.loop.run.directory.path, self.state.steps)
         if self.state.validations or self.state.epochs:
             self._write_files()
 
@@ -247,7 +308,8 @@ class EpochTrainer(Trainer):
 
     def _write_files(self, output_dir: Path | None = None) -> None:
         directory = output_dir or self.loop.run.directory.path
-        write_metrics(directory, self.state.epochs, self.state.validations, self.get_curriculum_state())
+        epochs = [*self.state.epochs, *self.loop.open_epoch_line()]
+        write_metrics(directory, epochs, self.state.validations, self.get_curriculum_state())
         alias = self.loop.run.config.eval.general.workflow_alias
         title = f"{self.loop.run.run_id}: {alias or self.loop.run.training.agent.binding.model}"
-        write_plot(directory / "reward_plot.png", self.state.epochs, self.state.validations, title)
+        write_plot(directory / "reward_plot.png", epochs, self.state.validations, title)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.files.metrics import EpochLine, ValidationEntry
+from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
-from insitu.harness.interfaces.events import Best, EpochEnded, Event, Failed, Submitted, Validated
+from insitu.harness.interfaces.events import Best, EpochEnded, Event, Failed, StepEnded, Submitted, Validated
 from insitu.harness.loop.curriculum import initial_state
 
 
@@ -19,6 +20,8 @@ class LoopState:
 
     curriculum: CurriculumState
     epochs: list[EpochLine] = field(default_factory=list[EpochLine])
+    steps: list[StepLine] = field(default_factory=list[StepLine])
+    """The steps of all epochs, trained or not."""
     validations: list[ValidationEntry] = field(default_factory=list[ValidationEntry])
     submitted: Submitted | None = None
     """The submitted step that is not known to have ended."""
@@ -26,6 +29,8 @@ class LoopState:
     """Failed jobs by epoch."""
     best: Best | None = None
     """The checkpoint to use."""
+    example_rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """The last known mean reward of each example, None without spread; kept for a curriculum over steps."""
 
     @property
     def next_epoch(self) -> int:
@@ -33,13 +38,34 @@ class LoopState:
         return len(self.epochs)
 
     @property
+    def open_steps(self) -> list[StepLine]:
+        """The steps of the epoch that is not over."""
+        return self.steps_of(self.next_epoch)
+
+    @property
     def step(self) -> int:
         """The step of the current weights; 0 before the first update."""
-        return max((line.get("step") or 0 for line in self.epochs), default=0)
+        return max((line.get("step") or 0 for line in self.steps), default=0)
+
+    @property
+    def num_updates(self) -> int:
+        """The number of steps that were trained."""
+        return sum(bool(line.get("step")) for line in self.steps)
+
+    def steps_of(self, epoch: int) -> list[StepLine]:
+        """Return the steps of an epoch that are over."""
+        return [line for line in self.steps if line["epoch"] == epoch]
 
     def validated_at(self, epoch: int) -> bool:
-        """Return True if the weights after `epoch` epochs have been validated."""
-        return any(entry["epoch"] == epoch for entry in self.validations)
+        """Return True if the weights after `epoch` epochs have been validated, or the same ones before."""
+        return any(
+            entry["step"] == self.step if "pass_share" in entry else entry["epoch"] == epoch
+            for entry in self.validations
+        )
+
+    def validated_step(self) -> bool:
+        """Return True if the current weights have been validated."""
+        return any(entry["step"] == self.step for entry in self.validations)
 
     def apply(self, event: Event) -> None:
         """Update the state with one event."""
@@ -49,7 +75,15 @@ class LoopState:
             case Failed():
                 self.failures[event.epoch] += 1
                 self.submitted = None
+            case StepEnded():
+                self.steps.append(event.line)
+                self.example_rewards.update(event.line.get("example_rewards", {}))
+                self.curriculum = event.curriculum
+                self.submitted = None
             case EpochEnded():
+                if not self.steps_of(event.line["epoch"]):
+                    # Earlier releases made one step of each epoch and noted no other event for it.
+                    self.steps.append(cast(StepLine, event.line))
                 self.epochs.append(event.line)
                 self.curriculum = event.curriculum
                 self.submitted = None

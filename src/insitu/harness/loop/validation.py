@@ -15,11 +15,21 @@ from insitu.harness.loop.metrics import statistics
 
 
 async def validate(
-    run: FinetuneRun, builder: TrajectoryBuilder, epoch: int, step: int, run_id: str
+    run: FinetuneRun,
+    builder: TrajectoryBuilder,
+    epoch: int,
+    step: int,
+    run_id: str,
+    pass_share: float | None = None,
 ) -> ValidationEntry:
-    """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0."""
+    """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0.
+
+    `pass_share`: the share of the next epoch that is done; None at the end of an epoch.
+    """
     name = f"validation-{epoch:04d}"
     title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
+    if pass_share is not None:
+        name, title = f"{name}-step-{step:06d}", f"validation after step {step}"
     trajectories = await builder.run_eval(name=name, title=title)
     failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
     figures = statistics([trajectories])
@@ -35,7 +45,9 @@ async def validate(
         "num_failed": len(failed),
         "endings": dict(Counter(str(trajectory.ending) for trajectory in trajectories)),
     }
-    if len(failed) == len(trajectories) and epoch == 0:
+    if pass_share is not None:
+        entry["pass_share"] = pass_share
+    if len(failed) == len(trajectories) and epoch == 0 and pass_share is None:
         kept = run.directory.set_aside(name)
         raise InvalidRequest(
             f"the validation before the first update failed: all {len(failed)} rollouts, for example "

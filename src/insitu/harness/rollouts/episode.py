@@ -14,10 +14,12 @@ Trajectory = Rollout
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCollection:
-    """The rollouts of one epoch: one list per example, in the order first seen."""
+    """The rollouts of one epoch or of one of its steps: one list per example, in the order of the pass."""
 
     trajectories: list[list[Rollout]]
     run_id: str
     epoch: int = 0
     attempt: int = 0
-    """Number of jobs over this epoch that failed before."""
+    """Number of jobs of this epoch that failed before."""
+    step: int | None = None
+    """The step's number within the epoch, from 0; None if the epoch is one step."""

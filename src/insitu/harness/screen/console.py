@@ -46,6 +46,7 @@ class _ConsoleProgress(Figures):
         self._screen = screen
         self._lines: deque[Line] = deque(maxlen=_MAX_QUEUED)
         self._num_lost = 0
+        self._brief = False
         self._stop = threading.Event()
         # A daemon: a terminal that accepts no output must not keep the process alive.
         self._thread = threading.Thread(target=self._show, name="console", daemon=True)
@@ -64,20 +65,30 @@ class _ConsoleProgress(Figures):
     def warn(self, message: str) -> None:
         self._queue("WARNING", message)
 
+    def phase_started(self, name: str, total_rollouts: int, done: int = 0, *, brief: bool = False) -> None:
+        self._brief = brief
+        super().phase_started(name, total_rollouts, done, brief=brief)
+
     def phase_ended(self) -> None:
         phase = self.snapshot().phase
         super().phase_ended()
-        if phase is not None:
+        if phase is not None and not self._brief:
             self.info(phase_result(phase))
+
+    def step_ended(
+        self, title: str, avg_reward: float | None, account_line: str, seconds: float, share: float
+    ) -> None:
+        super().step_ended(title, avg_reward, account_line, seconds, share)
+        self.info(
+            " - ".join([*_outcome(title, avg_reward, account_line, seconds), f"{share:.0%} of the epoch"])
+        )
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
     ) -> None:
         super().epoch_ended(epoch, num_epochs, avg_reward, account_line, seconds)
         run = self.snapshot().run
-        parts = [f"Epoch {epoch}/{num_epochs} took {duration(seconds)}"]
-        parts.append("no reward" if avg_reward is None else f"avg reward {avg_reward:.4f}")
-        parts += [account_line] if account_line else []
+        parts = _outcome(f"Epoch {epoch}/{num_epochs}", avg_reward, account_line, seconds)
         parts += left(run.seconds_left) if run and epoch < num_epochs else []
         self.info(" - ".join(parts))
 
@@ -95,6 +106,11 @@ class _ConsoleProgress(Figures):
                     lines.insert(0, ("WARNING", f"{self._num_lost} lines could not be shown in time"))
                     self._num_lost = 0
                 screen.show(lines, None if stopping else self.snapshot())
+
+
+def _outcome(title: str, avg_reward: float | None, account_line: str, seconds: float) -> list[str]:
+    reward = "no reward" if avg_reward is None else f"avg reward {avg_reward:.4f}"
+    return [f"{title} took {duration(seconds)}", reward, *([account_line] if account_line else [])]
 
 
 class _Screen(Protocol):

@@ -82,7 +82,14 @@ class Figures(Progress):
         self._epoch_seconds: list[float] = []
         self._epoch_ended_at = 0.0
 
-    def phase_started(self, name: str, total_rollouts: int, done: int = 0) -> None:
+    def phase_started(
+        self,
+        name: str,
+        total_rollouts: int,
+        done: int = 0,
+        *,
+        brief: bool = False,  # noqa: ARG002 - for what is shown, not counted
+    ) -> None:
         with self._lock:
             self._phase = _Phase(name, total_rollouts, done, self._clock())
 
