@@ -16,6 +16,7 @@ from insitu.datasets.dataset import Dataset
 from insitu.datasets.example import Example
 from insitu.harness.collect.group_builder import GroupBuilder
 from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
+from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
 from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.loop.epoch_trainer import EpochTrainer
@@ -176,7 +177,14 @@ class ZeroForFailed(_Builder):
 
 
 class ForgetsOnGroup(_Builder):
-    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:
+    async def start_run(
+        self,
+        run_id: str,
+        *,
+        epoch: int = 0,
+        on_group: OnGroup | None = None,
+        plan: StepPlan | None = None,
+    ) -> None:
         await super().start_run(run_id, epoch=epoch)
 
 

@@ -38,8 +38,14 @@ EVENTS = ("submitted", "epoch", "validated", "best")
 START_SECONDS = 1.0
 MAX_RUN_SECONDS = 60.0
 FILES = {
-    *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "steps.jsonl", "reward_history.json"),
-    *("validation_history.json", "curriculum_state.json", "reward_plot.png", "trajectories", "left_out"),
+    *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "steps.jsonl", "left_out"),
+    *(
+        "reward_history.json",
+        "validation_history.json",
+        "curriculum_state.json",
+        "reward_plot.png",
+        "left_out",
+    ),
 }
 
 Slot = tuple[str, int, int]
@@ -159,6 +165,7 @@ class KilledRun:
         assert left_out == [f"epoch-{epoch:04d}.json" for epoch in range(NUM_EPOCHS)]
         assert [line["epoch"] for line in project.lines("training_metrics.jsonl")] == list(range(NUM_EPOCHS))
         assert [line["step"] for line in project.lines("training_metrics.jsonl")] == [1, 2, 3, 4]
+        assert [line["step"] for line in project.lines("steps.jsonl")] == [1, 2, 3, 4]
         assert [entry["epoch"] for entry in project.json("reward_history.json")] == list(range(NUM_EPOCHS))
         assert [entry["epoch"] for entry in project.json("validation_history.json")] == VALIDATED
         events = Counter(event["event"] for event in project.lines("journal.jsonl"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from insitu.datasets.example import Example
 from insitu.errors import InvalidRequest, NotFound
 from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -38,6 +39,7 @@ class StandinBuilder(TrajectoryBuilder):
         self._rewards = rewards
         self._runs: list[FinetuneRun] = []
         self._on_group: dict[int, OnGroup | None] = {}
+        self._plans: dict[int, StepPlan | None] = {}
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Remember the run."""
@@ -51,15 +53,24 @@ class StandinBuilder(TrajectoryBuilder):
         task = run.validation or run.training
         return [make_trajectory(f"v{n}", each.id, 0, 0.5) for n, each in enumerate(task.examples)]
 
-    async def start_run(self, run_id: str, *, epoch: int = 0, on_group: OnGroup | None = None) -> None:  # noqa: ARG002 - the interface's
+    async def start_run(
+        self,
+        run_id: str,  # noqa: ARG002 - the interface's
+        *,
+        epoch: int = 0,
+        on_group: OnGroup | None = None,
+        plan: StepPlan | None = None,
+    ) -> None:
         """Record the epoch."""
         self.started.append(epoch)
-        self._on_group[epoch] = on_group
+        self._on_group[epoch], self._plans[epoch] = on_group, plan
 
     async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
         """Return the groups of the epoch, after passing each to the `on_group` of `start_run`."""
         await self.collecting.wait()
         groups = make_groups(f"{run_id}.e{epoch}", self._runs[-1].training.examples, self._rewards)
+        if (plan := self._plans.pop(epoch, None)) is not None:
+            groups = [groups[position] for position in plan.examples]
         if (on_group := self._on_group.pop(epoch, None)) is not None:
             for group in groups:
                 await on_group(group)
@@ -85,6 +96,8 @@ class StandinJob:
 
 class StandinAdapter(TrainerAdapter):
     """Completes every job at once, except those of `fail_epochs`. `jobs` is its backend's memory."""
+
+    many_steps = True
 
     def __init__(
         self,
@@ -131,12 +144,13 @@ class StandinAdapter(TrainerAdapter):
         self.accepted.append(group[0].example_id)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Submit one job per run, epoch and attempt."""
+        """Submit one job per run, epoch, step and attempt."""
         if not any(each.trainable for group in trajectories.trajectories for each in group):
             raise InvalidRequest("there is nothing to train on")
         epoch = trajectories.epoch
         self.submitted.append(epoch)
-        job_id = f"{trajectories.run_id}-e{epoch}-a{trajectories.attempt}"
+        within = "" if trajectories.step is None else f"-s{trajectories.step}"
+        job_id = f"{trajectories.run_id}-e{epoch}{within}-a{trajectories.attempt}"
         steps = sum(1 for job in self.jobs.values() if job.step)
         step = None if epoch in self._fail_epochs else steps + 1
         self.jobs.setdefault(job_id, StandinJob(step, _num_calls(trajectories)))

@@ -152,6 +152,35 @@ def test_plain_lines_of_a_run(tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_of_several_in_an_epoch_has_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with path.open("w") as out, open_progress(out) as progress:
+        progress.phase_started("epoch 1/2, step 5/63", 4, brief=True)
+        for reward in (1.0, 0.0, 1.0, 0.0):
+            _end(progress, reward)
+        progress.phase_ended()
+        progress.training("train", 0.5)
+        progress.training_ended()
+        progress.step_ended("Epoch 1/2, step 5 (update 4)", 0.5, "trained 4/4", seconds=12.0, share=0.079)
+        progress.phase_started("validation after step 5", 4)
+        progress.phase_ended()
+    assert path.read_text().splitlines() == [
+        "INFO - Epoch 1/2, step 5 (update 4) took 12 s - avg reward 0.5000 - trained 4/4 - 8% of the epoch",
+        "INFO - validation after step 5: 0/4 rollouts in 1 s",
+    ]
+
+
+def test_the_rest_of_an_epoch_is_estimated_from_its_latest_steps(clock: Clock) -> None:
+    figures = Figures(clock)
+    assert figures.epoch_seconds_left() is None
+    for seconds, share in ((100.0, 0.1), (10.0, 0.2), (10.0, 0.3)):
+        clock.now += seconds
+        figures.step_ended("", None, "", seconds, share)
+    assert figures.epoch_seconds_left() == pytest.approx(70.0)
+    figures.step_ended("", None, "", 10.0, 0.1)
+    assert figures.epoch_seconds_left() is None
+
+
 def test_plain_progress_lines_are_rare(clock: Clock) -> None:
     out = io.StringIO()
     figures = Figures(clock)

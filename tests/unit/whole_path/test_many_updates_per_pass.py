@@ -10,6 +10,7 @@ import pytest
 from insitu.config.finetuning import FinetuningConfig
 from insitu.errors import InsituError
 from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.dry_run import dry_run
 from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.interfaces.settings import BuilderConfig
 from insitu.harness.loop.dataset_pass import DatasetPass
@@ -329,6 +330,22 @@ async def test_an_adapter_that_knows_whole_epochs_only_is_refused(tmp_path, monk
         configure(bench)
         with pytest.raises(InsituError, match="BackendAdapter trains one step per epoch"):
             await bench.run()
+
+
+async def test_a_dry_run_tells_how_often_it_would_update(tmp_path, monkeypatch):
+    async with open_bench(tmp_path, monkeypatch, num_examples=8) as bench:
+        async with bench.backend.client() as client:
+            await client.register_run("small", "tiny")
+            await client.wait_run_ready("small", 20)
+        configure(bench, max_refill=2, max_steps=5)
+        said: list[str] = []
+        assert await dry_run(
+            bench.loaded(validation_dataset="validation.json", validation_steps=4), said.append
+        )
+        text = "\n".join(said)
+        assert "an update every 3 groups, 3 an epoch or fewer: up to 2 groups refilled each" in text
+        assert "ends after 5 updates" in text
+        assert "before epoch 1, every 4 updates, every 5 epochs and after the last" in text
 
 
 def test_refill_needs_other_examples() -> None:

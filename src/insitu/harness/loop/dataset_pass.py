@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from insitu.datasets.example import Example
 
@@ -27,12 +28,7 @@ class DatasetPass:
     @staticmethod
     def shuffled(num_examples: int, groups_per_step: int, seed: int, epoch: int) -> DatasetPass:
         """Return the pass of `epoch`: the same for the same arguments, on every machine and every release."""
-
-        def rank(position: int) -> bytes:
-            return hashlib.sha256(f"{seed}:{epoch}:{position}".encode()).digest()
-
-        # Not `random.shuffle`: Python does not promise its result across versions, and runs outlive them.
-        return DatasetPass(tuple(sorted(range(num_examples), key=rank)), groups_per_step)
+        return DatasetPass(_order(num_examples, seed, epoch), groups_per_step)
 
     @property
     def num_steps(self) -> int:
@@ -42,6 +38,15 @@ class DatasetPass:
     def step_at(self, start: int) -> tuple[int, ...]:
         """Return the examples of the step that begins after `start` examples."""
         return self.order[start : start + self.groups_per_step]
+
+
+@lru_cache(maxsize=2)  # every step of an epoch asks for the same
+def _order(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    def rank(position: int) -> bytes:
+        return hashlib.sha256(f"{seed}:{epoch}:{position}".encode()).digest()
+
+    # Not `random.shuffle`: Python does not promise its result across versions, and runs outlive them.
+    return tuple(sorted(range(num_examples), key=rank))
 
 
 def dataset_digest(examples: Sequence[Example]) -> str:

@@ -79,9 +79,10 @@ class _ConsoleProgress(Figures):
         self, title: str, avg_reward: float | None, account_line: str, seconds: float, share: float
     ) -> None:
         super().step_ended(title, avg_reward, account_line, seconds, share)
-        self.info(
-            " - ".join([*_outcome(title, avg_reward, account_line, seconds), f"{share:.0%} of the epoch"])
+        rest = ", ".join(
+            [f"{share:.0%} of the epoch", *(left(self.epoch_seconds_left()) if share < 1 else [])]
         )
+        self.info(" - ".join([*_outcome(title, avg_reward, account_line, seconds), rest]))
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float

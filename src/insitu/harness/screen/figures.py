@@ -16,6 +16,7 @@ _WINDOW_SECONDS = 10.0
 _MAX_WINDOW_SECONDS = 600
 _RECENT_ROLLOUTS = 64
 _RECENT_EPOCHS = 5
+_RECENT_STEPS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Figures(Progress):
         self._epochs: tuple[int, int] | None = None
         self._epoch_seconds: list[float] = []
         self._epoch_ended_at = 0.0
+        self._shares: deque[tuple[float, float]] = deque(maxlen=_RECENT_STEPS)
+        """Times, and shares of the epoch that were done."""
 
     def phase_started(
         self,
@@ -117,6 +120,27 @@ class Figures(Progress):
     def training_ended(self) -> None:
         with self._lock:
             self._training = None
+
+    def step_ended(
+        self,
+        title: str,  # noqa: ARG002 - shown, not counted
+        avg_reward: float | None,  # noqa: ARG002 - shown, not counted
+        account_line: str,  # noqa: ARG002 - shown, not counted
+        seconds: float,  # noqa: ARG002 - validations come between steps
+        share: float,
+    ) -> None:
+        with self._lock:
+            if self._shares and self._shares[-1][1] >= share:
+                self._shares.clear()  # the next epoch
+            self._shares.append((self._clock(), share))
+
+    def epoch_seconds_left(self) -> float | None:
+        """Estimate the rest of an epoch of several steps from the latest ones; None before the second."""
+        with self._lock:
+            if len(self._shares) < 2:
+                return None
+            (began, first), (now, last) = self._shares[0], self._shares[-1]
+            return (1 - last) * (now - began) / (last - first)
 
     def epoch_ended(
         self,
