@@ -38,14 +38,9 @@ EVENTS = ("submitted", "epoch", "validated", "best")
 START_SECONDS = 1.0
 MAX_RUN_SECONDS = 60.0
 FILES = {
-    *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "steps.jsonl", "left_out"),
-    *(
-        "reward_history.json",
-        "validation_history.json",
-        "curriculum_state.json",
-        "reward_plot.png",
-        "left_out",
-    ),
+    *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "steps.jsonl"),
+    *("reward_history.json", "validation_history.json", "curriculum_state.json", "reward_plot.png"),
+    *("trajectories", "left_out"),
 }
 
 Slot = tuple[str, int, int]

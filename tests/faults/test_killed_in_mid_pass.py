@@ -26,7 +26,7 @@ NUM_EXAMPLES = 1000
 NUM_GENERATIONS = 2
 GROUPS_PER_STEP = 8
 MAX_REFILL = 2
-MAX_STEPS = 10
+MAX_STEPS = 8
 MAX_CONCURRENCY = 8
 MAX_RUN_SECONDS = 50.0
 SETTINGS = {"groups_per_step": GROUPS_PER_STEP, "max_refill": MAX_REFILL, "max_steps": MAX_STEPS, "seed": 7}
@@ -37,7 +37,7 @@ def by_position(item):
     _, _, index, generation, _ = item.rollout_id.split(".")
     return 0.5 if int(index) % 6 == 0 else int(generation)
 '''
-KILLS = [("submitted", 0.0), (None, 0.0), ("step", 0.0), (None, 0.1), ("step", 0.05), ("submitted", 0.05)]
+KILLS = [("submitted", 0.0), (None, 0.0), ("step", 0.0), (None, 0.1), ("step", 0.05)]
 """The next event of that kind, or the next stored rollout, and the seconds after it."""
 
 
