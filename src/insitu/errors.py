@@ -61,6 +61,12 @@ class NotFound(InsituError):
     status = 404
 
 
+class TooSlow(InsituError):
+    """The client took too long to send its request."""
+
+    status = 408
+
+
 class Conflict(InsituError):
     """The request conflicts with the current state: another body for the same id, a forbidden transition."""
 

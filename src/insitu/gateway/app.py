@@ -7,16 +7,18 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from typing import Any
 
 import orjson
 from aiohttp import web
 
-from insitu.errors import InsituError, NotFound, TooLarge, UpstreamError
-from insitu.gateway.auth import Guard, Handler, error_response
+from insitu.errors import InsituError, NotFound, UpstreamError
+from insitu.gateway.auth import OPEN_PATHS, Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.labels import labels_of, named_rollout
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
+from insitu.gateway.connection import Connection
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table
 from insitu.gateway.engines.standalone import table_of_upstreams
@@ -32,6 +34,7 @@ from insitu.gateway.recording.tally import Tallies, Ticket
 from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
+from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
@@ -76,9 +79,8 @@ class Gateway:
             "responses": ResponsesProtocol(),
             "messages": MessagesProtocol(),
         }
-        self.app = web.Application(
-            middlewares=[self._middleware], client_max_size=settings.limits.max_body_bytes
-        )
+        self._bodies = Bodies(settings.limits)
+        self.app = web.Application(middlewares=[self._middleware])
         self.app.cleanup_ctx.append(self._lifetime)
         self.app.on_shutdown.append(self._stop_holding)
         self._add_routes()
@@ -128,12 +130,11 @@ class Gateway:
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._guard.check(request)
+            if isinstance(request.protocol, Connection) and request.path not in OPEN_PATHS:
+                request.protocol.known()
             return await handler(request)
         except InsituError as error:
             return self._refusal(request, error)
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._settings.limits.max_body_bytes
-            return self._refusal(request, TooLarge(f"The body is over the limit of {limit} bytes."))
         except web.HTTPException as error:  # no such path or method
             wrong = NotFound(f"{request.method} {request.path}: {error.reason}.")
             wrong.status = error.status
@@ -152,11 +153,11 @@ class Gateway:
     def _handler(self, protocol: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
             with self.tallies.counted(named_rollout(request)) as ticket:
-                return await call(request, ticket)
+                self.caller.refuse_when_full()
+                async with self._bodies.of(request) as data:
+                    return await call(request, ticket, load_body(data, self._settings.limits))
 
-        async def call(request: web.Request, ticket: Ticket) -> web.StreamResponse:
-            self.caller.refuse_when_full()
-            body = load_body(await request.read(), self._settings.limits)
+        async def call(request: web.Request, ticket: Ticket, body: dict[str, Any]) -> web.StreamResponse:
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             self.caller.refuse_when_full(parsed.num_choices)
@@ -172,10 +173,11 @@ class Gateway:
     async def _count_tokens(self, request: web.Request) -> web.Response:
         """Return the number of prompt tokens of a messages request."""
         protocol = self._protocols["messages"]
-        body = load_body(await request.read(), self._settings.limits)
-        parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
-        context = CallContext(protocol, parsed, labels_of(request), new_call_id(), Ticket(None))
-        rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
+        async with self._bodies.of(request) as data:
+            body = load_body(data, self._settings.limits)
+            parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
+            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), Ticket(None))
+            rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
@@ -208,7 +210,8 @@ class Gateway:
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> TableReceipt:
-        self._install(parse_table(await request.read()))
+        async with self._bodies.of(request) as data:
+            self._install(parse_table(data))
         return TableReceipt(self._table().revision)
 
     async def _state(self, _request: web.Request) -> GatewayState:

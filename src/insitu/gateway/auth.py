@@ -54,7 +54,7 @@ class Guard:
         if self._loopback_only and not is_loopback(host):
             raise InvalidRequest(f"Host `{request.host}` is not this gateway.")
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        if origin is not None and origin.partition("://")[2] != request.host:
             raise InvalidRequest("Requests from other origins are rejected.")
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
+from insitu.gateway.connection import Site
 from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
@@ -66,7 +67,7 @@ async def serve(settings: Settings) -> None:
 
 async def _listen(runner: web.AppRunner, settings: Settings) -> None:
     try:
-        await web.TCPSite(runner, settings.host, settings.port, backlog=2048).start()
+        await Site(runner, settings.host, settings.port, settings.limits).start()
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",

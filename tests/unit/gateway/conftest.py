@@ -20,6 +20,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from insitu.gateway.app import build_app
+from insitu.gateway.connection import Site
 from insitu.gateway.shared.settings import Limits, Settings
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
@@ -173,10 +174,9 @@ async def starting_gateways() -> AsyncIterator[StartGateway]:
             runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = Site(runner, "127.0.0.1", 0, settings.limits)
             await site.start()
-            assert site._server is not None
-            port = site._server.sockets[0].getsockname()[1]
+            port = site.port
             timeout = aiohttp.ClientTimeout(total=20)
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
             gateway = GatewayUnderTest(port, session, engines, url)

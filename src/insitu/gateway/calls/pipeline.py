@@ -71,7 +71,7 @@ class Caller:
         self, routes: Routes, pool: ReplicaPool, recorder: Recorder, restorer: Restorer, limits: Limits
     ) -> None:
         self.routes, self.pool, self.recorder, self.restorer = routes, pool, recorder, restorer
-        self._limits = limits
+        self.limits = limits
         self._budget = RetryBudget()
 
     def refuse_when_full(self, num_calls: int = 1) -> None:
@@ -80,9 +80,9 @@ class Caller:
             raise Unavailable(
                 f"The gateway accepts no new calls: {reason}.", hint="retry later; see the gateway's log"
             )
-        if self.routes.in_flight.total() + num_calls > self._limits.max_in_flight:
+        if self.routes.in_flight.total() + num_calls > self.limits.max_in_flight:
             raise Overloaded(
-                f"The limit of {self._limits.max_in_flight} calls in flight is reached.", hint="retry later"
+                f"The limit of {self.limits.max_in_flight} calls in flight is reached.", hint="retry later"
             )
 
     async def complete(self, context: CallContext) -> Answer:
@@ -94,7 +94,7 @@ class Caller:
         self._budget.earn()
         tried: set[str] = set()
         mismatched = False
-        for number in range(1, self._limits.max_attempts + 1):
+        for number in range(1, self.limits.max_attempts + 1):
             target, replica, held = await self._place(context, tried)
             lane = Lane(replica.engine, target.engine_model, target.name, context.call_id)
             try:
@@ -109,7 +109,7 @@ class Caller:
                     hint="check the engine's version; the gateway's log has the details",
                 ) from error
             except Fault as fault:
-                last = number == self._limits.max_attempts or context.sent
+                last = number == self.limits.max_attempts or context.sent
                 last = last or (mismatched and isinstance(fault, VersionMismatch))
                 if not self._may_retry(replica, fault) or last:
                     raise UpstreamError(
@@ -210,7 +210,7 @@ class Caller:
             waited = time.monotonic() - started
             if replica is not None:
                 return target, replica, waited
-            left = self._limits.hold_seconds - waited
+            left = self.limits.hold_seconds - waited
             if left <= 0:
                 raise Unavailable(f"No replica became healthy within {waited:.0f} s.", hint="retry later")
             with self.routes.waiting():
@@ -224,7 +224,7 @@ class Caller:
 
     async def _pause(self, fault: Fault, number: int) -> None:
         if isinstance(fault, VersionMismatch):
-            await self.routes.changed(self._limits.settle_seconds)
+            await self.routes.changed(self.limits.settle_seconds)
         elif isinstance(fault, ReplicaBusy | ReplicaFailed):
             spread = random.uniform(0.5, 1.0)  # noqa: S311 (jitter, not a secret)
             await asyncio.sleep(_RETRY_PAUSE_SECONDS * 2**number * spread)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import orjson
 from aiohttp import web
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class EventWriter:
     """Writes events to the client; headers go out with the first one."""
 
-    def __init__(self, request: web.Request, context: CallContext) -> None:
+    def __init__(self, request: web.Request, context: CallContext, write_seconds: float) -> None:
         self.response = web.StreamResponse(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
@@ -44,22 +44,23 @@ class EventWriter:
         )
         self._request = request
         self._context = context
+        self._write_seconds = write_seconds
         self._num_sent = 0
         self._turn = asyncio.Lock()
 
     async def send(self, events: list[Event]) -> None:
         if not events:
             return
-        async with self._turn:  # bounded: it is held while one chunk is written
-            with _client_only():
-                if not self._context.sent:
-                    self._context.sent = True
-                    await self.response.prepare(self._request)
-                self._num_sent += len(events)
-                await self.response.write(b"".join(_encoded(event) for event in events))
+        # The turn is bounded: it is held while one chunk is written.
+        async with self._turn, self._to_client():
+            if not self._context.sent:
+                self._context.sent = True
+                await self.response.prepare(self._request)
+            self._num_sent += len(events)
+            await self.response.write(b"".join(_encoded(event) for event in events))
 
     async def finish(self) -> None:
-        with _client_only():
+        async with self._to_client():
             if self._context.protocol.sends_done:
                 await self.response.write(b"data: [DONE]\n\n")
             await self.response.write_eof()
@@ -67,17 +68,24 @@ class EventWriter:
     async def fail(self, error: InsituError) -> None:
         """End a stream that has begun with an error event, and nothing that marks the answer as complete."""
         await self.send([self._context.protocol.error(error, self._num_sent)])
-        with _client_only():
+        async with self._to_client():
             await self.response.write_eof()
 
+    @asynccontextmanager
+    async def _to_client(self) -> AsyncGenerator[None]:
+        """Raise ClientGone for a lost connection, so that the engine is not blamed.
 
-@contextmanager
-def _client_only() -> Generator[None]:
-    """Raise ClientGone for a lost connection to the client, so that the engine is not blamed."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise ClientGone from error
+        A client that does not read has left too: its connection is closed, so that its call ends.
+        """
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                yield
+        except ConnectionError as error:
+            raise ClientGone from error
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ClientGone from error
 
 
 def _encoded(event: Event) -> bytes:
@@ -87,7 +95,7 @@ def _encoded(event: Event) -> bytes:
 
 async def stream_answer(caller: Caller, context: CallContext, request: web.Request) -> web.StreamResponse:
     """Serve one streamed call. Errors before the first event propagate, later ones become an event."""
-    writer = EventWriter(request, context)
+    writer = EventWriter(request, context, caller.limits.write_seconds)
 
     async def work(attempt: Attempt) -> None:
         await _stream_once(caller, attempt, writer)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import orjson
 
-from insitu.errors import InvalidRequest, TooLarge
+from insitu.errors import InvalidRequest
 from insitu.gateway.shared.settings import Limits
 
 # Sent with every call, so that no default of the engine or of the model's files applies.
@@ -73,17 +74,16 @@ class CallRequest:
 
 def load_body(data: bytes, limits: Limits) -> dict[str, Any]:
     """Parse the JSON object of a request body."""
-    if len(data) > limits.max_body_bytes:
-        raise TooLarge(f"The body has {len(data)} bytes; the limit is {limits.max_body_bytes}.")
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("The body is not a JSON object.")
-    if _depth(cast("object", body), limits.max_json_depth) > limits.max_json_depth:
+    parsed = cast("dict[str, Any]", body)
+    if _depth(parsed, limits.max_json_depth) > limits.max_json_depth:
         raise InvalidRequest(f"The body is nested deeper than {limits.max_json_depth} levels.")
-    return cast("dict[str, Any]", body)
+    return parsed
 
 
 def common_request(
@@ -140,15 +140,14 @@ def _stops(stop: object) -> list[str]:
     return cast("list[str]", stops)
 
 
-def _depth(root: object, limit: int) -> int:
-    """Return the nesting depth of a JSON value; stop counting just beyond the limit."""
-    level, depth = [root], 0
+def _depth(root: dict[str, Any], limit: int) -> int:
+    """Return the nesting depth of a JSON object; stop counting just beyond the limit."""
+    level: list[object] = [root]
+    depth = 0
     while level and depth <= limit:
         children: list[object] = []
         for value in level:
-            if isinstance(value, dict):
-                children.extend(cast("dict[str, object]", value).values())
-            elif isinstance(value, list):
-                children.extend(cast("list[object]", value))
+            inner = cast("dict[str, object]", value).values() if isinstance(value, dict) else value
+            children.extend(i for i in cast("Iterable[object]", inner) if isinstance(i, (dict, list)))
         level, depth = children, depth + 1
     return depth

@@ -13,7 +13,11 @@ class Limits:
     """Every bound of the hot path in one place."""
 
     max_body_bytes: int = 8 * 2**20
+    max_bodies_bytes: int = 512 * 2**20
+    """Estimated memory of all requests under way, raw and parsed; beyond it a call gets 429."""
     max_json_depth: int = 64
+    max_json_values: int = 2**19
+    """Values in one body; an upper bound is counted before anything is parsed."""
     max_output_tokens: int = 131_072
     max_top_logprobs: int = 20
     max_in_flight: int = 2048
@@ -23,6 +27,16 @@ class Limits:
     """Longest wait of a call if no hold sets one: no table yet, or no healthy replica."""
     settle_seconds: float = 5.0
     """Longest wait for the next table before a call whose version did not match is retried."""
+    max_connections: int = 16_384
+    max_newcomers: int = 1024
+    """Connections without a valid key so far; of more, the oldest is closed."""
+    head_seconds: float = 15.0
+    """Longest time from the connection to its first request with a valid key."""
+    idle_seconds: float = 75.0
+    """Longest time between two requests, up to the end of the second one's headers."""
+    body_seconds: float = 60.0
+    write_seconds: float = 20.0
+    """Longest wait for a client to read what was sent; then its connection is closed."""
     max_attempts: int = 4
     connect_seconds: float = 5.0
     render_seconds: float = 60.0

@@ -1,0 +1,207 @@
+"""Nothing costs much before the key is checked, and nothing waits without a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from insitu.gateway.shared.bodies import Bodies
+from insitu.gateway.shared.settings import Limits
+from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway, until
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+KEY = b"Authorization: Bearer default\r\n"
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(gateway: GatewayUnderTest, sent: bytes = b"") -> AsyncIterator[Pair]:
+    """A raw connection that has sent some bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    try:
+        writer.write(sent)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def closed(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    """What arrives until the other side closes."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def test_a_compressed_body_is_refused_and_never_inflated(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inflating(*_: object) -> None:
+        raise AssertionError("a body was inflated")
+
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.__init__", inflating)
+    bomb = gzip.compress(b" " * 2**20)
+    for headers, status in (({}, 401), (API, 400)):
+        async with gateway.session.post(
+            f"{gateway.url}/v1/chat/completions", data=bomb, headers={"content-encoding": "gzip", **headers}
+        ) as got:
+            assert got.status == status
+            assert status == 401 or "Compressed" in (await got.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "]", "null", "http://\x80"])
+async def test_an_origin_that_is_no_address_is_refused_quietly(
+    gateway: GatewayUnderTest, origin: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = POST + b"Origin: " + origin.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n"
+    async with connected(gateway, head) as (reader, _):
+        assert (await reader.readline()).split()[1] == b"400"
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", POST + b"A:" + b"a" * 9000 + b"\r\n\r\n"],
+)
+async def test_bytes_that_are_not_http_leave_no_line_in_the_log(
+    gateway: GatewayUnderTest, bytes_sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(gateway, bytes_sent + b"\r\n\r\n") as (reader, _):
+        assert (await closed(reader, 5)).split()[1] == b"400"
+    assert not [r for r in caplog.records if r.levelno >= logging.INFO]
+
+
+async def test_half_sent_headers_have_a_deadline(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(head_seconds=0.2)
+    for sent in (b"", POST, POST + KEY):
+        async with connected(gateway, sent) as (reader, _):
+            assert await closed(reader, 3) == b""
+
+
+async def test_a_refused_body_that_trickles_in_does_not_keep_the_connection(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.gateway.connection._LINGER_SECONDS", 0.2)
+    gateway = await start_gateway(head_seconds=0.3)
+    async with connected(gateway, POST + b"Content-Length: 1000\r\n\r\n") as (reader, writer):
+        trickle = asyncio.create_task(trickled(writer))
+        assert b" 401 " in await reader.readline()
+        await closed(reader, 5)
+        trickle.cancel()
+
+
+async def trickled(writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
+
+
+async def test_a_connection_may_rest_between_calls_but_not_for_long(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(head_seconds=0.2, idle_seconds=0.6)
+    request = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n" + KEY + b"\r\n"
+    async with connected(gateway, request) as (reader, writer):
+        await asyncio.sleep(0.4)  # beyond the deadline for newcomers
+        writer.write(request)
+        await asyncio.sleep(0.1)
+        writer.write(POST)  # half of a third request
+        answers = await closed(reader, 5)
+        assert answers.count(b"HTTP/1.1 200") == 2
+
+
+async def test_silent_connections_push_out_their_own(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(max_newcomers=20, head_seconds=30)
+    crowd = [connected(gateway, POST) for _ in range(100)]
+    pairs = [await one.__aenter__() for one in crowd]
+    try:
+        for _ in range(5):
+            status, _, _ = await gateway.post()
+            assert status == 200
+        ended = [asyncio.create_task(closed(reader, 3)) for reader, _ in pairs[:80]]
+        assert await asyncio.gather(*ended) == [b""] * 80
+        assert not pairs[-1][0].at_eof()
+    finally:
+        for one in crowd:
+            await one.__aexit__(None, None, None)
+
+
+async def test_a_body_that_stalls_is_a_408(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(body_seconds=0.2)
+    async with connected(gateway, POST + KEY + b"Content-Length: 100\r\n\r\n{") as (reader, _):
+        answer = await closed(reader, 5)
+        assert answer.split()[1] == b"408"
+        assert b"1 bytes did" in answer
+
+
+async def test_bodies_under_way_are_bounded_in_bytes(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(max_bodies_bytes=50_000)
+    gateway.engine.behaviour.gate = asyncio.Event()
+    messages = [{"role": "user", "content": "x" * 20_000}]
+    calls = [asyncio.create_task(gateway.post(messages=messages)) for _ in range(4)]
+    done, waiting = await asyncio.wait(calls, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.2)
+    statuses = [call.result()[0] for call in calls if call.done()]
+    assert statuses == [429, 429]
+    gateway.engine.behaviour.gate.set()
+    assert [(await call)[0] for call in waiting if call not in done].count(200) == 2
+    assert (await gateway.post(messages=messages))[0] == 200, "the budget is free again"
+
+
+async def test_a_body_of_a_million_values_is_refused_before_it_is_parsed(gateway: GatewayUnderTest) -> None:
+    body = b'{"model": "tiny", "messages": [' + b"[]," * 2_500_000 + b"[]]}"
+    started = time.monotonic()
+    async with gateway.session.post(f"{gateway.url}/v1/chat/completions", data=body, headers=API) as got:
+        assert (got.status, (await got.json())["error"]["type"]) == (413, "TooLarge")
+    assert time.monotonic() - started < 2
+
+
+def test_a_budget_counts_what_is_parsed() -> None:
+    bodies = Bodies(Limits(max_json_values=10))
+    assert bodies._num_values(b'{"a": [1, 2, {}]}') == 6
+
+
+async def test_a_stalled_reader_frees_its_call(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(write_seconds=0.3)
+    behaviour = gateway.engine.behaviour
+    behaviour.num_tokens, behaviour.answer_bytes, behaviour.chunk_seconds = 64, 64 * 2**20, 0.01
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": true}'
+    head = b"Content-Length: %d\r\n\r\n" % len(body)
+    async with connected(gateway, POST + KEY + head + body) as (reader, writer):
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+
+        async def free() -> bool:
+            state = await gateway.state()
+            return state["in_flight_total"] == 0 and state["recorded"] + state["record_backlog"] > 0
+
+        await until(free, "the call ends although nobody reads it", 8)
+        del reader
+    [call] = await gateway.records()
+    assert call.finish_reason == "cancelled"
+
+
+async def test_an_answer_that_nobody_reads_loses_its_connection(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(write_seconds=0.3)
+    gateway.engine.behaviour.answer_bytes = 16 * 2**20
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}]}'
+    head = b"Content-Length: %d\r\n\r\n" % len(body)
+    async with connected(gateway, POST + KEY + head + body) as (reader, writer):
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        await asyncio.sleep(2.5)
+        transport.resume_reading()
+        try:
+            async with asyncio.timeout(10):
+                got = await reader.read()
+        except ConnectionResetError:
+            got = b""
+        assert len(got) < 16 * 2**20
