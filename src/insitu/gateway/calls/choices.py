@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from insitu.gateway.engines.sample import Generated
 from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
+from insitu.gateway.protocols.request import MAX_SEED
 
 T = TypeVar("T")
 
@@ -89,6 +90,6 @@ def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
         return rendered
     sampling = rendered.generate["sampling_params"]
     if sampling.get("seed") is not None:
-        sampling = sampling | {"seed": sampling["seed"] + index}
+        sampling = sampling | {"seed": (sampling["seed"] + index + MAX_SEED) % (2 * MAX_SEED) - MAX_SEED}
     generate = rendered.generate | {"request_id": _numbered(call_id, index), "sampling_params": sampling}
     return Rendered(rendered.prompt_ids, generate, rendered.from_text)

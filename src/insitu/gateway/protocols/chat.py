@@ -36,7 +36,7 @@ _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
     | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
 )
-_TEXT_PARTS = frozenset({"text", "refusal"})
+_TEXT_PARTS = ("text", "refusal")
 
 
 class ChatProtocol:

@@ -181,7 +181,7 @@ def _tool_choice(body: dict[str, Any]) -> dict[str, Any]:
     if choice.get("type") == "tool":
         name = text_field(choice, "name", "tool_choice")
         chosen: Any = {"type": "function", "function": {"name": name}}
-    elif choice.get("type") in _CHOICES:
+    elif choice.get("type") in tuple(_CHOICES):
         chosen = _CHOICES[choice["type"]]
     else:
         raise InvalidRequest(

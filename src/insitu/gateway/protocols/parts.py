@@ -9,10 +9,11 @@ from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.request import SAMPLING_FIELDS
 from insitu.gateway.shared.faults import reading, text_of
 
-MEDIA_KINDS = frozenset(
-    {"image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"}
-    | {"document", "file", "input_file", "image_embeds", "audio_embeds"}
+MEDIA_KINDS = (
+    *("image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"),
+    *("document", "file", "input_file", "image_embeds", "audio_embeds"),
 )
+"""A tuple: a client may send a list or an object as the type of a part, which no set can look up."""
 _TOOL_DEFAULTS = (("defer_loading", False), ("allowed_callers", ["direct"]))
 EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
 """Parameters of the engine's chat requests that the other protocols accept under the same names."""

@@ -42,6 +42,8 @@ BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
+MAX_SEED = 2**63
+"""Seeds are signed integers of 64 bits."""
 MASKING_FIELDS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
     "thinking_token_budget",
@@ -102,6 +104,7 @@ def common_request(
         )
     given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
     given["stop"] = stops = _stops(given.get("stop", []))
+    _check_seed(given.get("seed"))
     options = check_object(body, "stream_options")
     return CallRequest(
         model=body["model"],
@@ -133,6 +136,12 @@ def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
     return value
 
 
+def _check_seed(seed: object) -> None:
+    known = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and not (known and -MAX_SEED <= seed < MAX_SEED):
+        raise InvalidRequest(f"`seed` is {seed!r}; it must be an integer of 64 bits.")
+
+
 def _stops(stop: object) -> list[str]:
     stops = cast("list[object]", stop if isinstance(stop, list) else [stop])
     if not all(isinstance(item, str) and item for item in stops):
@@ -148,6 +157,10 @@ def _depth(root: dict[str, Any], limit: int) -> int:
         children: list[object] = []
         for value in level:
             inner = cast("dict[str, object]", value).values() if isinstance(value, dict) else value
-            children.extend(i for i in cast("Iterable[object]", inner) if isinstance(i, (dict, list)))
+            children.extend(filter(_nests, cast("Iterable[object]", inner)))
         level, depth = children, depth + 1
     return depth
+
+
+def _nests(value: object) -> bool:
+    return isinstance(value, (dict, list))

@@ -31,7 +31,7 @@ _BOOKKEEPING = frozenset(
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
 _NEUTRAL = {"background": (False,), "truncation": ("disabled",)}
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _PART = frozenset({"type", "text", "refusal", "annotations", "logprobs", "prompt_cache_breakpoint"})
 _MESSAGE = frozenset({"type", "id", "role", "content", "status", "phase"})
 _CALL = frozenset({"type", "id", "call_id", "name", "arguments", "status", "caller"})
@@ -221,7 +221,10 @@ def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(body: dict[str, Any]) -> dict[str, Any]:
-    wanted = LOGPROBS in (body.get("include") or [])
+    include = body.get("include") or []
+    if not isinstance(include, list):
+        raise InvalidRequest("`include` must be a list of strings.")
+    wanted = LOGPROBS in include
     if body.get("top_logprobs") and not wanted:
         raise InvalidRequest(f"`top_logprobs` needs `{LOGPROBS}` in `include`.")
     return {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0} if wanted else {}
