@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from insitu.json_values import JsonObject, JsonValue
 from insitu.wire.message import Answer
-from insitu.wire.values import AnyObject
+from insitu.wire.values import MAX_REWARD, AnyObject
 
 
 class Lenient(BaseModel):
@@ -67,7 +67,7 @@ class ArtTrajectory(Lenient):
 
     messages_and_choices: list[AnyObject] = Field(default_factory=list[JsonObject])
     additional_histories: list[ArtHistory] = Field(default_factory=list[ArtHistory])
-    reward: float = Field(default=0.0, allow_inf_nan=False)
+    reward: float = Field(default=0.0, allow_inf_nan=False, ge=-MAX_REWARD, le=MAX_REWARD)
     metrics: dict[str, float] = Field(default_factory=dict[str, float])
 
     def histories(self) -> list[list[JsonObject]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from insitu.wire.lora_settings import LoraSettings
 from insitu.wire.message import Message
 from insitu.wire.step_settings import StepSettings
 from insitu.wire.values import Arguments, Label, Name, Scalar
+
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +34,10 @@ class StepBody(Message):
 
     groups: Annotated[list[Name], MinLen(1), MaxLen(20_000)]
     settings: StepSettings = field(default_factory=StepSettings)
+
+    def check(self) -> None:
+        """Reject groups that are named twice, here rather than inside a transaction."""
+        twice = sorted(group for group, times in Counter(self.groups).items() if times > 1)
+        if twice:
+            more = f" and {len(twice) - _SHOWN} more" if len(twice) > _SHOWN else ""
+            raise ValueError(f"name each group once; named twice: {', '.join(twice[:_SHOWN])}{more}")

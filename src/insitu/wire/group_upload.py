@@ -31,6 +31,8 @@ from insitu.wire.values import (
     Metadata,
     Name,
     Reference,
+    Reward,
+    StepCount,
     TokenIds,
 )
 
@@ -71,12 +73,12 @@ class TrajectoryHead(Message):
     """One rollout: its calls by id, or a count of inline calls that follow line by line."""
 
     rollout_id: Reference
-    reward: float
+    reward: Reward
     ending: EndingValue = Ending.COMPLETED
     call_ids: list[Reference] = field(default_factory=list[str])
     num_inline_calls: Count = 0
     metadata: Metadata = field(default_factory=dict[str, JsonValue])
-    step_rewards: list[float] | None = None
+    step_rewards: list[Reward] | None = None
     """One per call, in call order."""
 
     def check(self) -> None:
@@ -106,7 +108,7 @@ class InlineCall(Message):
     rollout_id: Reference | None = None
     model: Label | None = None
     run: Name | None = None
-    policy_step: Count = 0
+    policy_step: StepCount = 0
     policy_version: Label
     prompt_ids: TokenIds
     output_ids: TokenIds

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from insitu.wire.message import Message
+from insitu.wire.values import StepCount
 
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 AdvantageKind = Literal["std", "mean", "rloo"]
@@ -30,7 +31,7 @@ class StepSettings(Message):
     """Cap on the importance weights that correct for the sampler's own logprobs; None means no weights."""
     beta: Annotated[float, Interval(ge=0, le=100)] = 0.0
     """Weight of the KL penalty to the reference."""
-    reference_step: Annotated[int, Interval(ge=0)] | None = None
+    reference_step: StepCount | None = None
     """The checkpoint used as the reference; None uses the base model (the adapter switched off)."""
     entropy_bonus: Annotated[float, Interval(ge=0, le=100)] = 0.0
     num_passes: Annotated[int, Interval(ge=1, le=32)] = 1
@@ -39,8 +40,8 @@ class StepSettings(Message):
     """Rollouts that ended at a length limit count in their group's baseline, but are not trained on."""
     mask_constrained: bool = False
     """Exclude tokens that a grammar constrained from the loss."""
-    max_staleness: Annotated[int, Interval(ge=0)] = 4
+    max_staleness: StepCount = 4
     """Drop groups with a call to a policy more than this many steps old."""
-    max_rollout_tokens: Annotated[int, Interval(ge=1)] | None = None
+    max_rollout_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
     """The constant length of dr_grpo and rloo; None uses the step's longest rollout."""
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0

@@ -1,6 +1,6 @@
 """HTTP requests to a backend, with retries.
 
-Connection errors and 429 and 5xx responses are retried with jitter, a bounded number of times; any other
+Connection errors and 408, 429 and 5xx responses are retried with jitter, a bounded number of times; any other
 error is raised as the server named it. Only for requests that may be sent twice.
 """
 
@@ -24,7 +24,7 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 Received = TypeVar("Received", bound=Message)
 Value = TypeVar("Value")
-_RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
+_RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _MAX_RETRY_AFTER_SECONDS = 30.0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
-from annotated_types import Interval, MaxLen, MinLen, Predicate
+from annotated_types import Interval, MaxLen, MinLen
 
 from insitu.json_values import JsonObject, as_list, as_object
 
@@ -153,8 +153,19 @@ Reference = Annotated[str, Pattern(r"^[!-~]{1,256}$")]
 """An id from elsewhere (rollout, call): printable ASCII without spaces."""
 Label = Annotated[str, MinLen(1), MaxLen(512), Pattern(r"^[^\x00-\x1f\x7f]*$")]
 TokenIds = Annotated[list[Annotated[int, Interval(ge=0, lt=2**31)]], MinLen(1)]
-Count = Annotated[int, Interval(ge=0)]
-Scalar = str | int | Annotated[float, Predicate(math.isfinite)] | bool | None
+Count = Annotated[int, Interval(ge=0, lt=2**53)]
+StepCount = Annotated[int, Interval(ge=0, lt=2**31)]
+"""The number of a step, or a number of steps."""
+MAX_REWARD = 1e9
+Reward = Annotated[float, Interval(ge=-MAX_REWARD, le=MAX_REWARD)]
+"""Far beyond any sensible reward, and small enough that sums and squares of thousands stay exact enough."""
+Scalar = (
+    Annotated[str, MaxLen(1024)]
+    | Annotated[int, Interval(gt=-(2**31), lt=2**31)]
+    | Annotated[float, Interval(gt=-(2**31), lt=2**31)]
+    | bool
+    | None
+)
 Arguments = Annotated[
     dict[Annotated[str, Pattern(r"^[a-z][a-z0-9_]{0,63}$")], Scalar],
     MaxLen(64),

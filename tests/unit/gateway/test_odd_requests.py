@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
 import pytest
 
-from insitu.errors import InsituError
+from insitu.errors import CannotHonour, InvalidRequest, TooLarge
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
@@ -104,10 +105,10 @@ def test_no_value_at_any_place_breaks_a_protocol(case: tuple[CallProtocol, dict[
     tried = 0
     for path in places(body):
         for odd in ODD:
-            try:
+            with suppress(
+                InvalidRequest, CannotHonour, TooLarge
+            ):  # each is a 4xx; anything else fails the test
                 protocol.parse(put(body, path, odd), LIMITS)
-            except InsituError as error:
-                assert 400 <= error.status < 500, (path, odd)
             tried += 1
     assert tried > 300
 

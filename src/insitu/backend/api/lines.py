@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
+from insitu.backend.api.arriving import arriving
 from insitu.backend.api.settings import Limits
-from insitu.errors import DeadlineExceeded, TooLarge
+from insitu.errors import TooLarge
 
 
 async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
-    """Yield a body's non-empty lines, enforcing limits per line and in total; time out when it stalls."""
+    """Yield a body's non-empty lines, enforcing limits per line, in total and on its pace."""
     buffer = bytearray()
     total = 0
-    iterator = aiter(chunks)
-    while True:
-        try:
-            async with asyncio.timeout(limits.upload_idle_seconds):
-                chunk = await anext(iterator)
-        except StopAsyncIteration:
-            break
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no byte of the group arrived for {limits.upload_idle_seconds:.0f} s after {total} bytes",
-                hint="upload it again under the same id",
-            ) from None
+    async for chunk in arriving(chunks, limits):
         total += len(chunk)
         if total > limits.max_group_bytes:
             raise TooLarge(

@@ -10,6 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from insitu.backend.api.arriving import arriving
+from insitu.backend.api.settings import Limits
 from insitu.errors import TooLarge
 
 
@@ -20,10 +22,10 @@ class BoundedRequest(Request):
         """Parse the body as JSON. Unlike the standard library's, this parser rejects NaN."""
         return orjson.loads(await self.body())
 
-    async def read(self, max_bytes: int) -> None:
-        """Read the body; raise TooLarge as soon as it exceeds the limit."""
+    async def read(self, max_bytes: int, limits: Limits) -> None:
+        """Read the body; raise TooLarge as soon as it exceeds the limit, TooSlow if it trickles."""
         body = bytearray()
-        async for chunk in self.stream():
+        async for chunk in arriving(self.stream(), limits):
             body += chunk
             if len(body) > max_bytes:
                 raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
@@ -31,7 +33,7 @@ class BoundedRequest(Request):
         self._body = bytes(body)
 
 
-def bounded_route(max_bytes: int) -> type[APIRoute]:
+def bounded_route(max_bytes: int, limits: Limits) -> type[APIRoute]:
     """Return a route class that limits JSON bodies to `max_bytes`."""
 
     class BoundedRoute(APIRoute):
@@ -41,7 +43,7 @@ def bounded_route(max_bytes: int) -> type[APIRoute]:
             async def handle(request: Request) -> Response:
                 bounded = BoundedRequest(request.scope, request.receive)
                 if self.body_field is not None:
-                    await bounded.read(max_bytes)
+                    await bounded.read(max_bytes, limits)
                 return await handler(bounded)
 
             return handle

@@ -24,7 +24,9 @@ IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
 def run_routes(services: Services) -> APIRouter:
     """Build the router; handlers are plain functions, so that blocking ledger calls run in worker threads."""
     ledger = services.ledger
-    router = APIRouter(route_class=bounded_route(services.limits.max_body_bytes), tags=["runs"])
+    router = APIRouter(
+        route_class=bounded_route(services.limits.max_body_bytes, services.limits), tags=["runs"]
+    )
 
     @router.post("/runs")
     def register_run(body: RunBody) -> RunInfo:

@@ -17,6 +17,8 @@ from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
 from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
+KNOWN = "insitu.known"
+"""The entry of a request's scope that the door calls once the key is found to be right."""
 
 
 class Door:
@@ -49,6 +51,10 @@ class Door:
             return
         self._check_origin(scope["method"], headers)
         self._check_key(headers)
+        if KNOWN in scope:
+            scope[KNOWN]()
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

@@ -56,7 +56,17 @@ class Limits:
     max_calls_per_trajectory: int = 10_000
     max_uploads: int = 16
     """Uploads read concurrently; others wait with their body unread."""
-    upload_idle_seconds: float = 60.0
+    upload_wait_seconds: float = 30.0
+    """Longest wait of an upload for its turn."""
+    body_seconds: float = 30.0
+    """Longest time that a body may take, beyond what its bytes take at `min_body_rate`."""
+    min_body_rate: float = 16 * 2**10
+    """Bytes per second that a client must send on average."""
+    max_connections: int = 4096
+    max_newcomers: int = 256
+    """Connections without a valid key so far; of more, the oldest is closed."""
+    head_seconds: float = 15.0
+    """Longest time for the headers of a request, and from the connection to the first valid key."""
     record_lag_seconds: float = 2.0
     """Time allowed for the gateway's recorder to store a call that a request names."""
     max_streams: int = 256

@@ -45,7 +45,9 @@ _SHOWN = 3
 def art_routes(services: Services) -> APIRouter:
     """Build the router; paths and responses are ART's."""
     ledger = services.ledger
-    router = APIRouter(route_class=bounded_route(services.limits.max_group_bytes), tags=["art"])
+    router = APIRouter(
+        route_class=bounded_route(services.limits.max_group_bytes, services.limits), tags=["art"]
+    )
 
     @router.get("/healthcheck")
     def healthcheck() -> Done:

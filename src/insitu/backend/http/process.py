@@ -15,9 +15,11 @@ import uvicorn
 
 from insitu.backend.api.settings import ApiSettings, Services
 from insitu.backend.http.app import build_api
+from insitu.backend.http.connection import connection_class
 from insitu.errors import InsituError, Unavailable
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
+from insitu.system.open_files import allow_open_files
 
 DRAIN_SECONDS = 10
 
@@ -51,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
     options = parse(argv)
     log_to(None)  # standard error; the supervisor writes it to logs/api.log
+    allow_open_files()
     try:
         return serve(options)
     except InsituError as error:
@@ -82,7 +85,7 @@ def serve(options: argparse.Namespace) -> int:
             server_header=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,
             # h11 limits the size of headers.
-            http="h11",
+            http=connection_class(settings.limits),
             h11_max_incomplete_event_size=32 * 2**10,
             ws="none",
         )

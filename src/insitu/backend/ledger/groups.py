@@ -20,6 +20,7 @@ from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGro
 
 # Below SQLite's limit on variables per statement in every build.
 _CHUNK = 500
+_SHOWN = 20
 
 # Built once: building a statement takes several times as long as SQLite's run of it, and `put` is hot.
 _FIND_HASH = select(schema.groups.c.body_hash).where(
@@ -94,7 +95,7 @@ def _refuse_known_rollouts(connection: Connection, group: TrajectoryGroup) -> No
     if len(set(ids)) != len(ids):
         twice = sorted(rollout for rollout, times in Counter(ids).items() if times > 1)
         raise Conflict(
-            f"group {group.id!r} holds rollouts twice: {', '.join(twice)}",
+            f"group {group.id!r} holds rollouts twice: {', '.join(twice[:_SHOWN])}",
             hint="give each rollout its own id",
         )
     for part in _chunks(ids):
@@ -126,7 +127,7 @@ def read_many(connection: Connection, run: str, group_ids: Sequence[str]) -> lis
             found[row["id"]] = to_record(row)
     missing = [group_id for group_id in group_ids if group_id not in found]
     if missing:
-        raise NotFound(f"run {run!r} has no groups {', '.join(missing)}")
+        raise NotFound(f"run {run!r} has no groups {', '.join(missing[:_SHOWN])} ({len(missing)} missing)")
     return [found[group_id] for group_id in group_ids]
 
 
@@ -155,7 +156,7 @@ def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: st
     missing = [group_id for group_id in group_ids if group_id not in states]
     if missing:
         raise NotFound(
-            f"run {run!r} has no groups {', '.join(missing[:20])} ({len(missing)} missing)",
+            f"run {run!r} has no groups {', '.join(missing[:_SHOWN])} ({len(missing)} missing)",
             hint="upload them first: PUT /v1/runs/{run}/groups/{id}",
         )
     for group_id in group_ids:

@@ -93,7 +93,7 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
         raise InvalidRequest("a step needs at least one group", hint='send {"groups": ["..."]}')
     if len(set(group_ids)) != len(group_ids):
         twice = sorted(group for group, times in Counter(group_ids).items() if times > 1)
-        raise InvalidRequest(f"groups named twice: {', '.join(twice)}", hint="name each group once")
+        raise InvalidRequest(f"groups named twice: {', '.join(twice[:20])}", hint="name each group once")
 
 
 def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job | None:

@@ -137,8 +137,8 @@ def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
 
 
 def _check_seed(seed: object) -> None:
-    known = isinstance(seed, int) and not isinstance(seed, bool)
-    if seed is not None and not (known and -MAX_SEED <= seed < MAX_SEED):
+    whole = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and (not whole or not -MAX_SEED <= cast("int", seed) < MAX_SEED):
         raise InvalidRequest(f"`seed` is {seed!r}; it must be an integer of 64 bits.")
 
 

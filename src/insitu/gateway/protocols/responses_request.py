@@ -5,7 +5,7 @@ The items of one answer (reasoning, text, function calls) become one assistant m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.kept_items import KeptItems
@@ -221,10 +221,10 @@ def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(body: dict[str, Any]) -> dict[str, Any]:
-    include = body.get("include") or []
+    include: object = body.get("include") or []
     if not isinstance(include, list):
         raise InvalidRequest("`include` must be a list of strings.")
-    wanted = LOGPROBS in include
+    wanted = LOGPROBS in cast("list[object]", include)
     if body.get("top_logprobs") and not wanted:
         raise InvalidRequest(f"`top_logprobs` needs `{LOGPROBS}` in `include`.")
     return {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0} if wanted else {}

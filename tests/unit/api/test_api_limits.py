@@ -1,0 +1,214 @@
+"""What comes in is bounded: numbers, pace, connections. Nothing of it is work for others."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from insitu.backend.api.settings import ApiSettings, Limits
+from insitu.backend.http.app import build_api
+from insitu.backend.http.connection import connection_class
+from insitu.backend.ledger import Ledger
+from insitu.records.store import RecordStore
+
+from .conftest import KEY, LIMITS, inline_call, inline_group, ndjson, put, submit
+
+HEAD = b"HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+AUTHORIZED = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
+UPLOAD = AUTHORIZED + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def group_with(reward: Any = 1.0, **call: Any) -> bytes:
+    head = {"rollout_id": "r", "reward": reward, "num_inline_calls": 1}
+    return ndjson({"group": {"num_trajectories": 1}}, {"trajectory": head}, inline_call(**call))
+
+
+@pytest.mark.parametrize("reward", [1e200, -1e10, 1e9 + 1])
+async def test_a_reward_beyond_all_bounds_is_refused(http: httpx.AsyncClient, reward: float) -> None:
+    answer = await put(http, "g", group_with(reward))
+    assert answer.status_code == 400
+    assert "reward" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", [{"policy_step": 2**63}, {"policy_step": 2**31}, {"prompt_ids": [2**31]}])
+async def test_a_number_that_no_column_holds_is_refused(
+    http: httpx.AsyncClient, field: dict[str, Any]
+) -> None:
+    answer = await put(http, "g", group_with(**field))
+    assert answer.status_code == 400
+    assert next(iter(field)) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("argument", [2**31, 2**63, -(2**40), "x" * 2000])
+async def test_an_argument_of_a_run_is_bounded(http: httpx.AsyncClient, argument: Any) -> None:
+    body = {"name": "big", "base_model": "m", "engine_args": {"max_num_seqs": argument}}
+    assert (await http.post("/v1/runs", json=body)).status_code == 400
+
+
+async def test_a_step_over_the_same_group_20000_times_is_refused_at_once(http: httpx.AsyncClient) -> None:
+    for groups in (["g"] * 7000, [f"g{n // 2}" for n in range(7000)]):
+        started = time.monotonic()
+        answer = await submit(http, "k", groups)
+        assert answer.status_code == 400
+        assert "named twice" in answer.json()["error"]["message"]
+        assert time.monotonic() - started < 2
+        assert len(answer.content) < 4000
+
+
+async def test_a_compressed_body_is_refused(http: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
+    for client, status in ((stranger, 401), (http, 400)):
+        answer = await client.post(
+            "/v1/runs", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"}
+        )
+        assert answer.status_code == status
+
+
+@asynccontextmanager
+async def serving(folder: Path, ledger: Ledger, records: RecordStore, **limits: Any) -> AsyncIterator[int]:
+    """The API behind a real socket; yield its port."""
+    settings = replace(ApiSettings.with_key(folder, KEY), limits=replace(LIMITS, **limits))
+    app = build_api(settings, ledger=ledger, records=records)
+    protocol = connection_class(settings.limits)
+    config = uvicorn.Config(app, log_config=None, http=protocol, ws="none", timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        task = asyncio.create_task(server.serve([listener]))
+        try:
+            async with asyncio.timeout(5):
+                while not server.started:
+                    await asyncio.sleep(0.01)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
+
+
+@asynccontextmanager
+async def connected(
+    port: int, sent: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def closed(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def registered(port: int) -> int:
+    async with httpx.AsyncClient() as client:
+        headers = {"authorization": f"Bearer {KEY}"}
+        return (await client.get(f"http://127.0.0.1:{port}/v1/runs", headers=headers)).status_code
+
+
+async def test_half_sent_headers_have_a_deadline(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    async with serving(tmp_path, ledger, records, head_seconds=0.3) as port:
+        for sent in (b"", b"GET /v1/runs " + HEAD, b"GET /v1/runs " + HEAD + AUTHORIZED):
+            async with connected(port, sent) as (reader, _):
+                assert await closed(reader, 3) == b""
+        whole = b"GET /v1/runs " + HEAD + AUTHORIZED + b"\r\n"
+        async with connected(port, whole) as (reader, writer):
+            await asyncio.sleep(0.1)
+            writer.write(whole + b"GET /v1/runs ")  # a second request, and half of a third
+            assert (await closed(reader, 3)).count(b"HTTP/1.1 200") == 2
+
+
+async def test_a_refused_client_does_not_keep_its_connection(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    async with serving(tmp_path, ledger, records, head_seconds=0.3) as port:
+        head = b"POST /v1/runs " + HEAD + b"Content-Length: 1000\r\n\r\n"
+        async with connected(port, head) as (reader, writer):
+            assert b" 401 " in await reader.readline()
+            started = time.monotonic()
+            while not reader.at_eof() and time.monotonic() - started < 3:
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+                if writer.transport.is_closing():
+                    break
+            assert time.monotonic() - started < 2
+
+
+async def test_silent_connections_push_out_their_own(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    async with serving(tmp_path, ledger, records, max_newcomers=20, head_seconds=30) as port:
+        crowd = [connected(port, b"GET /v1/runs " + HEAD) for _ in range(100)]
+        pairs = [await one.__aenter__() for one in crowd]
+        try:
+            assert await registered(port) == 200
+            ended = [asyncio.create_task(closed(reader, 3)) for reader, _ in pairs[:80]]
+            assert await asyncio.gather(*ended) == [b""] * 80
+        finally:
+            for one in crowd:
+                await one.__aexit__(None, None, None)
+
+
+async def test_uploads_that_trickle_give_up_their_place(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    limits = {"max_uploads": 2, "body_seconds": 0.5, "upload_wait_seconds": 3.0}
+    async with serving(tmp_path, ledger, records, **limits) as port:
+        crowd = [connected(port, b"PUT /v1/runs/run/groups/g%d " % n + HEAD + UPLOAD) for n in range(2)]
+        pairs = [await one.__aenter__() for one in crowd]
+        trickles = [asyncio.create_task(_trickle(writer)) for _, writer in pairs]
+        try:
+            await asyncio.sleep(0.2)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                client.headers["authorization"] = f"Bearer {KEY}"
+                assert (await put(client, "honest", inline_group("h"))).status_code == 201
+            lines = [await reader.readline() for reader, _ in pairs]
+            assert [line.split()[1] for line in lines] == [b"408", b"408"]
+        finally:
+            for trickle in trickles:
+                trickle.cancel()
+            for one in crowd:
+                await one.__aexit__(None, None, None)
+
+
+async def _trickle(writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        writer.write(b"1\r\n{\r\n")
+        await asyncio.sleep(0.1)
+
+
+async def test_an_upload_does_not_wait_for_its_turn_for_ever(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    limits = {"max_uploads": 1, "body_seconds": 5.0, "upload_wait_seconds": 0.2}
+    async with serving(tmp_path, ledger, records, **limits) as port:
+        async with connected(port, b"PUT /v1/runs/run/groups/g " + HEAD + UPLOAD):
+            await asyncio.sleep(0.1)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                client.headers["authorization"] = f"Bearer {KEY}"
+                answer = await put(client, "honest", inline_group("h"))
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+def test_honest_clients_are_not_too_slow() -> None:
+    """A gibibyte at 100 KB/s is three hours, and still within the limits."""
+    limits = Limits()
+    assert limits.body_seconds + limits.max_group_bytes / limits.min_body_rate > limits.max_group_bytes / 1e5
