@@ -28,6 +28,7 @@ from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.messages import MessagesProtocol
 from insitu.gateway.protocols.request import load_body
 from insitu.gateway.protocols.responses import ResponsesProtocol
+from insitu.gateway.recording.journal import Journal, journal_folder, recover
 from insitu.gateway.recording.listings import Listings, flag
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Tallies, Ticket
@@ -103,7 +104,11 @@ class Gateway:
     async def _lifetime(self, _app: web.Application):
         limits = self._settings.limits
         store = RecordStore(self._settings.records_url)
-        self.recorder = Recorder(store, max_backlog=limits.max_record_backlog)
+        folder = journal_folder(self._settings.records_url)
+        journal = None if folder is None else Journal(folder)
+        if folder is not None:
+            await asyncio.to_thread(recover, folder, store)
+        self.recorder = Recorder(store, max_backlog=limits.max_record_backlog, journal=journal)
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         tokenizers = Tokenizers(self._settings.tokenizer)

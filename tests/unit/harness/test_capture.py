@@ -33,6 +33,7 @@ from insitu.testing.standins import (
     make_run,
 )
 from insitu.types import Ending
+from insitu.workflow.outcome import Outcome
 
 TARGETS = Targets("run", frozenset({"planner"}))
 
@@ -255,3 +256,12 @@ async def test_the_standin_gateway_counts_as_the_true_one_does() -> None:
             record = await client.rollout_record("ro")
             assert record == RolloutRecord([], 1, {"standin": 1}, 0)
             assert await client.rollout_record("other") == RolloutRecord([], 0)
+
+
+async def test_a_rollout_with_an_unknown_count_is_never_trained_on() -> None:
+    for seen, ending in ((1, Ending.COMPLETED), (None, Ending.INFRASTRUCTURE)):
+        client = ScriptedGatewayClient(RolloutRecord([call("c")], seen))
+        found = await read_rollout(client, TARGETS, "r")
+        corrected = found.corrected(Outcome(Ending.COMPLETED, None, "", 1.0))
+        assert corrected.ending is ending
+        assert ("restarted" in corrected.reason) is (seen is None)

@@ -5,7 +5,7 @@
            └─► generate, choice 2 ──► verify ──► derender ─┘
 
 An answer goes out whole: when one choice fails, the attempt fails, and none of its choices is recorded. In
-a stream each choice is recorded once its own end has been sent; if one breaks, so do those still open.
+a stream each choice is recorded before its own end is sent; if one breaks, so do those still open.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
@@ -42,6 +43,8 @@ from insitu.json_values import JsonObject
 from insitu.types import INCOMPLETE, ModelCall
 
 _log = logging.getLogger(__name__)
+Recording = Future[None] | None
+"""None if the call is kept already."""
 T = TypeVar("T")
 _RETRY_PAUSE_SECONDS = 0.1
 _RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
@@ -132,14 +135,19 @@ class Caller:
         attempt.choices = choices_of(context.call_id, rendered, context.request.num_choices, timings)
         return attempt.choices
 
-    def submit(self, attempt: Attempt, choice: Choice, sample: Sample, answer: JsonObject | None) -> None:
-        """Hand a call to the recorder; a complete one is remembered for the turns that follow."""
+    def submit(
+        self, attempt: Attempt, choice: Choice, sample: Sample, answer: JsonObject | None
+    ) -> Recording:
+        """Hand a call to the recorder; a complete one is remembered for the turns that follow.
+
+        Its answer may end once the result is `kept`.
+        """
         context, rendered = attempt.context, choice.rendered
         sampling = rendered.generate["sampling_params"]
         choice.timings["total"] = time.monotonic() - context.started
         if sample.finish_reason not in INCOMPLETE:
             self.restorer.remember(context.labels.rollout_id, attempt.target, rendered, sample.output_ids)
-        self.recorder.submit(
+        recording = self.recorder.submit(
             ModelCall(
                 id=choice.call_id,
                 rollout_id=context.labels.rollout_id,
@@ -164,6 +172,21 @@ class Caller:
         )
         choice.recorded = True
         context.ticket.recorded()
+        return recording
+
+    async def kept(self, recordings: Iterable[Recording]) -> None:
+        """Wait until the calls outlive this process, as most do at once; Unavailable on a full disk."""
+        seconds = self.limits.record_seconds
+        for recording in recordings:
+            if recording is None:
+                continue
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(recording), seconds)
+            except TimeoutError:
+                raise Unavailable(
+                    f"The call could not be recorded within {seconds:.0f} s: {self.recorder.refusal()}.",
+                    hint="free space on the disk of the records, then retry",
+                ) from None
 
     async def _tried(self, attempt: Attempt, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Make one attempt; what it leaves half done is recorded as such, unless it may be retried."""
@@ -186,8 +209,11 @@ class Caller:
     async def _complete_once(self, attempt: Attempt) -> Answer:
         choices = await self.render(attempt)
         answered = await together([self._choose(attempt, choice) for choice in choices])
-        for choice, (sample, answer) in zip(choices, answered, strict=True):
+        await attempt.context.ticket.noted(self.limits.record_seconds)
+        await self.kept(
             self.submit(attempt, choice, sample, answer.recorded)
+            for choice, (sample, answer) in zip(choices, answered, strict=True)
+        )
         return merged([answer for _, answer in answered])
 
     async def _choose(self, attempt: Attempt, choice: Choice) -> tuple[Sample, Answer]:

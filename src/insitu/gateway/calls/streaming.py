@@ -4,9 +4,9 @@
 
 Chunks that arrive while one is being derendered are merged into the next, so a slow client or engine
 costs fewer hops instead of a growing delay. The last chunk is sent only after the whole sample has been
-verified, and the end of the stream only after it has been handed to the recorder: a client that sees the
-end can rely on the record. If the client leaves early, what had arrived is recorded as `cancelled`; if the
-engine fails after something was sent, as `broken`. Several choices share the stream, each at its own pace.
+verified and its record outlives this process: a client that sees the end can rely on it. If the client
+leaves before that, what had arrived is recorded as `cancelled`; if the engine fails after something was
+sent, as `broken`. Several choices share the stream, each at its own pace.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.engines.sample import GenerateAnswer, verify
 from insitu.gateway.protocols.base import Event, StreamText, usage_of
 from insitu.gateway.shared.faults import ClientGone, internal_error
+from insitu.gateway.shared.settings import Limits
 from insitu.wire.headers import CALL_ID_HEADER
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 class EventWriter:
     """Writes events to the client; headers go out with the first one."""
 
-    def __init__(self, request: web.Request, context: CallContext, write_seconds: float) -> None:
+    def __init__(self, request: web.Request, context: CallContext, limits: Limits) -> None:
         self.response = web.StreamResponse(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
@@ -44,13 +45,15 @@ class EventWriter:
         )
         self._request = request
         self._context = context
-        self._write_seconds = write_seconds
+        self._limits = limits
         self._num_sent = 0
         self._turn = asyncio.Lock()
 
     async def send(self, events: list[Event]) -> None:
         if not events:
             return
+        if not self._context.sent:
+            await self._context.ticket.noted(self._limits.record_seconds)
         # The turn is bounded: it is held while one chunk is written.
         async with self._turn, self._to_client():
             if not self._context.sent:
@@ -78,7 +81,7 @@ class EventWriter:
         A client that does not read has left too: its connection is closed, so that its call ends.
         """
         try:
-            async with asyncio.timeout(self._write_seconds):
+            async with asyncio.timeout(self._limits.write_seconds):
                 yield
         except ConnectionError as error:
             raise ClientGone from error
@@ -95,7 +98,7 @@ def _encoded(event: Event) -> bytes:
 
 async def stream_answer(caller: Caller, context: CallContext, request: web.Request) -> web.StreamResponse:
     """Serve one streamed call. Errors before the first event propagate, later ones become an event."""
-    writer = EventWriter(request, context, caller.limits.write_seconds)
+    writer = EventWriter(request, context, caller.limits)
 
     async def work(attempt: Attempt) -> None:
         await _stream_once(caller, attempt, writer)
@@ -138,9 +141,10 @@ async def _stream_choice(
         num_sent = await timed(choice.timings, "generate", _relay(chunks, choice, text, writer))
     sample = verify(whole, len(choice.rendered.prompt_ids), attempt.target)
     events = await timed(choice.timings, "derender", text.chunk(whole.after(num_sent), sample))
+    # The record comes first: whatever happens to this process, a client that sees the end can rely on it.
+    await attempt.context.ticket.noted(caller.limits.record_seconds)
+    await caller.kept([caller.submit(attempt, choice, sample, text.recorded())])
     await writer.send(indexed(events, choice.index))
-    # Nothing is awaited in between: the record is there before the client can respond to what it reads.
-    caller.submit(attempt, choice, sample, text.recorded())
     return len(sample.output_ids)
 
 

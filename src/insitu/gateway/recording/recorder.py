@@ -5,7 +5,7 @@
 
 Whatever arrived during one commit forms the next batch, so the batch grows with the load by itself. When
 the store cannot be written (disk full), the batch is kept and retried; meanwhile `refusal` gives the
-reason, and the gateway takes no new calls.
+reason, and the gateway takes no new calls. A call that the store does not take at all is dropped and counted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import time
 from collections import deque
 from concurrent.futures import Future
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from insitu.errors import DeadlineExceeded, InsituError
+from insitu.errors import DeadlineExceeded, InsituError, attempt
+from insitu.gateway.recording.journal import Journal
 from insitu.gateway.recording.tally import Tally
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
@@ -26,13 +28,18 @@ from insitu.types import ModelCall
 _log = logging.getLogger(__name__)
 _MAX_BATCH = 256
 _RETRY_SECONDS = 1.0
+_PASSING = (OperationalError, PoolTimeout, OSError)
+"""Failures of the disk or a lock. Any other is the fault of one entry, and would never pass."""
 
 
 class Recorder:
     """Writes submitted calls to a store in the background."""
 
-    def __init__(self, store: RecordStore, *, max_backlog: int) -> None:
+    def __init__(self, store: RecordStore, *, max_backlog: int, journal: Journal | None = None) -> None:
         self.num_recorded = 0
+        self.num_lost = 0
+        """Calls that the store did not take."""
+        self._journal = journal
         self._store = store
         self._max_backlog = max_backlog
         self._queue: list[ModelCall | Tally] = []
@@ -59,19 +66,36 @@ class Recorder:
             return f"{self.backlog} recorded calls are waiting to be written"
         return None
 
-    def submit(self, call: ModelCall) -> None:
-        """Queue a finished call. Never rejects one: `refusal` is checked before a call starts."""
+    def submit(self, call: ModelCall) -> Future[None] | None:
+        """Queue a finished call: `refusal` is checked before a call starts.
+
+        Return None if the call outlives this process from now on, else a future that is done when it does.
+        """
         with self._wake:
             if self._closing:
                 raise InsituError(
                     f"Call {call.id} finished after the recorder was closed; it is not recorded."
                 )
+            kept = self._keep(call)
             self._put(call)
+            return None if kept else self.written()
+
+    def _keep(self, call: ModelCall) -> bool:
+        """Write the call to the journal; return False if there is none or its disk is full."""
+        if self._journal is None:
+            return False
+        try:
+            self._journal.add(call, self._num_submitted + 1)
+        except OSError as error:
+            _log.error("call %s waits for the store, the journal fails: %s", call.id, error)
+            return False
+        return True
 
     def count(self, tally: Tally) -> None:
         """Queue a rollout whose requests are counted from now on; its tally is told if it is not new."""
         with self._wake:
             self._put(tally)
+            tally.noted = self.written()
 
     def _put(self, entry: ModelCall | Tally) -> None:
         self._queue.append(entry)
@@ -112,6 +136,8 @@ class Recorder:
                 self._closing = True
                 self._wake.notify_all()
             self._thread.join(_RETRY_SECONDS + 1)
+            if self._journal is not None:
+                self._journal.close(everything_is_written=self.backlog == 0)
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -130,29 +156,56 @@ class Recorder:
             return batch
 
     def _write(self, batch: list[ModelCall | Tally]) -> None:
+        """Write the batch; if an entry of it cannot be written, lose that one alone."""
+        known = attempt(lambda: self._append(batch), lambda error: error)
+        if isinstance(known, set):
+            self._settle(batch, known, num_entries=len(batch))
+        elif isinstance(known, _PASSING):  # the recorder closes; the journal keeps the calls
+            raise known
+        elif len(batch) > 1:
+            for entry in batch:
+                self._write([entry])
+        else:
+            self._lose(batch[0], known)
+
+    def _lose(self, entry: ModelCall | Tally, error: Exception) -> None:
+        self.num_lost += 1
+        if isinstance(entry, ModelCall):
+            _log.error("call %s is lost, the store does not take it", entry.id, exc_info=error)
+            self._settle([], set(), num_entries=1)
+        else:
+            _log.error("rollout %s is not counted", entry.rollout_id, exc_info=error)
+            self._settle([entry], {entry.rollout_id}, num_entries=1)
+
+    def _append(self, batch: list[ModelCall | Tally]) -> set[str]:
+        """Write the batch; wait while the store cannot be written. Return the rollouts that were known."""
         calls = [entry for entry in batch if isinstance(entry, ModelCall)]
-        tallies = [entry for entry in batch if isinstance(entry, Tally)]
+        rollouts = [entry.rollout_id for entry in batch if isinstance(entry, Tally)]
         while True:
             try:
-                known = self._store.append(calls, [tally.rollout_id for tally in tallies])
-            except (SQLAlchemyError, OSError) as error:
+                return self._store.append(calls, rollouts)
+            except _PASSING as error:
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 _log.error("cannot write %d calls, trying again: %s", len(batch), self._error)
                 if self._closing:
                     raise
                 time.sleep(_RETRY_SECONDS)
-                continue
-            with self._wake:
-                self._error = None
-                self.num_recorded += len(calls)
-                self._num_written += len(batch)
-                self._writing = 0
-                for tally in tallies:
+
+    def _settle(self, batch: list[ModelCall | Tally], known: set[str], *, num_entries: int) -> None:
+        """Count the entries as done and tell those who wait."""
+        with self._wake:
+            self._error = None
+            self.num_recorded += sum(isinstance(entry, ModelCall) for entry in batch)
+            self._num_written += num_entries
+            self._writing -= num_entries
+            for tally in batch:
+                if isinstance(tally, Tally):
                     tally.whole = tally.rollout_id not in known
                     known.add(tally.rollout_id)
-                self._wake.notify_all()
-                self._tell_waiting()
-            return
+            if self._journal is not None:
+                self._journal.written(self._num_written)
+            self._wake.notify_all()
+            self._tell_waiting()
 
     def _tell_waiting(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._num_written:

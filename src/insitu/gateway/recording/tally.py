@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from insitu.errors import InsituError
+from insitu.errors import InsituError, Unavailable
 
 _CLIENT_ERRORS = range(400, 500)
 
@@ -35,6 +36,8 @@ class Tally:
     """Calls that ended without a record, by reason."""
     whole: bool = True
     """False if requests of the rollout were counted before this tally began."""
+    noted: Future[None] | None = None
+    """Done once the store knows for good that the rollout is counted."""
 
 
 class Ticket:
@@ -47,6 +50,23 @@ class Ticket:
         self._num_calls, self._num_recorded = 1, 0
         if tally is not None:
             tally.seen += 1
+
+    async def noted(self, seconds: float) -> None:
+        """Wait until the store knows of the rollout: nothing is answered before.
+
+        A gateway that starts after a crash then knows that calls of the rollout may be missing.
+        """
+        noted = self._tally.noted if self._tally is not None else None
+        if noted is None or noted.done():
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                # Shielded: others wait for the same future.
+                await asyncio.shield(asyncio.wrap_future(noted))
+        except TimeoutError:
+            raise Unavailable(
+                f"The rollout could not be noted within {seconds:.0f} s.", hint="retry later"
+            ) from None
 
     def expect(self, num_calls: int) -> None:
         """Set the number of calls that the request turned out to ask for."""

@@ -23,6 +23,8 @@ class Limits:
     max_in_flight: int = 2048
     max_held: int = 4096
     max_record_backlog: int = 4096
+    record_seconds: float = 30.0
+    """Longest wait of an answer for its record, when the journal cannot be written."""
     hold_seconds: float = 600.0
     """Longest wait of a call if no hold sets one: no table yet, or no healthy replica."""
     settle_seconds: float = 5.0

@@ -39,6 +39,8 @@ class RecordedCalls:
     capture: Capture = field(default_factory=Capture)
     why_none: str = ""
     """Explanation for the user in case there is nothing to train on."""
+    why_partial: str = ""
+    """Why calls of the rollout may be missing without a trace; empty if all were counted."""
 
     @property
     def chosen(self) -> list[RecordedCall]:
@@ -46,11 +48,16 @@ class RecordedCalls:
         return [call for call in self.calls if call["id"] not in self.dropped]
 
     def corrected(self, outcome: Outcome) -> Outcome:
-        """Correct a completed outcome: it must have used the trained model; a cut-off one ends in LENGTH."""
+        """Correct a completed outcome: it must have used the trained model and be on record as a whole.
+
+        One that was cut off ends in LENGTH.
+        """
         if outcome.ending is not Ending.COMPLETED:
             return outcome
         if not self.call_ids:
             return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=self.why_none)
+        if self.why_partial:
+            return replace(outcome, ending=Ending.INFRASTRUCTURE, reason=self.why_partial)
         if self.chosen[-1]["finish_reason"] == "length":
             return replace(outcome, ending=Ending.LENGTH)
         return outcome
@@ -76,7 +83,15 @@ async def read_rollout(
     others = [call for call in calls if call["id"] not in set(call_ids)]
     dropped = {call["id"]: targets.dropped_as(call) or LATE for call in others}
     why_none = targets.why_none(calls, record.unrecorded)
-    return RecordedCalls(calls, call_ids, dropped, _capture(record, dropped), why_none)
+    capture = _capture(record, dropped)
+    return RecordedCalls(calls, call_ids, dropped, capture, why_none, _why_partial(record))
+
+
+def _why_partial(record: RolloutRecord) -> str:
+    """Say why calls may be missing without a trace; empty if the gateway has counted them all."""
+    if record.seen is not None:
+        return ""
+    return "the gateway was restarted during the rollout and cannot tell whether calls of it are missing"
 
 
 async def _settled(gateway: GatewayClient, rollout_id: str) -> RolloutRecord:
