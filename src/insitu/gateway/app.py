@@ -125,7 +125,7 @@ class Gateway:
         finally:
             await self.pool.close()
             await asyncio.to_thread(self.listings.close)
-            await asyncio.to_thread(self.recorder.close, limits.shutdown_seconds)
+            await asyncio.to_thread(self.recorder.close, limits.flush_seconds)
             store.close()
 
     async def _stop_holding(self, _app: web.Application) -> None:

@@ -50,7 +50,8 @@ async def serve(settings: Settings) -> None:
         build_app(settings),
         handler_cancellation=True,  # a client that disconnects ends its generation
         access_log=None,
-        shutdown_timeout=settings.limits.shutdown_seconds,
+        # aiohttp waits twice: for handlers to end, and again before it cancels them.
+        shutdown_timeout=settings.limits.drain_seconds / 2,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

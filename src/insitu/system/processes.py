@@ -24,6 +24,7 @@ from typing import IO
 import psutil
 
 from insitu.errors import Conflict
+from insitu.system.logs import LOG_FILE
 
 MARK = "INSITU_SERVE_ID"
 """Environment variable set on every process started by one `insitu serve`."""
@@ -54,7 +55,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **(env or {}), LOG_FILE: str(log_path)},
             start_new_session=True,
         )
 

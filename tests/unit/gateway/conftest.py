@@ -36,7 +36,7 @@ LIMITS = Limits(
     generate_seconds=10.0,
     probe_interval_seconds=0.1,
     probe_timeout_seconds=0.3,
-    shutdown_seconds=2.0,
+    flush_seconds=2.0,
 )
 MESSAGES = [{"role": "user", "content": "hello"}]
 

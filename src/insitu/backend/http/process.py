@@ -17,11 +17,10 @@ from insitu.backend.api.settings import ApiSettings, Services
 from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.errors import InsituError, Unavailable
+from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
-
-DRAIN_SECONDS = 10
 
 
 class ApiServer(uvicorn.Server):
@@ -83,7 +82,7 @@ def serve(options: argparse.Namespace) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=int(DRAIN_SECONDS),
             # h11 limits the size of headers.
             http=connection_class(settings.limits),
             h11_max_incomplete_event_size=32 * 2**10,

@@ -8,6 +8,7 @@ from pathlib import Path
 from insitu.backend.plan.compute import Compute, Placement
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
 from insitu.errors import CannotHonour
+from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
 
 
@@ -21,7 +22,7 @@ class Deadlines:
     drain: float = 300.0
     hold: float = 3600.0
     gateway_push: float = 60.0
-    stop_grace: float = 5.0
+    stop_grace: float = STOP_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from insitu.system.drain import DRAIN_SECONDS, FLUSH_SECONDS
 from insitu.system.keys import check_key
 
 
@@ -45,7 +46,10 @@ class Limits:
     generate_seconds: float = 900.0
     probe_interval_seconds: float = 3.0
     probe_timeout_seconds: float = 10.0
-    shutdown_seconds: float = 8.0
+    drain_seconds: float = DRAIN_SECONDS
+    """Time that calls under way have to finish when the process stops; then they are broken off."""
+    flush_seconds: float = FLUSH_SECONDS
+    """Time to write their records after that."""
     max_listings: int = 4
     """Lists of calls read at once; others queue, so that they never crowd out the calls themselves."""
     listing_seconds: float = 30.0
