@@ -61,7 +61,7 @@ class Transport:
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
         self.answered = False
-        """Whether the server has ever answered: one that has is waited for, a wrong address is not."""
+        """True once the server has answered: it is then waited for, unlike a wrong address."""
 
     def open(self) -> aiohttp.ClientSession:
         """Return the session, created on first use because it belongs to the running loop. It ignores the

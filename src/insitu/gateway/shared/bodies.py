@@ -80,7 +80,7 @@ class Bodies:
 
 
 class _Share:
-    """What one request has reserved."""
+    """The memory that one request has reserved."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
