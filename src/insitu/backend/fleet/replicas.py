@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from insitu.backend.fleet.cluster import Actor, ActorDied, gather
+from insitu.backend.fleet.placement import Reservation
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
@@ -34,7 +33,6 @@ class Replica:
 
     id: str
     actor: Actor
-    group: PlacementGroup | None
     engine: EngineClient
     pid: int
     devices: str
@@ -52,36 +50,51 @@ class ReplicaSet:
         scratch: Path,
         start_seconds: float,
         threads: Sequence[Threads] = (),
+        actor: type = ReplicaActor,
     ) -> None:
+        """`actor` runs each engine; another one is for tests of placement."""
         self._http = http
         self._logs_dir = logs_dir
         self._scratch = scratch
         self._start_seconds = start_seconds
-        self._threads = {_name(index): share for index, share in enumerate(threads)}
+        self._threads = threads
+        self._actor = actor
+        self._gpus: Reservation | None = None
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
+        self.devices: list[str] = []
+        """The GPUs of all engines, in order; an engine that is restarted keeps its own."""
 
     async def start(self, settings: EngineSettings, count: int) -> None:
-        """Start `count` engines and wait until all are ready."""
+        """Start `count` engines and wait until all are ready; the first failure ends all of them."""
         self.settings = settings
-        ids = [_name(index) for index in range(count)]
-        started = await asyncio.gather(*[self._start_one(name, settings) for name in ids])
+        if settings.device == "cuda":
+            self._gpus = await Reservation.make([settings.tensor_parallel_size] * count)
+        starting = [asyncio.ensure_future(self._start_one(index, settings)) for index in range(count)]
+        try:
+            started = await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.wait(starting)
+            self._release()
+            raise
         self.replicas = {replica.id: replica for replica in started}
+        self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 
     async def stop(self) -> None:
         """Stop every engine."""
-        await asyncio.gather(
-            *[_end(replica.id, replica.actor, replica.group) for replica in self.replicas.values()]
-        )
-        self.replicas, self.settings = {}, None
+        await asyncio.gather(*[_end(replica.id, replica.actor) for replica in self.replicas.values()])
+        self.replicas, self.settings, self.devices = {}, None, []
+        self._release()
 
     async def restart(self, replica_id: str) -> Replica:
-        """Replace a dead engine; the new one has the base weights and has not joined yet."""
+        """Replace a dead engine on its own GPUs; the new one has the base weights and has not joined yet."""
         assert self.settings is not None, "no engine was ever started"
         old = self.replicas.pop(replica_id, None)
         if old is not None:
-            await _end(old.id, old.actor, old.group)
-        replica = await self._start_one(replica_id, self.settings)
+            await _end(old.id, old.actor)
+        replica = await self._start_one(_index(replica_id), self.settings)
         self.replicas[replica_id] = replica
         return replica
 
@@ -99,25 +112,21 @@ class ReplicaSet:
         """Return the engines that take calls."""
         return [replica for replica in self.replicas.values() if replica.joined]
 
-    async def _start_one(self, name: str, settings: EngineSettings) -> Replica:
+    async def _start_one(self, index: int, settings: EngineSettings) -> Replica:
+        name = _name(index)
         options: dict[str, object] = {"num_cpus": 0}
-        group = None
-        if settings.device == "cuda":
-            group = placement_group([{"GPU": settings.tensor_parallel_size}])
-            strategy = PlacementGroupSchedulingStrategy(group, 0)
-            options |= {"num_gpus": settings.tensor_parallel_size, "scheduling_strategy": strategy}
+        if self._gpus is not None:
+            options |= self._gpus.options(index)
         log_path = str(self._logs_dir / f"{name}.log")
-        threads = self._threads.get(name)
-        actor = Actor(ReplicaActor, options, settings, log_path, self._environment(), threads)
+        threads = self._threads[index] if index < len(self._threads) else None
+        actor = Actor(self._actor, options, settings, log_path, self._environment(), threads)
         async with AsyncExitStack() as on_failure:
-            on_failure.push_async_callback(_end, name, actor, group)
-            replica = await self._when_ready(name, actor, group, settings)
+            on_failure.push_async_callback(_end, name, actor)
+            replica = await self._when_ready(name, actor, settings)
             on_failure.pop_all()
         return replica
 
-    async def _when_ready(
-        self, name: str, actor: Actor, group: PlacementGroup | None, settings: EngineSettings
-    ) -> Replica:
+    async def _when_ready(self, name: str, actor: Actor, settings: EngineSettings) -> Replica:
         described: list[Server] = await gather(
             [actor.call("describe")], self._start_seconds, f"starting {name}"
         )
@@ -129,7 +138,12 @@ class ReplicaSet:
         warm_up_seconds = time.monotonic() - began
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)
-        return Replica(name, actor, group, engine, server.pid, server.devices, warm_up_seconds)
+        return Replica(name, actor, engine, server.pid, server.devices, warm_up_seconds)
+
+    def _release(self) -> None:
+        if self._gpus is not None:
+            self._gpus.release()
+            self._gpus = None
 
     async def _exit_report(self, actor: Actor) -> str | None:
         try:
@@ -155,12 +169,14 @@ def _name(index: int) -> str:
     return f"replica-{index}"
 
 
-async def _end(name: str, actor: Actor, group: PlacementGroup | None) -> None:
-    """Stop the server and everything it started, then its actor, and free its devices."""
+def _index(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+async def _end(name: str, actor: Actor) -> None:
+    """Stop the server and everything it started, then its actor."""
     try:
         await gather([actor.call("stop")], _STOP_SECONDS, f"stopping {name}")
     except (ChildFailed, DeadlineExceeded) as error:
         log.warning("%s did not stop by itself: %s", name, error)
     actor.kill()
-    if group is not None:
-        remove_placement_group(group)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from insitu.backend.fleet.cluster import Actor, ActorDied, ended, gather
+from insitu.backend.fleet.placement import Reservation, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import DeadlineExceeded, InsituError
@@ -63,26 +62,25 @@ class TrainerGroup:
         self._base_model = base_model
         self._actor = actor
         self._actors: list[Actor] = []
-        self._group: PlacementGroup | None = None
+        self._gpus: Reservation | None = None
         self.opened: dict[str, int] = {}
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
         self.ranks: list[LoadedRank] = []
 
     async def start(self, shared_devices: str | None = None) -> None:
-        """Start all ranks and load the base model on each. `shared_devices` are the engine's GPUs."""
+        """Start all ranks and load the base model on each. `shared_devices` are the engines' GPUs."""
         settings = self._settings
-        world, port = settings.num_ranks, free_port()
-        options: dict[str, object] = {"num_cpus": 0}
-        if settings.device == "cuda" and shared_devices is None:
-            self._group = placement_group([{"GPU": 1}] * world, strategy="PACK")
-            options["num_gpus"] = 1
-        for rank in range(world):
-            if self._group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, rank)
-            devices = shared_devices.split(",") if shared_devices else None
-            own = devices[rank % len(devices)] if devices else None
+        port = free_port()
+        shared = shared_devices.split(",") if shared_devices else []
+        seats = seat_ranks(settings.num_ranks, shared)
+        if settings.device == "cuda" and None in seats:
+            self._gpus = await Reservation.make([1] * seats.count(None))
+        for rank, device in enumerate(seats):
+            options: dict[str, object] = {"num_cpus": 0}
+            if self._gpus is not None and device is None:
+                options |= self._gpus.options(rank - len(shared))
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
-            self._actors.append(Actor(self._actor, options, log_path, own))
+            self._actors.append(Actor(self._actor, options, log_path, device))
         loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
         self.ranks = await self._together(loading, settings.deadlines.trainer_start, "loading the trainer")
         log.info("trainer ready: %s", self.ranks)
@@ -110,9 +108,9 @@ class TrainerGroup:
         for actor in self._actors:
             actor.kill()
         self._actors, self.opened, self.ranks = [], {}, []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        if self._gpus is not None:
+            self._gpus.release()
+            self._gpus = None
 
     async def open_run(self, run: str, lora: LoraSettings, step: int, checkpoint: Path | None) -> None:
         """Open the run at this step on all ranks, unless they already hold it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.backend.fleet.placement import check_free
 from insitu.backend.fleet.replicas import ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.backend.ledger import Ledger
@@ -57,6 +58,7 @@ class ModelHost:
 
     async def start(self) -> None:
         """Start engines and trainer together; the first failure stops both."""
+        await check_free(self._settings, self.engine)
         if self.engine.device == "cpu":
             engines = self.replicas.start(self.engine, self._settings.num_replicas)
             await _all_or_none(engines, self.trainer.start())
@@ -131,7 +133,7 @@ class ModelHost:
     def _shared_devices(self) -> str | None:
         if self.engine.device == "cpu" or self._settings.placement == "dedicated":
             return None
-        return ",".join(replica.devices for replica in self.replicas.replicas.values())
+        return ",".join(self.replicas.devices)
 
     def reference(self, run: Run, settings: StepSettings) -> Path | None:
         """Return the KL penalty's reference checkpoint; None without a penalty or for the base model."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings, apply_arguments, difference
@@ -144,6 +145,7 @@ class Registrar:
     async def _load(self, engine: EngineSettings) -> None:
         """Replace the current engines and trainer with ones for these settings."""
         if self.host is not None:
+            await check_placement(self._settings, engine)  # before what runs is stopped for it
             log.info("replacing the engine: %s", difference(self.host.engine, engine))
             old, self.host = self.host, None
             await self._traffic.push()

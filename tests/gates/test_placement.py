@@ -1,0 +1,245 @@
+"""Engines and ranks on pretended GPUs: real Ray, real placement groups, the supervisor's own way to start.
+
+The stand-ins do not compute. Each reports the devices that it was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import aiohttp
+import pytest
+import ray
+
+from insitu.backend.fleet import placement
+from insitu.backend.fleet.cluster import start_ray, stop_ray
+from insitu.backend.fleet.placement import GpuDemand, check_placement
+from insitu.backend.fleet.replica import Server
+from insitu.backend.fleet.replicas import ReplicaSet
+from insitu.backend.fleet.trainer import TrainerGroup, _RankActor
+from insitu.backend.ledger import Ledger
+from insitu.backend.plan.compute import Compute, Placement
+from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.settings import Deadlines, ServeSettings
+from insitu.backend.serving import host as host_module
+from insitu.backend.serving.host import ModelHost
+from insitu.errors import CannotHonour, DeadlineExceeded
+from tests.gates.gate import gate
+
+pytestmark = pytest.mark.timeout(240)
+
+REFUSED_SECONDS = 5.0
+
+
+class StandinEngine:
+    """Takes the place of vLLM: says yes to every request."""
+
+    def __init__(self, settings: EngineSettings, log_path: str, env: dict, threads: object) -> None:
+        class Yes(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            do_POST = do_GET
+
+            def log_message(self, *args: object) -> None: ...
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Yes)
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def describe(self) -> Server:
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        assert devices == ",".join(map(str, ray.get_gpu_ids())), "Ray hides other GPUs than it assigned"
+        return Server(f"http://127.0.0.1:{self._http.server_port}", os.getpid(), devices)
+
+    def exit_report(self) -> None: ...
+
+    def stop(self) -> None:
+        self._http.shutdown()
+
+
+class StandinRank(_RankActor):
+    """A rank's process without its model."""
+
+    def load(self, arguments: dict) -> dict:
+        return {"rank": arguments["rank"], "device": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+
+    def do(self, method: str, *args: object) -> object: ...
+
+
+class StandinTenant:
+    """Another program of the cluster."""
+
+    def ready(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4, 8], ids=lambda number: f"{number}gpus")
+def num_gpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A cluster of one node that pretends to have this many GPUs."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": request.param}))
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        start_ray(None, tmp_path_factory.mktemp("ray"))
+        try:
+            yield request.param
+        finally:
+            stop_ray()
+
+
+def make_host(
+    demand: GpuDemand, directory: Path, http: aiohttp.ClientSession, patch: pytest.MonkeyPatch
+) -> ModelHost:
+    patch.setattr(host_module, "ReplicaSet", partial(ReplicaSet, actor=StandinEngine))
+    patch.setattr(host_module, "TrainerGroup", partial(TrainerGroup, actor=StandinRank))
+    settings = ServeSettings(
+        directory,
+        "cuda",
+        Compute("bfloat16", (), 1, None, ""),
+        "adapter",
+        demand.placement,
+        "default",
+        num_replicas=demand.num_replicas,
+        num_ranks=demand.num_ranks,
+        deadlines=Deadlines(engine_start=60, trainer_start=60),
+    )
+    settings.logs_dir.mkdir(parents=True, exist_ok=True)
+    engine = EngineSettings(
+        "model", "model", "cuda", "bfloat16", "adapter", tensor_parallel_size=demand.tensor_parallel_size
+    )
+    return ModelHost(settings, engine, Ledger(f"sqlite:///{directory}/ledger.db"), http, directory)
+
+
+def demands(num_gpus: int) -> list[GpuDemand]:
+    """For each tensor parallel size all GPUs: shared by engines and ranks, or half to each."""
+    made: list[GpuDemand] = []
+    for parallel in (1, 2, 4):
+        made.append(GpuDemand("shared", max(1, num_gpus // parallel), parallel, num_gpus))
+        half = num_gpus // 2
+        made.append(GpuDemand("dedicated", max(1, half // parallel), parallel, max(1, half)))
+    # Ranks beyond the engines' GPUs take free ones.
+    made.append(GpuDemand("shared", 1, 1, num_gpus))
+    return made
+
+
+async def test_actors_are_where_they_should_be(
+    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, num_placed, num_refused, slowest = time.monotonic(), 0, 0, 0.0
+    async with aiohttp.ClientSession() as http:
+        for index, demand in enumerate(demands(num_gpus)):
+            host = make_host(demand, tmp_path / str(index), http, monkeypatch)
+            if demand.num_gpus <= num_gpus:
+                await placed_right(host, demand, num_gpus)
+                num_placed += 1
+            else:
+                slowest = max(slowest, await refused_in(host))
+                num_refused += 1
+    if num_refused:
+        gate(f"placement-refused-{num_gpus}", slowest, REFUSED_SECONDS, f"s at most of {num_refused}")
+    seconds = time.monotonic() - began
+    gate(f"placement-{num_gpus}", seconds, 60, f"s for {num_placed} placements, all where they should be")
+
+
+async def placed_right(host: ModelHost, demand: GpuDemand, num_gpus: int) -> None:
+    try:
+        await host.start()
+        engines = [replica.devices.split(",") for replica in host.replicas.replicas.values()]
+        ranks = [rank["device"] for rank in host.trainer.ranks]
+    finally:
+        await host.stop()
+    of_engines = [device for devices in engines for device in devices]
+    assert [len(devices) for devices in engines] == [demand.tensor_parallel_size] * demand.num_replicas
+    assert len(set(of_engines)) == len(of_engines), f"two engines share a GPU: {engines}"
+    assert len(ranks) == len(set(ranks)) == demand.num_ranks, f"two ranks share a GPU: {ranks}"
+    assert {*of_engines, *ranks} <= {str(device) for device in range(num_gpus)}
+    if demand.placement == "dedicated":
+        assert not {*of_engines} & {*ranks}, f"engines {engines}, ranks {ranks}"
+    else:
+        on_engines = min(len(of_engines), demand.num_ranks)
+        assert ranks[:on_engines] == of_engines[:on_engines], f"engines {engines}, ranks {ranks}"
+        assert not {*of_engines} & {*ranks[on_engines:]}, f"engines {engines}, ranks {ranks}"
+
+
+async def refused_in(host: ModelHost) -> float:
+    began = time.monotonic()
+    with pytest.raises(CannotHonour) as refused:
+        await host.start()
+    assert "this machine has" in refused.value.message
+    assert "more would be needed" in refused.value.message
+    assert refused.value.hint
+    return time.monotonic() - began
+
+
+async def test_engine_keeps_its_gpus_when_it_restarts(
+    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if num_gpus != 4:
+        pytest.skip("one cluster is enough")
+    async with aiohttp.ClientSession() as http:
+        host = make_host(GpuDemand("shared", 2, 2, 4), tmp_path, http, monkeypatch)
+        try:
+            await host.start()
+            before = [rank["device"] for rank in host.trainer.ranks]
+            first = host.replicas.replicas["replica-0"]
+            again = await host.replicas.restart("replica-0")
+            await host.restart_trainer()
+            after = [rank["device"] for rank in host.trainer.ranks]
+        finally:
+            await host.stop()
+    assert again.devices == first.devices
+    assert after == before
+
+
+async def test_gpus_that_others_hold(num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if num_gpus != 4:
+        pytest.skip("one cluster is enough")
+    monkeypatch.setattr(placement, "_FREE_SECONDS", 2.0)
+    tenant = ray.remote(StandinTenant).options(num_gpus=2, num_cpus=0).remote()
+    assert ray.get(tenant.ready.remote(), timeout=60)
+    began = time.monotonic()
+    async with aiohttp.ClientSession() as http:
+        host = make_host(GpuDemand("dedicated", 1, 1, 2), tmp_path, http, monkeypatch)
+        with pytest.raises(DeadlineExceeded, match="3 GPUs were needed and 2 became free"):
+            await host.start()
+    gate("placement-held-by-others", time.monotonic() - began, REFUSED_SECONDS, "s")
+    ray.kill(tenant)
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "parallel", "ranks", "there", "said"),
+    [
+        ("shared", 1, 4, 1, 2, "tensor parallel size 4 needs as many GPUs for one engine, but this machine"),
+        ("shared", 2, 4, 1, 4, "2 engines of tensor parallel size 4 need 8 GPUs, but this machine has 4; 4"),
+        ("shared", 1, 1, 9, 8, "9 trainer ranks need a GPU each (NCCL refuses two on one), but this machine"),
+        ("dedicated", 1, 1, 1, 1, "dedicated placement: an engine needs 1 GPU and the trainer 1 of its own"),
+        ("dedicated", 4, 1, 4, 7, "this machine has 7; 1 more would be needed"),
+        ("shared", 1, 1, 1, 0, "this machine has 0; 1 more would be needed"),
+    ],
+)
+def test_refusals_say_what_is_missing(
+    kind: Placement, replicas: int, parallel: int, ranks: int, there: int, said: str
+) -> None:
+    with pytest.raises(CannotHonour) as refused:
+        GpuDemand(kind, replicas, parallel, ranks).check(there)
+    assert said in refused.value.message
+
+
+async def test_several_nodes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nodes = [{"Alive": True, "NodeManagerAddress": address} for address in ("10.0.0.1", "10.0.0.2")]
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"Alive": False, "NodeManagerAddress": "10.0.0.3"}])
+    settings = ServeSettings(tmp_path, "cpu", Compute("float32", (), 1, None, ""), "merged", "shared", "key")
+    with pytest.raises(CannotHonour, match=r"has 2 nodes \(10.0.0.1, 10.0.0.2\).*loopback"):
+        await check_placement(settings, EngineSettings("model", "model", "cpu", "float32", "merged"))
