@@ -165,4 +165,5 @@ def _decoding(request: CallRequest) -> dict[str, Any]:
     """Return the completion request that derender needs to show special tokens."""
     keys = ("skip_special_tokens", "spaces_between_special_tokens")
     decoding = {key: request.body[key] for key in keys}
-    return {} if all(decoding.values()) else {"completion_request": decoding}
+    # The engine rejects a completion request without a prompt, though derender does not read it.
+    return {} if all(decoding.values()) else {"completion_request": {"prompt": [0], **decoding}}
