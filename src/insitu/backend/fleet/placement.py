@@ -1,4 +1,4 @@
-"""Where engines and trainer ranks go: how many GPUs each takes, and the Ray placement groups that hold them.
+"""Placement of engines and trainer ranks: how many GPUs each takes, and the Ray groups that hold them.
 
 Shared placement: the ranks sit on the engines' GPUs, in order, and ranks beyond those take free GPUs.
 Dedicated placement: engines and ranks have GPUs of their own. No two ranks ever share a GPU, because NCCL
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -146,7 +146,7 @@ class Reservation:
         remove_placement_group(self._group)
 
 
-async def _count_gpus(ask: Callable[[], dict[str, float]]) -> int:
+async def _count_gpus(ask: Callable[[], Mapping[str, float]]) -> int:
     return int((await asyncio.to_thread(ask)).get("GPU", 0))
 
 

@@ -66,19 +66,17 @@ class ReplicaSet:
         """The GPUs of all engines, in order; an engine that is restarted keeps its own."""
 
     async def start(self, settings: EngineSettings, count: int) -> None:
-        """Start `count` engines and wait until all are ready; the first failure ends all of them."""
+        """Start `count` engines and wait until all are ready; after a failure, `stop` frees the GPUs."""
         self.settings = settings
         if settings.device == "cuda":
             self._gpus = await Reservation.make([settings.tensor_parallel_size] * count)
         starting = [asyncio.ensure_future(self._start_one(index, settings)) for index in range(count)]
         try:
             started = await asyncio.gather(*starting)
-        except BaseException:
+        finally:  # after success all are done, and this changes nothing
             for task in starting:
                 task.cancel()
             await asyncio.wait(starting)
-            self._release()
-            raise
         self.replicas = {replica.id: replica for replica in started}
         self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 
