@@ -1,0 +1,204 @@
+"""One layout's figures: the KV cache, then the rows, then host RAM; or what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from insitu.backend.plan import memory
+from insitu.backend.plan.layouts import Layout, Wanted, most_share
+from insitu.backend.plan.machine import Machine
+from insitu.backend.plan.memory import GIB, EngineMemory, Part, TrainerMemory, gib
+from insitu.backend.plan.model_shape import ModelShape
+
+SHORTEST = 1024
+"""Without a length of the user's, a plan whose sequences are shorter than this is no plan."""
+_CALLS_AT_ONCE = 4
+"""The default length lets the KV cache hold this many of the longest calls."""
+_MICRO_BATCH_TOKENS = 16384
+"""A budget beyond this fills a GPU no better; only single long rows exceed it."""
+_NO_CHECKPOINT_TOKENS = 8192
+"""Layers are not checkpointed if rows of this many tokens fit without it."""
+_MAX_NUM_SEQS = 256
+_STEP = 256
+PROCESS_BYTES = int(2.5 * GIB)
+"""Host RAM of one process with torch loaded; an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that fits, with every figure of the table."""
+
+    shape: ModelShape
+    machine: Machine
+    wanted: Wanted
+    layout: Layout
+    max_seq_length: int
+    max_num_seqs: int
+    micro_batch_tokens: int
+    checkpoint_layers: bool
+    gpu_memory_utilization: float
+    kv_tokens: int
+    """Tokens in the KV cache of one engine."""
+    engine: tuple[Part, ...]
+    """One device while the engine is awake."""
+    trainer: tuple[Part, ...]
+    """One device at the peak of a training step."""
+    host: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why a layout does not fit: what is needed and what is there."""
+
+    who: str
+    needed: int
+    there: int
+    parts: tuple[Part, ...]
+    layout: Layout
+    num_tokens: int
+
+    @property
+    def missing(self) -> int:
+        return self.needed - self.there
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part.name} {gib(part.num_bytes)}" for part in self.parts)
+        return f"the {self.who} needs {gib(self.needed)} ({parts}), and {gib(self.there)} are there"
+
+
+def fit(shape: ModelShape, machine: Machine, wanted: Wanted, layout: Layout) -> Plan | Shortfall:
+    """Compute one layout: the KV cache, then the rows, then host RAM."""
+    shared = wanted.placement == "shared"
+    max_num_seqs = wanted.max_num_seqs or _MAX_NUM_SEQS
+    engine = memory.engine_memory(
+        shape,
+        dtype=wanted.dtype,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        lora_rank=wanted.lora_rank,
+        with_adapters=wanted.publication == "adapter",
+        compiled=wanted.compiled,
+        max_num_seqs=max_num_seqs,
+    )
+    share = wanted.gpu_memory_utilization
+    if share is None:
+        share = int(100 * min(memory.LARGEST_SHARE, most_share(machine, wanted))) / 100
+    room = int(share * machine.device_bytes)
+    kv_tokens = (room - engine.fixed) // engine.kv_per_token
+    least = wanted.max_seq_length or min(SHORTEST, shape.max_positions)
+    if kv_tokens < least:
+        parts = (*_engine_parts(engine), Part(f"KV cache of {least:,} tokens", least * engine.kv_per_token))
+        needed = engine.fixed + least * engine.kv_per_token
+        return Shortfall("engine", needed, room, parts, layout, least)
+    asleep = memory.runtime_bytes(layout.tensor_parallel_size) + engine.graphs if shared else 0
+    reserve = (
+        memory.runtime_bytes(layout.num_ranks) + asleep + int(memory.ALLOCATOR_SHARE * machine.device_bytes)
+    )
+    usable = machine.device_bytes - reserve
+    rows = _choose_rows(shape, wanted, layout, usable, kv_tokens)
+    if isinstance(rows, Shortfall):
+        return rows
+    trainer_parts = _trainer_parts(rows.memory, rows.longest, reserve, asleep)
+    host = _host_parts(layout, engine, rows.memory, shared=shared)
+    host_needed = sum(part.num_bytes for part in host)
+    if machine.host_bytes is not None and host_needed > machine.host_bytes:
+        return Shortfall("host's RAM", host_needed, machine.host_bytes, host, layout, rows.longest)
+    kv = Part(f"KV cache of {kv_tokens:,} tokens", kv_tokens * engine.kv_per_token)
+    other = (Part("offloaded trainer's context", memory.runtime_bytes(layout.num_ranks)),) if shared else ()
+    return Plan(
+        shape=shape,
+        machine=machine,
+        wanted=wanted,
+        layout=layout,
+        max_seq_length=rows.max_seq_length,
+        max_num_seqs=max_num_seqs,
+        micro_batch_tokens=rows.micro_batch_tokens,
+        checkpoint_layers=rows.checkpoint_layers,
+        gpu_memory_utilization=share,
+        kv_tokens=kv_tokens,
+        engine=(*_engine_parts(engine), kv, *other),
+        trainer=trainer_parts,
+        host=host,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    max_seq_length: int
+    micro_batch_tokens: int
+    checkpoint_layers: bool
+    longest: int
+    """Tokens of the largest row or micro-batch that the trainer must hold."""
+    memory: TrainerMemory
+
+
+def _choose_rows(
+    shape: ModelShape, wanted: Wanted, layout: Layout, usable: int, kv_tokens: int
+) -> _Rows | Shortfall:
+    """Choose sequence length, token budget and checkpointing for what the trainer may use."""
+    with_, without = (
+        memory.trainer_memory(
+            shape,
+            dtype=wanted.dtype,
+            num_ranks=layout.num_ranks,
+            lora_rank=wanted.lora_rank,
+            four_bit=wanted.four_bit,
+            checkpoint_layers=checkpoint,
+        )
+        for checkpoint in (True, False)
+    )
+    frugal = without if wanted.checkpoint_layers is False else with_
+    capacity = frugal.longest_row(usable)
+    length = wanted.max_seq_length
+    if length is None:
+        fits = min(shape.max_positions, int(capacity / memory.BRANCHED_ROW), kv_tokens // _CALLS_AT_ONCE)
+        length = max(fits // _STEP * _STEP, min(SHORTEST, shape.max_positions))
+    row = int(length * memory.BRANCHED_ROW)
+    needed = max(row, wanted.micro_batch_tokens or 0)
+    if needed > capacity:
+        total = frugal.resident + frugal.held(needed) + frugal.working(needed)
+        parts = _trainer_parts(frugal, needed, 0, 0)
+        return Shortfall("trainer", total, usable, parts, layout, needed)
+    budget = wanted.micro_batch_tokens or min(capacity, _MICRO_BATCH_TOKENS)
+    if wanted.checkpoint_layers is None:
+        comfortable = max(row, wanted.micro_batch_tokens or _NO_CHECKPOINT_TOKENS)
+        if without.longest_row(usable) >= comfortable:
+            budget = wanted.micro_batch_tokens or min(without.longest_row(usable), budget)
+            return _Rows(length, budget, False, max(row, budget), without)
+    return _Rows(length, budget, frugal is with_, max(row, budget), frugal)
+
+
+def _engine_parts(engine: EngineMemory) -> tuple[Part, ...]:
+    parts = (
+        Part("weights", engine.weights),
+        Part("adapter slots", engine.adapters),
+        Part("activations", engine.activations),
+        Part("CUDA graphs", engine.graphs),
+        Part("CUDA context", engine.runtime),
+    )
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def _trainer_parts(trainer: TrainerMemory, num_tokens: int, reserve: int, asleep: int) -> tuple[Part, ...]:
+    parts = (
+        Part("base model", trainer.base),
+        Part("gathered weights", trainer.gathered),
+        Part("adapter, gradients, Adam", trainer.adapter),
+        Part(f"activations of {num_tokens:,} tokens", trainer.held(num_tokens)),
+        Part("backward pass of a layer, or head", trainer.working(num_tokens)),
+        Part("sleeping engine's context", asleep),
+        Part("CUDA context and fragments", reserve - asleep),
+    )
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def _host_parts(
+    layout: Layout, engine: EngineMemory, trainer: TrainerMemory, *, shared: bool
+) -> tuple[Part, ...]:
+    processes = layout.engine_devices + layout.num_ranks
+    parts = [Part(f"{processes} processes", processes * PROCESS_BYTES)]
+    if shared:
+        weights = layout.engine_devices * (engine.weights + engine.adapters)
+        parts.insert(0, Part("weights of sleeping engines", weights))
+        offloaded = layout.num_ranks * (trainer.base + trainer.adapter)
+        parts.insert(1, Part("offloaded trainer", offloaded))
+    return tuple(parts)

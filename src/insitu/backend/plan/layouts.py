@@ -1,0 +1,151 @@
+"""Ways to divide N GPUs between engines and trainer ranks, within the user's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from insitu.backend.plan import memory
+from insitu.backend.plan.compute import Placement
+from insitu.backend.plan.engine import Dtype, Publication
+from insitu.backend.plan.machine import Machine
+from insitu.backend.plan.memory import gib
+from insitu.backend.plan.model_shape import ModelShape
+from insitu.errors import CannotHonour
+
+_PARALLEL_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The user's own settings; None leaves one to the planner."""
+
+    placement: Placement = "shared"
+    publication: Publication = "adapter"
+    dtype: Dtype = "bfloat16"
+    compiled: bool = True
+    lora_rank: int = 16
+    four_bit: bool = False
+    num_replicas: int | None = None
+    tensor_parallel_size: int | None = None
+    num_ranks: int | None = None
+    max_seq_length: int | None = None
+    max_num_seqs: int | None = None
+    micro_batch_tokens: int | None = None
+    checkpoint_layers: bool | None = None
+    gpu_memory_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the GPUs are divided."""
+
+    num_replicas: int
+    tensor_parallel_size: int
+    num_ranks: int
+
+    @property
+    def engine_devices(self) -> int:
+        return self.num_replicas * self.tensor_parallel_size
+
+    def used(self, placement: Placement) -> int:
+        if placement == "shared":
+            return max(self.engine_devices, self.num_ranks)
+        return self.engine_devices + self.num_ranks
+
+
+def describe(machine: Machine) -> str:
+    """Name the devices: ``2 GPUs of 24.0 GiB``."""
+    noun = "GPU" if machine.num_devices == 1 else "GPUs"
+    return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}"
+
+
+def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Layout]:
+    """Yield every division of the devices that the settings allow."""
+    for tp in _parallel_sizes(shape, machine.num_devices, wanted):
+        for replicas in _choices(wanted.num_replicas, machine.num_devices // tp):
+            left = machine.num_devices - replicas * tp
+            most = replicas * tp if wanted.placement == "shared" else left
+            fewest = most if wanted.placement == "shared" and not wanted.four_bit else 1
+            for ranks in _choices(wanted.num_ranks, 1 if wanted.four_bit else most, fewest):
+                layout = Layout(replicas, tp, ranks)
+                if layout.used(wanted.placement) <= machine.num_devices and ranks <= most:
+                    yield layout
+
+
+def _choices(asked: int | None, most: int, fewest: int = 1) -> list[int]:
+    return [asked] if asked is not None else list(range(most, max(1, fewest) - 1, -1))
+
+
+def _parallel_sizes(shape: ModelShape, num_devices: int, wanted: Wanted) -> list[int]:
+    if wanted.tensor_parallel_size is not None:
+        return [wanted.tensor_parallel_size]
+    return [tp for tp in _PARALLEL_SIZES if tp <= num_devices and _divides(shape, tp)]
+
+
+def _divides(shape: ModelShape, tp: int) -> bool:
+    """Tell whether vLLM can split the model: heads and inner size evenly, keys evenly or copied."""
+    keys = shape.num_kv_heads % tp == 0 or tp % shape.num_kv_heads == 0
+    return shape.num_heads % tp == 0 and shape.intermediate % tp == 0 and keys
+
+
+def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
+    """Reject settings that no layout of these devices can honour, before any memory is counted."""
+    length, tp = wanted.max_seq_length, wanted.tensor_parallel_size
+    if length is not None and length > shape.max_positions:
+        raise CannotHonour(
+            f"--max-seq-length {length}: {shape.name} takes at most {shape.max_positions} tokens",
+            hint=f"use --max-seq-length {shape.max_positions} or less",
+        )
+    if tp is not None and not _divides(shape, tp):
+        raise CannotHonour(
+            f"--tensor-parallel-size {tp}: {shape.name} has {shape.num_heads} heads, {shape.num_kv_heads} "
+            f"key heads and an inner size of {shape.intermediate}, which it does not divide",
+            hint="use " + " or ".join(str(size) for size in _PARALLEL_SIZES if _divides(shape, size)),
+        )
+    if wanted.four_bit and (wanted.num_ranks or 1) > 1:
+        raise CannotHonour(
+            f"--four-bit-base with --trainer-ranks {wanted.num_ranks}: weights of four bits are not sharded",
+            hint="use --trainer-ranks 1, or leave out --four-bit-base: several ranks share the base",
+        )
+    most = most_share(machine, wanted)
+    if wanted.gpu_memory_utilization is not None and wanted.gpu_memory_utilization > most:
+        raise CannotHonour(
+            f"--gpu-memory-utilization {wanted.gpu_memory_utilization:g}: on shared devices the offloaded "
+            f"trainer keeps {gib(round((1 - most) * machine.device_bytes))} of {gib(machine.device_bytes)}",
+            hint=f"use at most {int(most * 100) / 100:g}",
+        )
+    if next(layouts(shape, machine, wanted), None) is None:
+        raise CannotHonour(_impossible(machine, wanted), hint=_possible(machine, wanted))
+
+
+def most_share(machine: Machine, wanted: Wanted) -> float:
+    """Return the part of a device that an engine may take: all but the offloaded trainer's context."""
+    if wanted.placement == "dedicated":
+        return 1.0
+    ranks = wanted.num_ranks or machine.num_devices
+    return (machine.device_bytes - memory.runtime_bytes(ranks)) / machine.device_bytes
+
+
+def _impossible(machine: Machine, wanted: Wanted) -> str:
+    asked = {
+        "--replicas": wanted.num_replicas,
+        "--tensor-parallel-size": wanted.tensor_parallel_size,
+        "--trainer-ranks": wanted.num_ranks,
+    }
+    given = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+    engines = (wanted.num_replicas or 1) * (wanted.tensor_parallel_size or 1)
+    ranks = wanted.num_ranks or 1
+    shared = wanted.placement == "shared"
+    if shared and ranks > engines <= machine.num_devices:
+        why = f"{ranks} trainer ranks would share the engines' {engines} GPUs, and NCCL allows one per GPU"
+    else:
+        needed = max(engines, ranks) if shared else engines + ranks
+        why = f"that needs {needed} GPUs, and there is {describe(machine)}"
+    return f"{given} --placement {wanted.placement} cannot be honoured: {why}".strip()
+
+
+def _possible(machine: Machine, wanted: Wanted) -> str:
+    if wanted.placement == "dedicated" and machine.num_devices == 1:
+        return "use --placement shared: engine and trainer take turns on one GPU"
+    return "leave these settings out, and the planner divides the GPUs"

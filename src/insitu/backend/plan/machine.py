@@ -1,0 +1,105 @@
+"""Read which devices and how much memory this machine has, without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from insitu.errors import CannotHonour
+
+_ROOT = Path("/")
+_SMI_SECONDS = 20.0
+_WSL_LIBRARIES = "usr/lib/wsl/lib"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU as its driver reports it."""
+
+    index: int
+    uuid: str
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The devices to plan for; all count as large as the smallest."""
+
+    num_devices: int
+    device_bytes: int
+    host_bytes: int | None = None
+    """RAM; None if it is not known, as for another machine."""
+
+
+def has_cuda(root: Path = _ROOT) -> bool:
+    """Return True where an NVIDIA driver gives access to a GPU: Linux, or Linux inside Windows (WSL2)."""
+    wsl = (root / "dev/dxg").exists() and (root / _WSL_LIBRARIES / "libcuda.so.1").exists()
+    return (root / "dev/nvidiactl").exists() or wsl
+
+
+def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
+    """Return the visible GPUs of this machine and its RAM."""
+    gpus = visible(list_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+    if not gpus:
+        raise CannotHonour(
+            "no GPU is visible to this process", hint="check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    return Machine(len(gpus), min(gpu.num_bytes for gpu in gpus), host_memory())
+
+
+def list_gpus(root: Path = _ROOT) -> list[Gpu]:
+    """Ask the driver's own tool, which needs neither torch nor a package."""
+    tool = shutil.which("nvidia-smi") or str(root / _WSL_LIBRARIES / "nvidia-smi")
+    query = ["--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            [tool, *query], check=True, capture_output=True, text=True, timeout=_SMI_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CannotHonour(
+            f"the memory of the GPUs is not known: nvidia-smi failed ({error})",
+            hint="install the driver's tools, or plan with --device-memory 24GiB --num-devices 1",
+        ) from error
+    return parse_gpus(answer.stdout)
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """Parse the lines of `nvidia-smi`: index, UUID, MiB, name."""
+    gpus: list[Gpu] = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",", 3)]
+        if len(fields) != 4 or not fields[0].isdigit() or not fields[2].isdigit():
+            raise CannotHonour(
+                f"nvidia-smi does not say how much memory a GPU has: {line!r}",
+                hint="plan with --device-memory and --num-devices",
+            )
+        gpus.append(Gpu(int(fields[0]), fields[1], fields[3], int(fields[2]) * 2**20))
+    return gpus
+
+
+def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does: indices or starts of UUIDs, up to the first unknown one."""
+    if chosen is None:
+        return gpus
+    seen: list[Gpu] = []
+    for entry in (entry.strip() for entry in chosen.split(",")):
+        found = [gpu for gpu in gpus if entry and (entry == str(gpu.index) or gpu.uuid.startswith(entry))]
+        if not found:
+            break
+        seen.append(found[0])
+    return seen
+
+
+def host_memory(root: Path = _ROOT) -> int:
+    """Return the RAM that this process may use: the machine's, or its cgroup's limit."""
+    total = int(psutil.virtual_memory().total)
+    limits = (root / "sys/fs/cgroup" / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    found = [int(text) for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
+    return min([total, *found])
