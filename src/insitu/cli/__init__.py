@@ -11,6 +11,7 @@ _COMMANDS = {
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
+    "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
     "gateway": ("insitu.cli.gateway", "Record the calls to any vLLM server."),
 }

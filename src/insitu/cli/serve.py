@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from insitu.cli.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
+
 if TYPE_CHECKING:
+    from insitu.backend.plan.fit import Plan
     from insitu.backend.plan.settings import ServeSettings
 
 
-class _Options(TypedDict):
-    """The options of the command, by click's names."""
-
+class _Own(TypedDict):
     model: str | None
     model_name: str | None
     host: str
@@ -22,25 +24,22 @@ class _Options(TypedDict):
     gateway_port: int
     allowed_host: tuple[str, ...]
     state_dir: Path | None
-    device: Literal["auto", "cpu", "cuda"]
-    dtype: Literal["auto", "bfloat16", "float16", "float32"]
     threads: int | None
     block_size: int | None
-    publication: Literal["auto", "adapter", "merged"]
-    placement: Literal["shared", "dedicated"]
-    replicas: int
-    trainer_ranks: int
     ray_address: str | None
-    max_seq_length: int
-    max_num_seqs: int
-    compiled: bool | None
     tool_call_parser: str | None
     reasoning_parser: str | None
     probe_threshold: float | None
     keep_checkpoints: int
     engine_start_seconds: float
+    trainer_start_seconds: float
+    step_seconds: float
     drain_seconds: float
     hold_seconds: float
+
+
+class _Options(PlanOptions, _Own):
+    """The options of the command, by click's names."""
 
 
 @click.command()
@@ -65,53 +64,14 @@ class _Options(TypedDict):
     envvar="INSITU_STATE_DIR",
     help="Directory of runs, ledger and logs. Default: ~/.local/state/insitu.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="Device of engine and trainer; auto: CUDA if there is one, else the CPU.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
-    default="auto",
-    show_default=True,
-    help="Precision of engine and trainer; auto: bfloat16 if the hardware supports it, else float32.",
-)
+@plan_options
 @click.option(
     "--threads",
     type=int,
     help="CPU threads of engine and trainer. Default: all cores available to the process.",
 )
 @click.option("--block-size", type=int, help="Tokens per block of the KV cache. Default: 32 on a CPU.")
-@click.option(
-    "--publication",
-    type=click.Choice(["auto", "adapter", "merged"]),
-    default="auto",
-    show_default=True,
-    help="How new weights reach the engines; auto: merged on a CPU, adapter on CUDA.",
-)
-@click.option(
-    "--placement",
-    type=click.Choice(["shared", "dedicated"]),
-    default="shared",
-    show_default=True,
-    help="shared: calls wait during a training step. dedicated: the old version keeps answering.",
-)
-@click.option("--replicas", default=1, show_default=True, help="Number of vLLM engines.")
-@click.option("--trainer-ranks", default=1, show_default=True, help="Number of trainer processes (FSDP2).")
-@click.option("--ray-address", help="Join this Ray cluster instead of starting a local one.")
-@click.option(
-    "--max-seq-length",
-    default=2048,
-    show_default=True,
-    help="Maximum length of prompt plus answer, in tokens.",
-)
-@click.option("--max-num-seqs", default=64, show_default=True, help="Calls that an engine processes at once.")
-@click.option(
-    "--compile/--eager", "compiled", default=None, help="Compile the engine's model. Default: on CUDA."
-)
+@click.option("--ray-address", help="Join this Ray cluster of one node instead of starting one.")
 @click.option(
     "--tool-call-parser", help="vLLM's parser of tool calls (hermes, llama3_json, …), for agents with tools."
 )
@@ -127,6 +87,10 @@ class _Options(TypedDict):
 @click.option(
     "--engine-start-seconds", default=600.0, show_default=True, help="Deadline for an engine to start."
 )
+@click.option(
+    "--trainer-start-seconds", default=600.0, show_default=True, help="Deadline for the trainer to start."
+)
+@click.option("--step-seconds", default=3600.0, show_default=True, help="Deadline for a training step.")
 @click.option(
     "--drain-seconds", default=300.0, show_default=True, help="Deadline for running calls to finish."
 )
@@ -144,37 +108,45 @@ def serve(**options: Unpack[_Options]) -> None:
     from insitu.backend.serve import serve as run
 
     console = Console(highlight=False, soft_wrap=True)
-    run(_settings(options), lambda line: console.print(line, markup=False))
+    settings, plan = _planned(_settings(options), options)
+    if plan is not None:
+        from insitu.backend.plan.plan_table import plan_lines, plan_table
+
+        console.print(plan_table(plan))
+        for line in plan_lines(plan):
+            console.print(line, markup=False)
+    run(settings, lambda line: console.print(line, markup=False))
 
 
 def _settings(options: _Options) -> ServeSettings:
+    """Return the settings before any plan; what the planner sets has a CPU's defaults."""
     from insitu.backend.plan.compute import Asked, choose
     from insitu.backend.plan.cpu import read_cpu
+    from insitu.backend.plan.cpu_plan import CPU_MAX_NUM_SEQS, CPU_MAX_SEQ_LENGTH
+    from insitu.backend.plan.machine import read_machine
     from insitu.backend.plan.settings import Deadlines, ServeSettings
     from insitu.backend.precision import kept_precision
     from insitu.system.keys import DEFAULT_KEY
 
-    device = _device(options["device"])
-    publication = options["publication"]
-    if publication == "auto":
-        publication = "merged" if device == "cpu" else "adapter"
+    device = device_of(options["device"])
     compiled = options["compiled"]
     state_dir = (options["state_dir"] or Path.home() / ".local" / "state" / "insitu").absolute()
     dtype = None if options["dtype"] == "auto" else options["dtype"]
+    num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
     compute = choose(
         read_cpu(),
         device,
         Asked(dtype, options["threads"], options["block_size"]),
         kept_precision(state_dir),
         options["placement"],
-        options["replicas"],
-        options["trainer_ranks"],
+        num_replicas,
+        num_ranks,
     )
     return ServeSettings(
         state_dir=state_dir,
         device=device,
         compute=compute,
-        publication=publication,
+        publication=publication_of(options, device),
         placement=options["placement"],
         api_key=os.environ.get("INSITU_API_KEY") or DEFAULT_KEY,
         model=options["model"],
@@ -183,11 +155,17 @@ def _settings(options: _Options) -> ServeSettings:
         port=options["port"],
         gateway_port=options["gateway_port"],
         allowed_hosts=options["allowed_host"],
-        num_replicas=options["replicas"],
-        num_ranks=options["trainer_ranks"],
+        num_replicas=num_replicas,
+        num_ranks=num_ranks,
         ray_address=options["ray_address"],
-        max_seq_length=options["max_seq_length"],
-        max_num_seqs=options["max_num_seqs"],
+        max_seq_length=options["max_seq_length"] or CPU_MAX_SEQ_LENGTH,
+        max_num_seqs=options["max_num_seqs"] or CPU_MAX_NUM_SEQS,
+        tensor_parallel_size=options["tensor_parallel_size"] or 1,
+        gpu_memory_utilization=options["gpu_memory_utilization"],
+        micro_batch_tokens=options["micro_batch_tokens"],
+        four_bit_base=options["four_bit_base"],
+        machine=read_machine() if device == "cuda" else None,
+        wanted=wanted_of(options, compute.dtype) if device == "cuda" else None,
         enforce_eager=not (device == "cuda" if compiled is None else compiled),
         tool_call_parser=options["tool_call_parser"],
         reasoning_parser=options["reasoning_parser"],
@@ -195,19 +173,44 @@ def _settings(options: _Options) -> ServeSettings:
         keep_checkpoints=options["keep_checkpoints"],
         deadlines=Deadlines(
             engine_start=options["engine_start_seconds"],
+            trainer_start=options["trainer_start_seconds"],
+            step=options["step_seconds"],
             drain=options["drain_seconds"],
             hold=options["hold_seconds"],
         ),
     )
 
 
-def _device(asked: str) -> Literal["cpu", "cuda"]:
-    """Detect the device without importing torch; reject a requested one that is missing."""
-    from insitu.errors import CannotHonour
+def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings, Plan | None]:
+    """Plan for the model of `--model`; without one, each registration is planned when it arrives."""
+    from insitu.backend.plan.serve_plan import planned
 
-    has_cuda = Path("/dev/nvidiactl").exists()
-    if asked == "cuda" and not has_cuda:
-        raise CannotHonour("--device cuda: this machine has no NVIDIA device", hint="use --device cpu")
-    if asked == "auto":
-        return "cuda" if has_cuda else "cpu"
-    return "cuda" if asked == "cuda" else "cpu"
+    if settings.model is None:
+        return settings, None
+    if settings.device == "cuda":
+        return planned(settings, settings.model)
+    if not Path(settings.model).is_dir():
+        return settings, None  # a hub id: the engine checks it once it is downloaded
+    return _planned_cpu(settings, settings.model, options["max_seq_length"]), None
+
+
+def _planned_cpu(settings: ServeSettings, model: str, asked_length: int | None) -> ServeSettings:
+    """Reject what the RAM or the model does not hold; the default length is at most the model's."""
+    from insitu.backend.plan.cpu_plan import make_cpu_plan
+    from insitu.backend.plan.machine import host_memory
+    from insitu.backend.plan.model_shape import CannotPlan, read_shape
+
+    try:
+        shape = read_shape(model)
+    except CannotPlan:
+        return settings
+    plan = make_cpu_plan(
+        shape,
+        host_memory(),
+        settings.dtype,
+        max_seq_length=asked_length,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        num_replicas=settings.num_replicas,
+        num_ranks=settings.num_ranks,
+    )
+    return replace(settings, max_seq_length=plan.max_seq_length, checkpoint_layers=plan.checkpoint_layers)

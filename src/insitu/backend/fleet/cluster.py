@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from insitu.errors import ChildFailed, DeadlineExceeded, InsituError
+from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
 _OBJECT_STORE_BYTES = 1 << 29
 Result = TypeVar("Result")
@@ -25,7 +25,9 @@ def start_ray(address: str | None, scratch: Path) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # engines and trainer are not background work
     if address is not None:
+        check_address(address)
         ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.ERROR)
+        check_nodes(address, ray.nodes())
         return
     ray.init(
         namespace="insitu",
@@ -35,6 +37,26 @@ def start_ray(address: str | None, scratch: Path) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         _temp_dir=str(scratch / "ray"),
     )
+
+
+def check_address(address: str) -> None:
+    """Reject Ray's client protocol, which connects to nodes elsewhere."""
+    if address.startswith("ray://"):
+        raise CannotHonour(
+            f"--ray-address {address}: engines and trainer run on this machine, not in a Ray client",
+            hint="start Ray on this machine (ray start --head) and give its address, or leave the option out",
+        )
+
+
+def check_nodes(address: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Reject a cluster of several nodes: engines listen on loopback, and weights are local files."""
+    alive = [str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]]
+    if len(alive) > 1:
+        raise CannotHonour(
+            f"--ray-address {address}: the cluster has {len(alive)} nodes ({', '.join(alive)}), and insitu "
+            "works on one: engines listen on loopback, and weights are passed as local files",
+            hint="leave out --ray-address to use this machine alone, or start one backend on each node",
+        )
 
 
 def stop_ray() -> None:

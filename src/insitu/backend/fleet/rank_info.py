@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from insitu.json_values import JsonValue
 
@@ -18,6 +18,9 @@ class RankArguments(TypedDict):
     dtype: str
     num_threads: int
     device: str
+    max_micro_batch_tokens: NotRequired[int]
+    checkpoint_layers: NotRequired[bool]
+    four_bit: NotRequired[bool]
 
 
 class OpenRun(TypedDict):

@@ -87,7 +87,7 @@ class TrainerGroup:
 
     def _arguments(self, rank: int, port: int) -> RankArguments:
         settings = self._settings
-        return {
+        arguments: RankArguments = {
             "rank": rank,
             "world_size": settings.num_ranks,
             "master_address": "127.0.0.1",
@@ -97,6 +97,13 @@ class TrainerGroup:
             "num_threads": settings.compute.rank_threads,
             "device": settings.device,
         }
+        if settings.micro_batch_tokens is not None:
+            arguments["max_micro_batch_tokens"] = settings.micro_batch_tokens
+        if settings.checkpoint_layers is not None:
+            arguments["checkpoint_layers"] = settings.checkpoint_layers
+        if settings.four_bit_base:
+            arguments["four_bit"] = True
+        return arguments
 
     @property
     def running(self) -> bool:

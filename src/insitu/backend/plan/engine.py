@@ -22,6 +22,7 @@ _LORA_MODULES = (
 )
 """Modules that adapters may target; vLLM refuses to load an adapter with others."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
+CPU_KV_CACHE_GIB = 2
 SEED_GUARD_VLLM = "0.32.0"
 """The vLLM that needs `_WHOLE_PROMPTS`; tests/integration/test_seeded_calls.py tells when it can go."""
 _WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
@@ -47,7 +48,9 @@ class EngineSettings:
     gpu_memory_utilization: float | None = None
     enforce_eager: bool = True
     max_lora_rank: int = 16
-    kv_cache_gib: int = 2
+    micro_batch_tokens: int | None = None
+    """The trainer's token budget, if a registration sets it: the trainer starts and stops with the engine."""
+    kv_cache_gib: int = CPU_KV_CACHE_GIB
     """Memory for the KV cache on a CPU."""
     block_size: int | None = None
     """Tokens per KV-cache block; None leaves it to vLLM."""
@@ -122,9 +125,9 @@ def apply_arguments(
     for name, value in engine_args.items():
         changes[name] = _checked(settings, name, value)
     for name, value in init_args.items():
-        if name != "max_seq_length":
-            _refuse_unknown("init_args", name, ["max_seq_length"])
-        changes["max_model_len"] = _positive(name, value)
+        if name not in _INIT_ARGUMENTS:
+            _refuse_unknown("init_args", name, list(_INIT_ARGUMENTS))
+        changes[_INIT_ARGUMENTS[name]] = _positive(name, value)
     if settings.publication == "adapter":
         changes["max_lora_rank"] = max(settings.max_lora_rank, allowed_lora_rank(lora_rank))
     return replace(settings, **changes)
@@ -141,6 +144,8 @@ _ENGINE_ARGUMENTS = (
     *("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
     *_PARSERS,
 )
+_INIT_ARGUMENTS = {"max_seq_length": "max_model_len", "micro_batch_tokens": "micro_batch_tokens"}
+"""Arguments of a registration, and the fields they set."""
 _PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -184,4 +189,4 @@ def _refuse_unknown(section: str, name: str, valid: list[str]) -> None:
     raise CannotHonour(f"{section}.{name} is not an argument that this backend can honour", hint=hint)
 
 
-assert set(_ENGINE_ARGUMENTS) <= {field.name for field in fields(EngineSettings)}
+assert {*_ENGINE_ARGUMENTS, *_INIT_ARGUMENTS.values()} <= {field.name for field in fields(EngineSettings)}

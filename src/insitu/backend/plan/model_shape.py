@@ -175,7 +175,7 @@ def bytes_per_parameter(dtype: str) -> int:
 
 def _from_hub(model: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own stubs
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise CannotPlan(

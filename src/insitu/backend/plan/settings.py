@@ -7,6 +7,8 @@ from pathlib import Path
 
 from insitu.backend.plan.compute import Compute, Placement
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
+from insitu.backend.plan.layouts import Wanted
+from insitu.backend.plan.machine import Machine
 from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
@@ -46,6 +48,18 @@ class ServeSettings:
     ray_address: str | None = None
     max_seq_length: int = 2048
     max_num_seqs: int = 64
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None
+    """The engine's share of a GPU; None leaves it to vLLM."""
+    micro_batch_tokens: int | None = None
+    """Tokens that a trainer rank computes at once; None uses the trainer's default."""
+    checkpoint_layers: bool | None = None
+    """Compute layers again in the backward pass instead of keeping them; None: only where it is planned."""
+    four_bit_base: bool = False
+    machine: Machine | None = None
+    """The GPUs to plan for; None on a CPU."""
+    wanted: Wanted | None = None
+    """On CUDA the user's own settings, which bind the planner."""
     enforce_eager: bool = True
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -61,6 +75,20 @@ class ServeSettings:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
+        if self.device == "cpu":
+            self._check_cpu()
+
+    def _check_cpu(self) -> None:
+        """Reject settings that only a GPU honours."""
+        asked = {
+            "--tensor-parallel-size": self.tensor_parallel_size if self.tensor_parallel_size > 1 else None,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
+        }
+        for name, value in asked.items():
+            if value is not None:
+                raise CannotHonour(
+                    f"{name} {value} cannot be honoured: this backend runs on a CPU", hint=f"remove {name}"
+                )
 
     def preloaded(self) -> EngineSettings | None:
         """Return the engine of `--model`; its default name is the directory's last part or the hub id."""
@@ -80,6 +108,8 @@ class ServeSettings:
             sleep=self.device == "cuda" and self.placement == "shared",
             max_model_len=self.max_seq_length,
             max_num_seqs=self.max_num_seqs,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
             block_size=self.compute.block_size,
             tool_call_parser=self.tool_call_parser,

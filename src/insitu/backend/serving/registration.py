@@ -15,7 +15,8 @@ import aiohttp
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
-from insitu.backend.plan.engine import EngineSettings, apply_arguments, difference
+from insitu.backend.plan.engine import EngineSettings, difference
+from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.publication import BASE_VERSION
@@ -55,7 +56,7 @@ class Registrar:
         engine = self._settings.preloaded()
         if engine is not None:
             for run in open_runs[:1]:  # all open runs agree on the engine
-                engine = apply_arguments(engine, run.engine_args, run.init_args, run.lora.rank)
+                engine = self._registered(engine, run)
             await self._load(engine)
         for run in open_runs:
             await self._admit(run)
@@ -76,7 +77,7 @@ class Registrar:
     async def _admit(self, run: Run) -> None:
         """Make a run ready, or mark it failed with the reason."""
         try:
-            wanted = self._wanted_engine(run)
+            wanted = await asyncio.to_thread(self._wanted_engine, run)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
             if self.host is None or self.host.engine != wanted:
                 await self._load(wanted)
@@ -109,7 +110,7 @@ class Registrar:
                 hint=f"close {others[0]} first, or serve with --publication adapter",
             )
         base = self._base_engine(run)
-        wanted = apply_arguments(base, run.engine_args, run.init_args, run.lora.rank)
+        wanted = self._registered(base, run)
         current = self.host.engine if self.host is not None else None
         if others and current is not None and current != wanted:
             raise CannotHonour(
@@ -140,17 +141,22 @@ class Registrar:
                 f"base model {run.base_model} cannot be loaded beside runs on another one{serves}",
                 hint="close those runs first",
             )
-        return self._settings.engine(run.base_model, run.base_model)
+        settings, _ = planned(self._settings, run.base_model)
+        return settings.engine(run.base_model, run.base_model)
+
+    def _registered(self, base: EngineSettings, run: Run) -> EngineSettings:
+        return registered_engine(self._settings, base, run.engine_args, run.init_args, run.lora.rank)
 
     async def _load(self, engine: EngineSettings) -> None:
         """Replace the current engines and trainer with ones for these settings."""
+        settings = await asyncio.to_thread(settings_for, self._settings, engine)
         if self.host is not None:
             await check_placement(self._settings, engine)  # before what runs is stopped for it
             log.info("replacing the engine: %s", difference(self.host.engine, engine))
             old, self.host = self.host, None
             await self._traffic.push()
             await old.stop()
-        host = ModelHost(self._settings, engine, self._ledger, self._http, self._scratch)
+        host = ModelHost(settings, engine, self._ledger, self._http, self._scratch)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(host.stop)
             await host.start()

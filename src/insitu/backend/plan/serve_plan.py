@@ -1,0 +1,103 @@
+"""Apply the memory plan to the settings of `insitu serve`: at its start and for every registration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from insitu.backend.plan.device_plan import make_plan
+from insitu.backend.plan.engine import EngineSettings, apply_arguments
+from insitu.backend.plan.fit import Plan
+from insitu.backend.plan.layouts import Wanted
+from insitu.backend.plan.model_shape import CannotPlan, read_shape
+from insitu.backend.plan.settings import ServeSettings
+
+
+def planned(settings: ServeSettings, model: str) -> tuple[ServeSettings, Plan | None]:
+    """Plan for this model on CUDA. A model that the planner does not know needs the user's own figures."""
+    if settings.machine is None or settings.wanted is None:
+        return settings, None
+    try:
+        plan = make_plan(read_shape(model), settings.machine, settings.wanted)
+    except CannotPlan:
+        if not _all_given(settings.wanted):
+            raise
+        return settings, None
+    return _with(settings, plan), plan
+
+
+def registered_engine(
+    settings: ServeSettings,
+    base: EngineSettings,
+    engine_args: Mapping[str, object],
+    init_args: Mapping[str, object],
+    lora_rank: int,
+) -> EngineSettings:
+    """Return the engine that a registration asks for; if it changes any setting, the others are planned."""
+    asked = apply_arguments(base, engine_args, init_args, lora_rank)
+    same = asked == base and lora_rank <= base.max_lora_rank
+    if same or settings.machine is None or settings.wanted is None:
+        return asked
+    named = {*engine_args, *init_args}
+    wanted = replace(
+        settings.wanted,
+        lora_rank=max(asked.max_lora_rank, lora_rank),
+        compiled=not asked.enforce_eager,
+        **{name: value for name, value in _pinned(asked).items() if name in named},
+    )
+    changed, plan = planned(replace(settings, wanted=wanted), asked.model)
+    if plan is None:
+        return asked
+    return replace(
+        asked,
+        max_model_len=changed.max_seq_length,
+        max_num_seqs=changed.max_num_seqs,
+        tensor_parallel_size=changed.tensor_parallel_size,
+        gpu_memory_utilization=changed.gpu_memory_utilization,
+    )
+
+
+def settings_for(settings: ServeSettings, engine: EngineSettings) -> ServeSettings:
+    """Return the settings of replicas and trainer beside exactly this engine."""
+    budget = engine.micro_batch_tokens or settings.micro_batch_tokens
+    if settings.machine is None or settings.wanted is None:
+        return replace(settings, micro_batch_tokens=budget)
+    pinned = {name: value for name, value in _pinned(engine).items() if value is not None}
+    wanted = replace(
+        settings.wanted, lora_rank=engine.max_lora_rank, compiled=not engine.enforce_eager, **pinned
+    )
+    changed, plan = planned(replace(settings, wanted=wanted), engine.model)
+    return changed if plan is not None else replace(settings, micro_batch_tokens=budget)
+
+
+def _with(settings: ServeSettings, plan: Plan) -> ServeSettings:
+    layout = plan.layout
+    threads = max(1, settings.compute.rank_threads * settings.num_ranks // layout.num_ranks)
+    return replace(
+        settings,
+        compute=replace(settings.compute, rank_threads=threads),
+        num_replicas=layout.num_replicas,
+        num_ranks=layout.num_ranks,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        gpu_memory_utilization=plan.gpu_memory_utilization,
+        max_seq_length=plan.max_seq_length,
+        max_num_seqs=plan.max_num_seqs,
+        micro_batch_tokens=plan.micro_batch_tokens,
+        checkpoint_layers=plan.checkpoint_layers,
+    )
+
+
+def _pinned(engine: EngineSettings) -> dict[str, int | float | None]:
+    """Return the engine's settings by the planner's names, which are those of a registration."""
+    return {
+        "max_seq_length": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "micro_batch_tokens": engine.micro_batch_tokens,
+    }
+
+
+def _all_given(wanted: Wanted) -> bool:
+    given = (wanted.max_seq_length, wanted.micro_batch_tokens, wanted.gpu_memory_utilization)
+    return all(value is not None for value in given)

@@ -1,0 +1,76 @@
+"""Which GPUs and how much memory a machine has, from what the driver says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from insitu.backend.plan.machine import (
+    Gpu,
+    Machine,
+    has_cuda,
+    host_memory,
+    list_gpus,
+    parse_gpus,
+    read_machine,
+    visible,
+)
+from insitu.errors import CannotHonour
+
+TWO = "0, GPU-11aa, 24564, NVIDIA GeForce RTX 4090\n1, GPU-22bb, 81559, NVIDIA H100 80GB HBM3\n"
+
+
+def test_the_driver_s_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{TWO.replace(chr(10), chr(92) + 'n')}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert [gpu.name for gpu in list_gpus()] == ["NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3"]
+    found = read_machine({})
+    assert (found.num_devices, found.device_bytes) == (2, 24564 * 2**20)
+    assert found.host_bytes == host_memory()
+    assert read_machine({"CUDA_VISIBLE_DEVICES": "1"}) == Machine(1, 81559 * 2**20, found.host_bytes)
+    with pytest.raises(CannotHonour, match="no GPU is visible"):
+        read_machine({"CUDA_VISIBLE_DEVICES": ""})
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(CannotHonour, match="--device-memory"):
+        list_gpus()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-22", [1]), ("0,-1,1", [0]), ("", []), ("7", [])],
+)
+def test_visible_devices_are_cuda_s(chosen: str | None, seen: list[int]) -> None:
+    assert [gpu.index for gpu in visible(parse_gpus(TWO), chosen)] == seen
+
+
+def test_an_unknown_size_is_an_error() -> None:
+    assert parse_gpus("0, GPU-1, 40960, A100, PCIe") == [Gpu(0, "GPU-1", "A100, PCIe", 40960 * 2**20)]
+    with pytest.raises(CannotHonour, match=r"\[N/A\]"):
+        parse_gpus("0, GPU-1, [N/A], GB10")
+
+
+def test_linux_and_wsl2_have_cuda(tmp_path: Path) -> None:
+    assert not has_cuda(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    assert not has_cuda(tmp_path), "WSL2 without NVIDIA's library"
+    library = tmp_path / "usr/lib/wsl/lib/libcuda.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert has_cuda(tmp_path)
+    library.unlink()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert has_cuda(tmp_path)
+
+
+def test_a_cgroup_limits_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.write_text("max\n")
+    everything = host_memory(tmp_path)
+    limit.write_text("1073741824\n")
+    assert host_memory(tmp_path) == 2**30 < everything
