@@ -19,7 +19,7 @@ CPU_MICRO_BATCH_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What the processes of a backend take of a machine's RAM."""
+    """The RAM that the processes of a backend take, part by part."""
 
     shape: ModelShape
     dtype: Dtype

@@ -38,7 +38,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the GPUs are divided."""
+    """One division of the GPUs."""
 
     num_replicas: int
     tensor_parallel_size: int

@@ -8,7 +8,7 @@ A row of T tokens, h hidden, i intermediate, k the width of the keys, L layers, 
 
     with checkpointing      held  T · (2hL + 8.2h)                       then  T · (14i + 26.2h + 3.8k + 16r)
     without                 held  T · (L · (8i + 24.2h + 3.5k + 16r) + 4.3h)   then  T · (6i + 6h)
-    output head             or 0.64 GB + T · 3h, if that is more than what follows `then`
+    output head             or 0.56 GB + T · 3h and a cast of the adapter, if that is more than the `then`
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LORA_BYTES = 16
 """Per parameter of an adapter: weight, gradient and Adam's two moments, all float32."""
 _FOUR_BIT_BYTES = 0.5 + 4 / 64
 """Per weight of a linear module in NF4: half a byte, and a float32 scale for every 64 of them."""
-_HEAD_BYTES = 640_000_000
+_HEAD_BYTES = 560_000_000
 _ENGINE_ACTIVATION_TOKENS = 8192
 """The most tokens that vLLM computes at once by default on a large GPU; its profile run takes as many."""
 _LORA_SLOTS = 4
@@ -62,6 +62,8 @@ class TrainerMemory:
     working_per_token: float
     """The most that one layer needs on top, in the backward pass or in a forward pass without checkpoints."""
     head_per_token: float
+    head: int
+    """The output head's own chunk of logits, beside the adapter cast to the base's precision."""
 
     @property
     def resident(self) -> int:
@@ -72,13 +74,13 @@ class TrainerMemory:
 
     def working(self, num_tokens: int) -> int:
         """Return the most beyond what is held: a layer's backward pass, or the output head."""
-        head = _HEAD_BYTES + self.head_per_token * num_tokens
+        head = self.head + self.head_per_token * num_tokens
         return int(max(head, self.working_per_token * num_tokens))
 
     def longest_row(self, num_bytes: int) -> int:
         """Return the tokens whose activations fit into `num_bytes` beside what is resident."""
         free = num_bytes - self.resident
-        by_head = (free - _HEAD_BYTES) / (self.held_per_token + self.head_per_token)
+        by_head = (free - self.head) / (self.held_per_token + self.head_per_token)
         by_layer = free / (self.held_per_token + self.working_per_token)
         return max(0, int(min(by_head, by_layer)))
 
@@ -119,6 +121,7 @@ def trainer_memory(
         held_per_token=scale * held,
         working_per_token=scale * working,
         head_per_token=scale * 3 * h,
+        head=_HEAD_BYTES + width * shape.lora_parameters(lora_rank),
     )
 
 

@@ -179,14 +179,14 @@ def _from_hub(model: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise CannotPlan(
-            f"{model} is no directory, and huggingface_hub, which would download its config.json, is missing",
+            f"{model} is not a directory, and huggingface_hub, which would download it, is missing",
             hint="give the model's directory, or: pip install huggingface_hub",
         ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=["config.json"])) / "config.json"
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise NotFound(
-            f"{model} is no directory, and the hub did not provide its config.json: {error}",
+            f"{model} is not a directory, and the hub did not provide its config.json: {error}",
             hint=f"check the name, or download it first: hf download {model}",
         ) from error
 
