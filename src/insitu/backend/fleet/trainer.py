@@ -153,6 +153,14 @@ class TrainerGroup:
     async def export_merged(self, run: str, directory: Path) -> None:
         await self._all("export_merged", run, str(directory), self._settings.dtype)
 
+    async def off_device(self) -> None:
+        """Move all ranks' weights and moments to host memory and free the devices; nothing on a CPU."""
+        await self._all("off_device")
+
+    async def on_device(self) -> None:
+        """Move them back; training and scoring need them there."""
+        await self._all("on_device")
+
     async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
         if not self._actors:
             raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")

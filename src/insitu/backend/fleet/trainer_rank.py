@@ -31,6 +31,7 @@ from insitu.training.loss import Totals
 from insitu.training.model.export import MergedExport
 from insitu.training.model.loading import load_policy, model_directory
 from insitu.training.model.lora import AdapterPool, merged_tensors
+from insitu.training.model.residence import free_device, move
 from insitu.training.objective import objective_of, shares_of
 from insitu.training.passes import Passes, step_metrics
 from insitu.training.sequences import check_sequence
@@ -200,6 +201,22 @@ class TrainerRank:
                 scores[i, : len(part)] = part
         self._ranks.add_up(scores)  # every entry is zero on all ranks but one
         return [row[: max(0, len(ids) - 1)].tolist() for row, ids in zip(scores, token_ids, strict=True)]
+
+    # ── the device ──────────────────────────────────────────────────────────────────────────────────
+
+    def off_device(self) -> None:
+        """Move base, adapters and moments to host memory and free the device's; nothing on a CPU."""
+        if self._device.type != "cpu":
+            self._move(torch.device("cpu"))
+            free_device()
+
+    def on_device(self) -> None:
+        """Move them back to the device, bit for bit."""
+        if self._device.type != "cpu":
+            self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        move(self._policy, [learner.optimizer for learner in self._learners.values()], device)
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────────
 
