@@ -121,12 +121,16 @@ class StandinEngine:
         app.router.add_post("/v1/completions/render", self._render_completion)
         app.router.add_post("/v1/completions/derender", self._derender_completion)
         app.router.add_post("/inference/v1/generate", self._generate)
+        self.add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=2048, reuse_address=True)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add routes of a stand-in that knows more of vLLM."""
 
     async def stop(self) -> None:
         """End as a killed process does: connections under way are cut."""

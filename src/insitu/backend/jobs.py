@@ -1,6 +1,9 @@
 """One training step, from queued job to committed version. It reads from top to bottom:
 
-    collect → advantages → sequences → [hold] → train → checkpoint → publish → probe → record → [release]
+    collect → advantages → sequences → engines score
+      → [hold] → trainer: open, score, train, score, checkpoint → publish → engines score → record → [release]
+
+The devices go from the engines to the trainer and back on the way (`serving/lease.py`).
 
 Nothing is sampled from a version before the ledger has committed it: with `merged` weights calls are held
 until then, with an `adapter` its name is not routed until then. A crash at any point therefore leaves
@@ -14,6 +17,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from insitu.backend.batch import make_batch
@@ -94,8 +98,7 @@ class StepRunner:
     async def _repaired(self, error: InsituError, engines: set[int], host: ModelHost) -> bool:
         """Replace what died; return True if anything was replaced, so a retry makes sense."""
         if isinstance(error, ActorDied):
-            await host.restart_trainer()
-            return True
+            return True  # the lease starts the ranks again when they are next used
         await host.revive_dead()
         return _pids(host) != engines
 
@@ -110,21 +113,31 @@ class StepRunner:
         clock.lap("collect")
         async with self._calls_held(f"run {run.name} trains step {step}", host):
             clock.lap("drain")
-            await self._say(job, "train", 0.1)
-            metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings, reference)
-            clock.lap("train")
-            await self._say(job, "checkpoint", 0.7)
-            path, digest = await self._checkpoint(run, step, host)
-            clock.lap("checkpoint")
+            async with host.lease.trainer():
+                await self._say(job, "train", 0.1)
+                await host.open_run(run)
+                old = before.trainer or await host.trainer.score(run.name, before.fixed)
+                metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings, reference)
+                new = await host.trainer.score(run.name, before.fixed)
+                clock.lap("train")
+                await self._say(job, "checkpoint", 0.7)
+                path, digest = await self._checkpoint(run, step, host)
+                await host.publisher.prepare(run.name, step)
+                clock.lap("checkpoint")
             async with self._publication_window(run, step, host):
                 await self._say(job, "publish", 0.8)
-                served = await host.publisher.publish(run.name, step, path)
+                async with host.lease.publication():
+                    served = await host.publisher.publish(run.name, step, path)
                 clock.lap("publish")
                 await self._say(job, "probe", 0.9)
-                probe = await self._probe(run, served, before, host, updated=bool(metrics["updated"]))
+                engines = await host.score(served, before.fixed)
+                after = Baseline(step, before.fixed, new, engines)
+                probe = self._judge(served, replace(before, trainer=old), after, host, metrics)
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await asyncio.to_thread(self._ledger.commit_step, job.id, step, figures, str(path), digest)
+                host.publisher.committed()
+                self._probes[run.name] = after
                 self._traffic.serve_version(run.name, step, served)
         log.info("run %s is at step %d: %s", run.name, step, figures)
         await self._retire_old(run.name, step, host)
@@ -133,16 +146,20 @@ class StepRunner:
         return make_batch(self._ledger.groups_of_job(job.id), self._records, job.settings, run.step)
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
-        """Open the run on the trainer; score its fixed sequences on both sides at the last step."""
-        await host.open_run(run)
+        """Score the run's fixed sequences on the engines at the last step.
+
+        The trainer's scores are there if it computed them after the last step; otherwise it does so once it
+        is on its devices.
+        """
         path = checkpoints.run_directory(self._settings.runs_dir, run.name) / "probe.json"
         fixed = await asyncio.to_thread(probe_sequences, path, batch.sequences)
         known = self._probes.get(run.name)
-        if known is not None and known.step == run.step and known.engines.keys() == _pids(host):
+        if known is not None and (known.step, known.fixed) != (run.step, fixed):
+            known = None
+        if known is not None and known.engines.keys() == _pids(host):
             return known
-        served = self._traffic.runs[run.name][run.step]
-        trainer = await host.trainer.score(run.name, fixed)
-        return Baseline(run.step, fixed, trainer, await _engine_scores(served, fixed, host))
+        engines = await host.score(self._traffic.runs[run.name][run.step], fixed)
+        return Baseline(run.step, fixed, [] if known is None else known.trainer, engines)
 
     async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
         staging = await asyncio.to_thread(checkpoints.stage, self._settings.runs_dir, run.name, step)
@@ -151,38 +168,35 @@ class StepRunner:
         run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
         return checkpoints.checkpoint_path(run_dir, step), digest
 
-    async def _probe(
-        self, run: Run, served: Served, before: Baseline, host: ModelHost, *, updated: bool
+    def _judge(
+        self, served: Served, before: Baseline, after: Baseline, host: ModelHost, metrics: dict[str, float]
     ) -> ProbeResult:
-        """Score the fixed sequences again on both sides, judge every engine, keep the worst figures."""
-        trainer = await host.trainer.score(run.name, before.fixed)
-        engines = await _engine_scores(served, before.fixed, host)
+        """Judge every engine by the scores before and after the step; return the worst figures."""
         results: list[ProbeResult] = []
         for replica in host.replicas.joined():
             # An engine restarted mid-step has no scores of the old weights: use the trainer's.
             old = before.engines.get(replica.pid, before.trainer)
-            result = compare(before.trainer, trainer, old, engines[replica.pid])
+            result = compare(before.trainer, after.trainer, old, after.engines[replica.pid])
+            updated = bool(metrics["updated"])
             judge(result, self._settings.threshold, replica.id, served.version, must_move=updated)
             results.append(result)
-        self._probes[run.name] = Baseline(run.step + 1, before.fixed, trainer, engines)
         return max(results, key=lambda result: result.mean_abs)
 
     @asynccontextmanager
     async def _calls_held(self, reason: str, host: ModelHost) -> AsyncGenerator[None]:
-        """On shared devices, hold calls in the gateway during the step; on CUDA, engines sleep meanwhile."""
+        """On shared devices, hold calls in the gateway while the devices change hands."""
         if self._settings.placement == "dedicated":
             yield
             return
-        async with self._traffic.held(reason), AsyncExitStack() as stack:
+        async with self._traffic.held(reason):
             await self._traffic.drained(self._settings.deadlines.drain)
-            await stack.enter_async_context(host.asleep())
-            yield
+            async with host.lease.handover():
+                yield
 
     @asynccontextmanager
     async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncGenerator[None]:
-        """Wake the engines and, with merged weights, drain all calls; on failure, restore the old version."""
+        """With merged weights, drain all calls; on failure, bring the engines back to the old version."""
         async with AsyncExitStack() as stack:
-            await host.wake()
             if self._settings.publication == "merged" and self._settings.placement == "dedicated":
                 reason = f"run {run.name} publishes step {step}"
                 await stack.enter_async_context(self._traffic.held(reason))
@@ -194,13 +208,13 @@ class StepRunner:
 
     async def _roll_back(self, run: Run, host: ModelHost) -> None:
         self._probes.pop(run.name, None)
-        await host.restore(run)
+        await host.roll_back(run)
 
     async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
         """Tell the gateway, then drain and unload all but the last two versions in the background."""
         versions = self._traffic.runs[run]
         old = {number: versions.pop(number) for number in sorted(versions) if number < step - 1}
-        await self._traffic.push()
+        await self._traffic.offer()
         task = asyncio.create_task(self._drain_and_prune(run, old, host))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
@@ -210,9 +224,10 @@ class StepRunner:
             for served in old.values():
                 if served != host.publisher.base:
                     await self._traffic.drained(self._settings.deadlines.drain, served.version)
-                    await host.publisher.retire(served)
+                    await host.retire(served)
+            await host.publisher.clean_up()
             await asyncio.to_thread(self._prune, run)
-        except InsituError:
+        except (InsituError, OSError):
             log.exception("old versions of run %s stay for now", run)
 
     def _prune(self, run: str) -> None:
@@ -227,15 +242,3 @@ class StepRunner:
 
 def _pids(host: ModelHost) -> set[int]:
     return {replica.pid for replica in host.replicas.joined()}
-
-
-async def _engine_scores(
-    served: Served, fixed: list[list[int]], host: ModelHost
-) -> dict[int, list[list[float]]]:
-    """Score the fixed sequences on every engine under one version; return log-probabilities by process id."""
-    if not fixed:
-        return {replica.pid: [] for replica in host.replicas.joined()}
-    return {
-        replica.pid: await replica.engine.score(served.engine_model, fixed)
-        for replica in host.replicas.joined()
-    }

@@ -43,7 +43,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import ChildFailed
+from insitu.errors import ChildFailed, InsituError
 from insitu.records.store import RecordStore
 from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
@@ -52,6 +52,8 @@ from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
 _WORK_SECONDS = 0.1
+_REVIVE_AGAIN_SECONDS = 10.0
+"""After a failed revival; calls meanwhile go to the other replicas, or wait in the gateway."""
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
@@ -171,19 +173,32 @@ class Supervisor:
             await asyncio.sleep(_TEND_SECONDS)
 
     async def _tend_replicas(self, host: ModelHost, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
-        for name in await host.replicas.dead():
+        try:
+            dead = await host.replicas.dead()
+        except InsituError as error:  # an actor that does not answer in time: ask again
+            log.warning("the replicas cannot be asked: %s", error)
+            return
+        for name in dead:
             replica = host.replicas.replicas.get(name)
             if replica is not None and replica.pid not in self._reviving:
                 self._reviving.add(replica.pid)
                 tasks.create_task(self._revive(host, replica, traffic))
 
     async def _revive(self, host: ModelHost, replica: Replica, traffic: Traffic) -> None:
+        """Bring a dead replica back when the device lease allows; after a failure it is tried again."""
         self._say(f"{replica.id} has died; starting it again with the published weights")
-        replica.joined = False
-        await traffic.push()
-        await host.publisher.revive(replica)
-        await traffic.push()
-        self._say(f"{replica.id} is back")
+        try:
+            replica.joined = False
+            await traffic.offer()
+            await host.lease.revive(replica)
+            await traffic.offer()
+            self._say(f"{replica.id} is back")
+        except InsituError as error:
+            log.exception("%s could not be started again", replica.id)
+            self._say(f"{replica.id} could not be started again and will be tried again: {error.message}")
+            await asyncio.sleep(_REVIVE_AGAIN_SECONDS)
+        finally:
+            self._reviving.discard(replica.pid)
 
     async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:
         while True:

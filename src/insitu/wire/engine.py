@@ -45,6 +45,13 @@ class NewVersion(Message):
     new_version: str
 
 
+@dataclass(frozen=True, slots=True)
+class EngineState(Answer):
+    """The answer to `POST /wake_up`: `awake` once all memory is back, else `sleeping`."""
+
+    status: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion(Message):
     """`POST /v1/completions` on token ids. None means that the engine's default applies."""

@@ -48,11 +48,13 @@ async def engine(standin: StandinEngine) -> AsyncIterator[EngineClient]:
 
 
 async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: EngineClient) -> None:
+    standin.answers["/wake_up"] = {"status": "awake", "tags": ["kv_cache"]}
     await engine.load_adapter("run@1", Path("/weights/1"))
     await engine.unload_adapter("run@1")
     await engine.reload_weights(Path("/weights/2"), "run@2")
     await engine.sleep()
-    await engine.wake_up()
+    await engine.wake_up("weights")
+    await engine.wake_up("kv_cache")
     assert standin.requests == [
         ("/v1/load_lora_adapter", {"lora_name": "run@1", "lora_path": "/weights/1"}),
         ("/v1/unload_lora_adapter", {"lora_name": "run@1"}),
@@ -60,8 +62,16 @@ async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: Engine
         ("/reset_prefix_cache", None),
         ("/update_weight_version", {"new_version": "run@2"}),
         ("/sleep?level=1", None),
-        ("/wake_up", None),
+        ("/wake_up?tags=weights", None),
+        ("/wake_up?tags=kv_cache", None),
     ]
+
+
+async def test_engine_that_stays_asleep_is_an_error(standin: StandinEngine, engine: EngineClient) -> None:
+    standin.answers["/wake_up"] = {"status": "sleeping", "tags": ["weights"]}
+    await engine.wake_up("weights")  # the KV cache is still to come
+    with pytest.raises(UpstreamError, match="still sleeping after /wake_up"):
+        await engine.wake_up("kv_cache")
 
 
 async def test_warming_up_names_no_setting_that_it_leaves_to_the_engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
@@ -139,3 +140,29 @@ async def test_drained_waits_for_one_version_or_all(gateway: StandinGateway, tra
         await traffic.drained(0.2, "run@1")
     with pytest.raises(DeadlineExceeded, match="calls on the engines did not end"):
         await traffic.drained(0.2)
+
+
+async def test_tables_are_sent_one_after_the_other(gateway: StandinGateway, traffic: Traffic) -> None:
+    await asyncio.gather(*[traffic.push() for _ in range(8)])
+    epochs = [table["epoch"] for table in gateway.tables]
+    assert epochs == sorted(epochs)
+
+
+async def test_replaced_engine_gets_a_new_table(gateway: StandinGateway, traffic: Traffic) -> None:
+    engines = {"replica-0": "http://127.0.0.1:1"}
+    traffic.replicas = lambda: dict(engines)
+    await traffic.push()
+    await traffic.refresh()
+    assert len(gateway.tables) == 1
+    engines["replica-0"] = "http://127.0.0.1:2"
+    await traffic.refresh()
+    assert gateway.tables[-1]["replicas"] == [{"id": "replica-0", "url": "http://127.0.0.1:2"}]
+
+
+async def test_hold_that_cannot_be_announced_does_not_stay(gateway: StandinGateway, traffic: Traffic) -> None:
+    traffic.push_seconds = 0.0
+    gateway.refuse = 100
+    with pytest.raises(DeadlineExceeded):
+        async with traffic.held("a step"):
+            pytest.fail("calls are not held")
+    assert traffic.holds == []

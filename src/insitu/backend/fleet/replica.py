@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import aiohttp
 
@@ -18,6 +18,7 @@ from insitu.system.processes import end_child, free_port, spawn, tail
 from insitu.wire.engine import (
     Completion,
     EngineModels,
+    EngineState,
     LoadAdapter,
     NewVersion,
     ReloadWeights,
@@ -29,6 +30,8 @@ from insitu.wire.engine import (
 from insitu.wire.message import Malformed, Message, encode, read
 
 Received = TypeVar("Received", bound=Message)
+Memory = Literal["weights", "kv_cache"]
+"""The parts of an engine's memory that wake up one by one."""
 
 _GRACE_SECONDS = 3.0
 _WARM_UP_PROMPT = 48
@@ -133,8 +136,8 @@ class EngineClient:
 
     async def adapters(self) -> set[str]:
         """Return the names the server answers to, including the base model's."""
-        async with self._http.get(f"{self.url}/v1/models", timeout=aiohttp.ClientTimeout(total=10)) as answer:
-            return {entry.id for entry in self._parsed(EngineModels, "/v1/models", await answer.read()).data}
+        content = await self._request("GET", "/v1/models", None, 10)
+        return {entry.id for entry in self._parsed(EngineModels, "/v1/models", content).data}
 
     async def reload_weights(self, directory: Path, version: str) -> None:
         """Replace the full weights in place and set their version; no call may be in flight."""
@@ -147,11 +150,15 @@ class EngineClient:
         await self._post("/update_weight_version", NewVersion(version), 60)
 
     async def sleep(self) -> None:
-        """Free the devices' memory (CUDA only)."""
+        """Free the devices' memory (CUDA only); calls that are still under way are aborted."""
         await self._post("/sleep?level=1", None, 120)
 
-    async def wake_up(self) -> None:
-        await self._post("/wake_up", None, 120)
+    async def wake_up(self, part: Memory | None = None) -> None:
+        """Take back one part of the memory, or all of it; the engine answers calls when it has both."""
+        path = "/wake_up" if part is None else f"/wake_up?tags={part}"
+        state = self._parsed(EngineState, path, await self._post(path, None, 120))
+        if part != "weights" and state.status != "awake":
+            raise UpstreamError(f"the engine at {self.url} is still {state.status} after {path}")
 
     async def score(self, model: str, sequences: list[list[int]]) -> list[list[float]]:
         """Return each token's log-probability from the second on, under the served weights.
@@ -172,12 +179,15 @@ class EngineClient:
             raise UpstreamError(text) from error
 
     async def _post(self, path: str, body: Message | None, deadline_seconds: float) -> bytes:
+        return await self._request("POST", path, body, deadline_seconds)
+
+    async def _request(self, method: str, path: str, body: Message | None, deadline_seconds: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)
         data = None if body is None else encode(body, without=Completion.OPTIONAL)
         headers = None if data is None else {"Content-Type": "application/json"}
         try:
-            async with self._http.post(
-                self.url + path, data=data, headers=headers, timeout=timeout
+            async with self._http.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as answer:
                 content = await answer.read()
                 if answer.status != 200:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +64,13 @@ class ReplicaSet:
         self.replicas: dict[str, Replica] = {}
         self.devices: list[str] = []
         """The GPUs of all engines, in order; an engine that is restarted keeps its own."""
+        self._reported: set[int] = set()
+        """Process ids of engines whose end is in the log."""
 
     async def start(self, settings: EngineSettings, count: int) -> None:
         """Start `count` engines and wait until all are ready; after a failure, `stop` frees the GPUs."""
         self.settings = settings
-        if settings.device == "cuda":
-            self._gpus = await Reservation.make([settings.tensor_parallel_size] * count)
+        await self._reserve(settings, count)
         starting = [asyncio.ensure_future(self._start_one(index, settings)) for index in range(count)]
         try:
             started = await asyncio.gather(*starting)
@@ -80,21 +81,38 @@ class ReplicaSet:
         self.replicas = {replica.id: replica for replica in started}
         self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 
+    async def _reserve(self, settings: EngineSettings, count: int) -> None:
+        if settings.device == "cuda":
+            self._gpus = await Reservation.make([settings.tensor_parallel_size] * count)
+
     async def stop(self) -> None:
         """Stop every engine."""
         await asyncio.gather(*[_end(replica.id, replica.actor) for replica in self.replicas.values()])
         self.replicas, self.settings, self.devices = {}, None, []
         self._release()
 
-    async def restart(self, replica_id: str) -> Replica:
-        """Replace a dead engine on its own GPUs; the new one has the base weights and has not joined yet."""
+    async def restart(self, replica_id: str, restore: Callable[[EngineClient], Awaitable[None]]) -> Replica:
+        """Replace an engine on its own GPUs; `restore` brings it to the published state, and then it joins.
+
+        On failure the old one stays listed, and dead, so that it is found and restarted later.
+        """
         assert self.settings is not None, "no engine was ever started"
-        old = self.replicas.pop(replica_id, None)
-        if old is not None:
-            await _end(old.id, old.actor)
-        replica = await self._start_one(_index(replica_id), self.settings)
-        self.replicas[replica_id] = replica
-        return replica
+        old = self.replicas.pop(replica_id)
+        async with AsyncExitStack() as on_failure:
+            on_failure.callback(self.replicas.__setitem__, replica_id, old)
+            await self.end(old)
+            fresh = await self._start_one(_index(replica_id), self.settings)
+            on_failure.push_async_callback(self.end, fresh)
+            await restore(fresh.engine)
+            on_failure.pop_all()
+        fresh.joined = True
+        self.replicas[replica_id] = fresh
+        return fresh
+
+    async def end(self, replica: Replica) -> None:
+        """Stop one engine; it counts as dead until it is restarted."""
+        replica.joined = False
+        await _end(replica.id, replica.actor)
 
     async def dead(self) -> list[str]:
         """Return the ids of replicas whose server or actor is gone; log the reason."""
@@ -102,7 +120,9 @@ class ReplicaSet:
         for replica in list(self.replicas.values()):
             report = await self._exit_report(replica.actor)
             if report is not None:
-                log.error("%s is gone: %s", replica.id, report)
+                if replica.pid not in self._reported:
+                    self._reported.add(replica.pid)
+                    log.error("%s is gone: %s", replica.id, report)
                 gone.append(replica.id)
         return gone
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 
 import aiohttp
@@ -18,16 +16,18 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
 from insitu.errors import CorruptCheckpoint
 from insitu.types import StepSettings
 from insitu.wire.routing_table import Served
 
-log = logging.getLogger(__name__)
-
 
 class ModelHost:
-    """Engines, trainer and publisher of one base model with one set of engine settings."""
+    """Engines, trainer and publisher of one base model with one set of engine settings.
+
+    `lease` decides who is on the devices; what starts, restarts, scores or publishes goes through it.
+    """
 
     def __init__(
         self,
@@ -48,87 +48,81 @@ class ModelHost:
             settings.compute.engine_threads,
         )
         self.trainer = TrainerGroup(settings, engine.model)
+        self.lease = DeviceLease(self.replicas, self.trainer, self._shared_devices, exclusive=engine.sleep)
         base = Served(engine.served_name, BASE_VERSION)
         self.publisher: Publisher = (
-            AdapterPublisher(self.replicas, base)
+            AdapterPublisher(self.lease, base)
             if engine.publication == "adapter"
-            else MergedPublisher(self.replicas, base, self.trainer, settings.runs_dir)
+            else MergedPublisher(self.lease, base, engine.model, self.trainer, settings.runs_dir)
         )
-        self._sleeping = False
 
     async def start(self) -> None:
-        """Start engines and trainer together; the first failure stops both."""
+        """Start engines and trainer, together where they do not share devices; a failure stops both."""
         await check_free(self._settings, self.engine)
+        engines = self.replicas.start(self.engine, self._settings.num_replicas)
         if self.engine.device == "cpu":
-            engines = self.replicas.start(self.engine, self._settings.num_replicas)
             await _all_or_none(engines, self.trainer.start())
         else:  # the trainer may share the engines' devices, known only once they run
-            await self.replicas.start(self.engine, self._settings.num_replicas)
-            async with self.asleep():
-                await self.trainer.start(self._shared_devices())
+            await engines
         for replica in self.replicas.replicas.values():
             replica.joined = True
+        async with self.lease.handover():
+            async with self.lease.trainer():  # starts it, if it does not run yet
+                pass
+            async with self.lease.engines():
+                pass
 
     async def stop(self) -> None:
         """Stop the trainer and all engines."""
-        await self.trainer.stop()
-        await self.replicas.stop()
-
-    async def restart_trainer(self) -> None:
-        """Restart all ranks after one has died; runs are reopened on demand."""
-        await self.trainer.stop()
-        await self.trainer.start(self._shared_devices())
+        await self.lease.stop()
 
     async def revive_dead(self) -> None:
         """Replace dead engines and load the published weights on the new ones."""
         for name in await self.replicas.dead():
             if (replica := self.replicas.replicas.get(name)) is not None:
-                await self.publisher.revive(replica)
+                await self.lease.revive(replica)
 
-    async def open_run(self, run: Run) -> Path | None:
-        """Open the run on the trainer at its last committed step; return that checkpoint."""
-        if not self.trainer.running:
-            await self.restart_trainer()
+    async def open_run(self, run: Run) -> None:
+        """Open the run on the trainer at its last committed step, inside the lease's trainer block."""
         path = await asyncio.to_thread(self._committed_checkpoint, run)
         await self.trainer.open_run(run.name, run.lora, run.step, path)
-        return path
+
+    async def score(self, served: Served, fixed: list[list[int]]) -> dict[int, list[list[float]]]:
+        """Score sequences on every engine under one version; return log-probabilities by process id."""
+        async with self.lease.engines():
+            if not fixed:
+                return {replica.pid: [] for replica in self.replicas.joined()}
+            return await self.lease.on_each(lambda engine: engine.score(served.engine_model, fixed))
 
     async def publish_committed(self, run: Run) -> Served:
-        """Publish the run's last committed step to the engines, at start and after a failed step."""
-        checkpoint = await self.open_run(run) if run.step or self.engine.publication == "merged" else None
-        return await self.publisher.publish(run.name, run.step, checkpoint)
+        """Publish the run's last committed step; with merged weights, hold and drain calls first."""
+        checkpoint = await asyncio.to_thread(self._committed_checkpoint, run)
+        async with self.lease.handover():
+            if run.step and self.engine.publication == "merged":
+                async with self.lease.trainer():
+                    await self.open_run(run)
+                    await self.publisher.prepare(run.name, run.step)
+            async with self.lease.publication():
+                served = await self.publisher.publish(run.name, run.step, checkpoint)
+        self.publisher.committed()
+        return served
 
-    async def reset(self) -> bool:
-        """Reload the base model's own weights; return False if the engines must be restarted instead."""
-        directory = Path(self.engine.model)
-        if not isinstance(self.publisher, MergedPublisher) or not await asyncio.to_thread(directory.is_dir):
-            return False
-        await self.publisher.reset(directory)
-        return True
+    async def retire(self, served: Served) -> None:
+        """Unload a version that no call uses any more."""
+        async with self.lease.engines():
+            await self.publisher.retire(served)
 
-    async def restore(self, run: Run) -> None:
-        """Roll trainer and engines back to the committed step after a failed publication."""
-        await self.trainer.forget_run(run.name)
-        await self.publisher.withdraw()
-        if self.engine.publication == "merged":
-            await self.publish_committed(run)
+    async def reset(self) -> None:
+        """Bring the engines back to the base model's own weights (merged publication)."""
+        if isinstance(self.publisher, MergedPublisher):
+            async with self.lease.engines():
+                await self.publisher.reset()
 
-    @asynccontextmanager
-    async def asleep(self) -> AsyncGenerator[None]:
-        """Free the engines' memory for the trainer inside this block (CUDA with shared devices only)."""
-        if self.engine.sleep:
-            await asyncio.gather(*[replica.engine.sleep() for replica in self.replicas.replicas.values()])
-            self._sleeping = True
-        try:
-            yield
-        finally:
-            await self.wake()
-
-    async def wake(self) -> None:
-        """Wake the engines if they are asleep."""
-        if self._sleeping:
-            self._sleeping = False
-            await asyncio.gather(*[replica.engine.wake_up() for replica in self.replicas.replicas.values()])
+    async def roll_back(self, run: Run) -> None:
+        """Bring the engines back to the committed step; the trainer opens the run again when it is used."""
+        self.trainer.opened.pop(run.name, None)
+        async with self.lease.engines():
+            await self.publisher.withdraw()
 
     def _shared_devices(self) -> str | None:
         if self.engine.device == "cpu" or self._settings.placement == "dedicated":

@@ -4,108 +4,105 @@
 used before (vLLM's prefix cache keys on the name). `merged`: full weights are written and reloaded in
 place, so one version of one run is served at a time and no call may be in flight meanwhile.
 
-A dead replica is restarted and brought to the same state before it takes calls (`revive`).
+A publication takes effect in steps, so that a failed one can be undone::
+
+    prepare (from the trainer) ─► publish (to the engines) ─► committed ─► clean_up
+                                                          └─► withdraw
+
+All methods but `prepare` run inside a block of the device lease.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.backend.fleet.replica import EngineClient
-from insitu.backend.fleet.replicas import Replica, ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
-from insitu.errors import UpstreamError
+from insitu.backend.serving.lease import DeviceLease
 from insitu.types import policy_name
 from insitu.wire.routing_table import Served
 
 BASE_VERSION = "base"
-log = logging.getLogger(__name__)
 
 
 class Publisher(ABC):
-    """Brings all engines to the same version. One publication or revival at a time."""
+    """Brings all engines to the same version, and a fresh engine to the published state."""
 
-    def __init__(self, replicas: ReplicaSet, base: Served) -> None:
-        self.replicas = replicas
+    def __init__(self, lease: DeviceLease, base: Served) -> None:
         self.base = base
-        self._lock = asyncio.Lock()
+        self._lease = lease
+        lease.restore = self._restore
+
+    @abstractmethod
+    async def prepare(self, run: str, step: int) -> None:
+        """Write what only the trainer has, while it is on its devices."""
 
     @abstractmethod
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
         """Load this version on every engine; nothing is routed to it yet."""
 
     @abstractmethod
+    def committed(self) -> None:
+        """Keep the last publication: its step is committed."""
+
+    @abstractmethod
+    async def withdraw(self) -> None:
+        """Undo the publication since the last commit, whole or partial; do nothing if there was none."""
+
+    @abstractmethod
     async def retire(self, served: Served) -> None:
         """Unload a version that no call uses any more."""
 
     @abstractmethod
-    async def withdraw(self) -> None:
-        """Undo the last publication, whose step failed."""
+    async def clean_up(self) -> None:
+        """Remove files that the committed version has replaced."""
 
     @abstractmethod
     async def _restore(self, engine: EngineClient) -> None:
         """Bring a fresh engine to the published state."""
 
-    async def revive(self, replica: Replica) -> None:
-        """Replace a dead replica, unless that has already happened, and let it join."""
-        async with self._lock:
-            await self._revive(replica)
-
-    async def _revive(self, dead: Replica) -> None:
-        if self.replicas.replicas.get(dead.id) is dead:
-            fresh = await self.replicas.restart(dead.id)
-            await self._restore(fresh.engine)
-            fresh.joined = True
-
-    async def _on_each(self, action: Callable[[EngineClient], Awaitable[None]]) -> None:
-        """Run `action` on every engine; replace a dead one, then retry on its replacement."""
-        for replica in list(self.replicas.replicas.values()):
-            try:
-                await action(replica.engine)
-            except UpstreamError:
-                if replica.id not in await self.replicas.dead():
-                    raise
-                await self._revive(replica)
-                await action(self.replicas.replicas[replica.id].engine)
-
 
 class AdapterPublisher(Publisher):
     """One immutable directory per version, loaded under its own name."""
 
-    def __init__(self, replicas: ReplicaSet, base: Served) -> None:
-        super().__init__(replicas, base)
+    def __init__(self, lease: DeviceLease, base: Served) -> None:
+        super().__init__(lease, base)
         self._loaded: dict[str, Path] = {}
         self._used: set[str] = set()
-        self._last: Served | None = None
+        self._uncommitted: str | None = None
+
+    async def prepare(self, run: str, step: int) -> None:
+        """Do nothing: the checkpoint holds the adapter."""
 
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
         """Load the adapter on every engine; step 0 is the base model itself."""
         if step == 0 or checkpoint is None:
             return self.base
-        async with self._lock:
-            name = self._fresh_name(policy_name(run, step))
-            path = checkpoint / "adapter"
-            await self._on_each(lambda engine: engine.load_adapter(name, path))
-            self._loaded[name] = path
-            self._last = Served(name, name)
-        return self._last
+        name = self._uncommitted = self._fresh_name(policy_name(run, step))
+        path = checkpoint / "adapter"
+        await self._lease.on_each(lambda engine: engine.load_adapter(name, path))
+        self._loaded[name] = path
+        return Served(name, name)
+
+    def committed(self) -> None:
+        self._uncommitted = None
 
     async def withdraw(self) -> None:
-        if self._last is not None:
-            await self.retire(self._last)
-            self._last = None
+        name, self._uncommitted = self._uncommitted, None
+        if name is not None:
+            self._loaded.pop(name, None)
+            await self._lease.on_each(lambda engine: _unload(engine, name))
 
     async def retire(self, served: Served) -> None:
-        if served.engine_model not in self._loaded:
-            return
-        async with self._lock:
-            del self._loaded[served.engine_model]
-            await self._on_each(lambda engine: _unload(engine, served.engine_model))
+        if self._loaded.pop(served.engine_model, None) is not None:
+            await self._lease.on_each(lambda engine: _unload(engine, served.engine_model))
+
+    async def clean_up(self) -> None:
+        """Do nothing: the ledger prunes checkpoints."""
 
     async def _restore(self, engine: EngineClient) -> None:
         for name, path in self._loaded.items():
@@ -126,43 +123,78 @@ async def _unload(engine: EngineClient, name: str) -> None:
         await engine.unload_adapter(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Full weights that an engine can have; without a directory only a restart brings them."""
+
+    directory: Path | None
+    version: str
+
+
 class MergedPublisher(Publisher):
     """Full weights, reloaded in place. The caller must hold and drain all calls first."""
 
-    def __init__(self, replicas: ReplicaSet, base: Served, trainer: TrainerGroup, runs_dir: Path) -> None:
-        super().__init__(replicas, base)
+    def __init__(
+        self, lease: DeviceLease, base: Served, model: str, trainer: TrainerGroup, runs_dir: Path
+    ) -> None:
+        super().__init__(lease, base)
         self._trainer = trainer
         self._runs_dir = runs_dir
-        self._current: tuple[Path, str] | None = None
+        self._base = _Weights(Path(model) if Path(model).is_dir() else None, base.version)
+        self._current = self._base
+        self._before: _Weights | None = None
+        """The weights before a publication that is not committed yet."""
+
+    async def prepare(self, run: str, step: int) -> None:
+        """Export base + adapter from the trainer's memory; step 0 is the base model itself."""
+        if step:
+            await self._trainer.export_merged(run, self._directory(run, step))
 
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:  # noqa: ARG002
-        """Export base + adapter from the trainer's memory and reload them on every engine."""
-        version = policy_name(run, step) if step else BASE_VERSION
-        if step == 0 and self._current is None:
-            return self.base
-        async with self._lock:
-            directory = self._runs_dir / run / "merged" / f"{step:06d}"
-            await self._trainer.export_merged(run, directory)
-            await self._on_each(lambda engine: engine.reload_weights(directory, version))
-            self._current = (directory, version)
-            await asyncio.to_thread(_keep_only, directory)
-        return Served(self.base.engine_model, version)
+        """Reload the exported weights on every engine."""
+        wanted = _Weights(self._directory(run, step), policy_name(run, step)) if step else self._base
+        if wanted != self._current:
+            self._before = self._current
+            await self._load(wanted)
+        return Served(self.base.engine_model, wanted.version)
 
-    async def reset(self, base: Path) -> None:
-        """Reload the base model's own weights from its directory `base`."""
-        async with self._lock:
-            await self._on_each(lambda engine: engine.reload_weights(base, self.base.version))
-            self._current = None
+    def committed(self) -> None:
+        self._before = None
+
+    async def withdraw(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            await self._load(before)
 
     async def retire(self, served: Served) -> None:
         """Do nothing: the new weights have replaced the old ones."""
 
-    async def withdraw(self) -> None:
-        """Do nothing: the committed version is published over the failed one."""
+    async def reset(self) -> None:
+        """Bring the engines back to the base model's own weights."""
+        self._before = None
+        await self._load(self._base)
+
+    async def clean_up(self) -> None:
+        if self._current is not self._base and self._current.directory is not None:
+            await asyncio.to_thread(_keep_only, self._current.directory)
+
+    async def _load(self, weights: _Weights) -> None:
+        directory = weights.directory
+        if directory is None:
+            self._current = weights
+            await self._lease.replace_all()
+            return
+        await self._lease.on_each(
+            lambda engine: engine.reload_weights(directory, weights.version), calls_held=True
+        )
+        self._current = weights
 
     async def _restore(self, engine: EngineClient) -> None:
-        if self._current is not None:
-            await engine.reload_weights(*self._current)
+        if self._current is not self._base and self._current.directory is not None:
+            await engine.reload_weights(self._current.directory, self._current.version)
+
+    def _directory(self, run: str, step: int) -> Path:
+        return self._runs_dir / run / "merged" / f"{step:06d}"
 
 
 def _keep_only(directory: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -23,7 +22,7 @@ from insitu.backend.serving.publication import BASE_VERSION
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
-from insitu.wire.routing_table import ServedBase
+from insitu.wire.routing_table import Served, ServedBase
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 log = logging.getLogger(__name__)
@@ -83,13 +82,24 @@ class Registrar:
                 await self._load(wanted)
             assert self.host is not None
             await asyncio.to_thread(self._keep_precision, run)
-            served = await self.host.publish_committed(run)
-            self._traffic.serve_version(run.name, run.step, served)
+            async with self._calls_held(f"run {run.name} is loaded", run):
+                served = await self.host.publish_committed(run)
+                self._traffic.serve_version(run.name, run.step, served)
             await self._traffic.push()
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except InsituError as error:
             log.exception("run %s cannot be served", run.name)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, str(error))
+
+    @asynccontextmanager
+    async def _calls_held(self, reason: str, run: Run) -> AsyncGenerator[None]:
+        """Hold and drain calls if the run's weights replace others in place."""
+        if self._settings.publication == "adapter" or not run.step:
+            yield
+            return
+        async with self._traffic.held(reason):
+            await self._traffic.drained(self._settings.deadlines.drain)
+            yield
 
     def _keep_precision(self, run: Run) -> None:
         """Record the run's precision; tell the user when a trained run continues in a different one."""
@@ -151,7 +161,7 @@ class Registrar:
         """Replace the current engines and trainer with ones for these settings."""
         settings = await asyncio.to_thread(settings_for, self._settings, engine)
         if self.host is not None:
-            await check_placement(self._settings, engine)  # before what runs is stopped for it
+            await check_placement(settings, engine)  # before what runs is stopped for it
             log.info("replacing the engine: %s", difference(self.host.engine, engine))
             old, self.host = self.host, None
             await self._traffic.push()
@@ -170,21 +180,24 @@ class Registrar:
         return ServedBase(engine.served_name, engine.served_name, BASE_VERSION)
 
     async def _drop(self, run: Run) -> None:
-        """Stop routing to a closed run and free its resources."""
+        """Stop routing to a closed run and free its resources; what cannot be freed is logged."""
         versions = self._traffic.runs.get(run.name, {})
         self._traffic.drop_run(run.name)
-        await self._traffic.push()
+        await self._traffic.offer()
         if self.host is None:
             return
-        await self.host.trainer.forget_run(run.name)
-        if self._settings.publication == "merged" and run.step:
-            await self._traffic.drained(self._settings.deadlines.drain)
-            if await self.host.reset():
-                self._traffic.base = self._base_card(self.host.engine)
-                await self._traffic.push()
-            else:
-                await self._load(replace(self.host.engine))
+        try:
+            await self._free(run, list(versions.values()), self.host)
+        except InsituError:
+            log.exception("run %s is closed, but not all of it could be freed", run.name)
+
+    async def _free(self, run: Run, versions: list[Served], host: ModelHost) -> None:
+        await host.trainer.forget_run(run.name)
+        if self._settings.publication == "adapter":
+            for served in versions:
+                await self._traffic.drained(self._settings.deadlines.drain, served.version)
+                await host.retire(served)
             return
-        for served in versions.values():
-            await self._traffic.drained(self._settings.deadlines.drain, served.version)
-            await self.host.publisher.retire(served)
+        async with self._calls_held(f"run {run.name} is closed", run):
+            await host.reset()
+            self._traffic.base = self._base_card(host.engine)

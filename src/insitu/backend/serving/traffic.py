@@ -44,6 +44,10 @@ class Traffic:
     holds: list[str] = field(default_factory=list[str])
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Increases with every table, also across restarts of the supervisor."""
+    _sent: dict[str, str] = field(default_factory=dict[str, str])
+    """The replicas of the last table."""
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """One table at a time: the gateway refuses one that is older than its own."""
 
     def serve_version(self, run: str, step: int, served: Served) -> None:
         """Route `<run>@<step>` and move the alias `<run>` to it.
@@ -65,10 +69,15 @@ class Traffic:
 
     async def push(self) -> None:
         """Send the table, retrying until the gateway accepts it."""
+        async with self._sending:
+            await self._push()
+
+    async def _push(self) -> None:
         self.revision += 1
         deadline = time.monotonic() + self.push_seconds
         while True:
             try:
+                self._sent = self.replicas()
                 await self._request(TableReceipt, "PUT", "/control/routes", self._table())
                 return
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -80,13 +89,23 @@ class Traffic:
                     ) from error
                 await asyncio.sleep(_RETRY_SECONDS)
 
+    async def offer(self) -> None:
+        """Send the table; a gateway that cannot take it now is sent it by `refresh` when it answers."""
+        try:
+            await self.push()
+        except DeadlineExceeded as error:
+            log.warning("%s", error)
+
     async def refresh(self) -> GatewayState | None:
-        """Return the gateway's state, resending the table if it is outdated; None if it is unreachable."""
+        """Return the gateway's state, sending the table if it is outdated; None if it is unreachable."""
         try:
             state = await self._request(GatewayState, "GET", "/control/state")
-            if state.epoch != self.revision and self.base is not None:
-                log.warning("the gateway has table %s, not %s: sending it again", state.epoch, self.revision)
-                await self.push()
+            if self.base is not None and not self._sending.locked():
+                if state.epoch != self.revision:
+                    log.warning("the gateway has table %s, not %s: it is sent", state.epoch, self.revision)
+                    await self.push()
+                elif self._sent != self.replicas():  # an engine was replaced
+                    await self.push()
         except (aiohttp.ClientError, TimeoutError, DeadlineExceeded):
             return None
         return state
@@ -95,12 +114,12 @@ class Traffic:
     async def held(self, reason: str) -> AsyncGenerator[None]:
         """Hold new calls in the gateway inside this block; on exit, release them on the current table."""
         self.holds.append(reason)
-        await self.push()
         try:
+            await self.push()
             yield
         finally:
             self.holds.remove(reason)
-            await self.push()
+            await self.offer()
 
     async def drained(self, deadline_seconds: float, version: str | None = None) -> None:
         """Wait until no call (on this version) is in flight."""
