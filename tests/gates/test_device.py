@@ -47,7 +47,7 @@ from tests.support.pretended_device import (
 )
 from tests.support.small_world import build_model
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 HOLD_SECONDS = 4.0
 CALL_SECONDS = 2 * HOLD_SECONDS
@@ -328,6 +328,6 @@ async def test_fault_at_any_point_leaves_no_half_step(
             half_done += [world.learned("run", step) for step in (1, 2, 3)] != wanted
         assert set(world.answers) == {200}, f"{faults}: calls were answered with {set(world.answers)}"
         slowest = max(slowest, world.slowest_call)
-    assert len(every) >= 10 if publication == "merged" else 30
+    assert len(every) >= (10 if publication == "merged" else 30)
     gate(f"half-done-steps-{publication}", half_done, 0, f"of {len(every)} faults")
     gate(f"slowest-call-{publication}", slowest, CALL_SECONDS, f"s over {len(every)} faults")
