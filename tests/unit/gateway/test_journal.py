@@ -35,6 +35,7 @@ def store(tmp_path: Path):
     opened.close()
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answered_calls_survive_kill_9(tmp_path: Path, stream: bool) -> None:
     url, port = f"sqlite:///{tmp_path}/calls.db", free_port()
@@ -56,15 +57,15 @@ async def test_answered_calls_survive_kill_9(tmp_path: Path, stream: bool) -> No
                         answered.append(got.headers["x-insitu-call-id"])
 
         child = await start("--port", str(port), "--records", url, "--upstream", engine.url)
-        await until(lambda: answers(session, gateway), "the gateway answers", 20)
+        await until(lambda: answers(session, gateway), "the gateway answers", 60)
         rollouts = [asyncio.create_task(rollout(n)) for n in range(16)]
-        await until(lambda: len(answered) >= 33, "33 calls are answered", 20)
+        await until(lambda: len(answered) >= 33, "33 calls are answered", 60)
         child.kill()
         await child.wait()
         await asyncio.gather(*rollouts, return_exceptions=True)
         child = await start("--port", str(port), "--records", url, "--upstream", engine.url)
         try:
-            await until(lambda: answers(session, gateway), "the gateway is back", 20)
+            await until(lambda: answers(session, gateway), "the gateway is back", 60)
             records = RecordStore(url)
             assert records.exists(answered) == set(answered)
             records.close()
