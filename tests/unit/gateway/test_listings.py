@@ -83,6 +83,9 @@ async def test_calls_in_parallel_are_listed_as_they_ended(
 async def test_a_list_waits_for_a_slow_disk_and_stops_nobody(
     gateway: GatewayUnderTest, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A rollout's first answer waits for the store; here both are known before it becomes slow.
+    _, _, first_id = await gateway.post(f"/rollouts/ro/{CHAT}")
+    await gateway.post(f"/rollouts/other/{CHAT}")
     gate, append = threading.Event(), RecordStore.append
     monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(10) and append(*args))
     _, _, call_id = await gateway.post(f"/rollouts/ro/{CHAT}")
@@ -93,16 +96,18 @@ async def test_a_list_waits_for_a_slow_disk_and_stops_nobody(
     assert (await gateway.post(f"/rollouts/other/{CHAT}"))[0] == 200
     assert time.monotonic() - started < 1
     gate.set()
-    assert [[c["id"] for c in await task] for task in lists] == [[call_id]] * 20
+    assert [[c["id"] for c in await task] for task in lists] == [[first_id, call_id]] * 20
 
 
 async def test_a_disk_that_never_writes_is_said(start_gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = await start_gateway(listing_seconds=0.1)
+    await gateway.post(f"/rollouts/ro/{CHAT}")
+    await gateway.records()
     gate = threading.Event()
     monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(10) and set())
     await gateway.post(f"/rollouts/ro/{CHAT}")
     async with GatewayClient(gateway.url, "default", retry=ONCE) as client:
-        with pytest.raises(DeadlineExceeded, match="2 entries were not written within 0 s"):
+        with pytest.raises(DeadlineExceeded, match="1 entries were not written within 0 s"):
             await client.rollout_calls("ro")
     gate.set()
 
