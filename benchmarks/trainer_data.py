@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.records.call_tokens import call_tokens
 from insitu.testing.models import smollm2
 from insitu.training.advantage import group_advantages
-from insitu.training.batching import Packing, pack
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.packing import Packing, pack
 from insitu.training.sequences import build_sequences
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence
 
@@ -108,7 +109,9 @@ def advantages() -> list[float]:
 def sequences_of(rollouts: Calls) -> list[TrainingSequence]:
     sequences: list[TrainingSequence] = []
     for number, (calls, advantage) in enumerate(zip(rollouts, advantages(), strict=True)):
-        sequences += build_sequences(calls, f"rollout-{number}", [advantage] * len(calls))[0]
+        sequences += build_sequences(
+            [call_tokens(call) for call in calls], f"rollout-{number}", [advantage] * len(calls)
+        )[0]
     return sequences
 
 

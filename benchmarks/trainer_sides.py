@@ -23,7 +23,7 @@ import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from trainer_data import LORA, NUM_ROLLOUTS, SETTINGS, Calls, advantages, packed, read_calls, sequences_of
+from trainer_data import LORA, NUM_ROLLOUTS, SETTINGS, Calls, advantages, packed, read_calls
 from transformers import AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
@@ -49,7 +49,7 @@ def insitu_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
     rollouts = read_calls(folder)
 
     def step() -> float:
-        return rank.train_step("bench", sequences_of(rollouts), SETTINGS)["grad_norm"]
+        return rank.train_step("bench", packed(rollouts).rank_batch(0), SETTINGS)["grad_norm"]
 
     def means() -> dict[str, Tensor]:
         rank.save("bench", str(folder / "after"))
@@ -97,7 +97,7 @@ def bare_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=SETTINGS.learning_rate, weight_decay=0.0)
     objective = objective_of(SETTINGS)
-    batches = [collate(part) for part in packed(read_calls(folder)).ranks[0]]
+    batches = [collate(part) for part in packed(read_calls(folder)).rank_batch(0).parts()]
     rows = [(batch, dense_mask(batch)) for batch in batches]
 
     def step() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from insitu.wire.group_upload import Trajectory as Trajectory
 from insitu.wire.group_upload import TrajectoryGroup as TrajectoryGroup
@@ -19,6 +20,10 @@ from insitu.wire.values import GroupState as GroupState
 from insitu.wire.values import JobState as JobState
 from insitu.wire.values import RunState as RunState
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 WORKFLOW_FUNCTION = "<workflow>"
 """The name of the workflow itself among the functions of an agent."""
 FUNCTION_PATTERN = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9_.<>-]{0,63}")
@@ -28,24 +33,27 @@ REWARD_COMPONENTS = "components"
 """The key in a trajectory's metadata for the parts of its reward, by name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainingSequence:
     """Tokens as the engine saw them, with the sampled ones marked.
 
-    All lists have one entry per token. A rollout whose calls do not extend one another yields several
-    sequences.
+    All columns have one entry per token; `insitu.training.sequences.sequence_of` builds them from lists. A
+    rollout whose calls do not extend one another yields several sequences.
     """
 
     rollout_id: str
-    token_ids: list[int]
-    mask: list[int]
-    """1 where the token was sampled and enters the loss."""
-    logprobs: list[float]
-    """The sampler's logprobs; 0 where the mask is 0."""
-    advantages: list[float]
-    """The advantage of the call that sampled each token; 0 where the mask is 0."""
-    constrained: list[int]
-    """1 where a grammar restricted the distribution that the token was drawn from, and so its logprob."""
+    token_ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    """True where the token was sampled and enters the loss."""
+    logprobs: NDArray[np.float32]
+    """The sampler's logprobs; 0 where the mask is False."""
+    advantages: NDArray[np.float32]
+    """The advantage of the call that sampled each token; 0 where the mask is False."""
+    constrained: NDArray[np.bool_]
+    """True where more than the temperature changed the distribution that the token was drawn from, and so its
+    logprob: a grammar, top_p and the like."""
+    temperatures: NDArray[np.float32]
+    """The temperature at which the token is scored; 1 where the mask is False."""
 
 
 def policy_name(run: str, step: int) -> str:

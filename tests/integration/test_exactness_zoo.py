@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from insitu.records.store import RecordStore
 from insitu.training.model.loading import load_policy
-from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence
 from tests.support.exactness import (
     EXACT,
@@ -38,6 +36,7 @@ from tests.support.exactness import (
     check_sequences,
     plain_logprobs,
 )
+from tests.support.sequences import altered, join
 from tests.support.talking_model import build_talking_model
 from tests.support.vllm_server import VllmServer, free_port, vllm_server
 from tests.support.witness import Witness, Witnessed, witness
@@ -152,9 +151,9 @@ def examine_rollout(
     """Check one rollout; return its sequences without the tokens of a grammar."""
     rollout_id = calls[0].rollout_id or ""
     check_records(witnessed, calls)
-    every, num_breaks = build_sequences(calls, rollout_id, [1.0] * len(calls))
+    every, num_breaks = join(calls, rollout_id, [1.0] * len(calls))
     placed = check_sequences(witnessed, every)
-    free, _ = build_sequences(calls, rollout_id, [1.0] * len(calls), mask_constrained=True)
+    free, _ = join(calls, rollout_id, [1.0] * len(calls), mask_constrained=True)
     check_sequences([seen for seen, call in zip(witnessed, calls, strict=True) if not call.constrained], free)
     check_forced(model, every, [span for span, call in zip(placed, calls, strict=True) if call.constrained])
     counts["calls"] += len(calls)
@@ -170,7 +169,7 @@ def check_forced(model: Any, sequences: list[TrainingSequence], placed: list[Pla
     """The engine records a forced token's share of what the grammar allowed: no less than of everything."""
     for number, span in placed:
         sequence = sequences[number]
-        alone = replace(sequence, mask=[int(index in span) for index in range(len(sequence.mask))])
+        alone = altered(sequence, mask=[int(index in span) for index in range(len(sequence.mask))])
         scored = plain_logprobs(model, alone)
         assert all(
             theirs >= ours - EXACT

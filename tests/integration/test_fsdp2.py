@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
-from tests.support.sequences import make_sequence
+from tests.support.sequences import make_sequence, train
 from tests.support.trees import random_shares
 
 pytestmark = pytest.mark.timeout(300)
@@ -58,15 +58,15 @@ def _rank(rank: int, world_size: int, port: int, out: str, budget: int) -> None:
     trainer.open_run("other", LoraSettings(rank=4))
     trainer.open_run("run", _LORA)
     for step in range(3):
-        metrics = trainer.train_step("run", _sequences(step, 9) + _trees(step), _SETTINGS)
-        trainer.train_step("other", _sequences(100 + step, 3), _SETTINGS)
+        metrics = train(trainer, "run", _sequences(step, 9) + _trees(step), _SETTINGS)
+        train(trainer, "other", _sequences(100 + step, 3), _SETTINGS)
         assert metrics["updated"] == 1
         if rank == 0:
             print(world_size, budget, step, metrics["loss"], metrics["num_computed_tokens"], flush=True)
             assert metrics["num_computed_tokens"] < 0.8 * metrics["num_input_tokens"]
     trainer.save("run", out)
     trainer.export_merged("run", f"{out}/merged", "float32")
-    scores = trainer.score("run", [s.token_ids for s in _sequences(7, 5)])
+    scores = trainer.score("run", [s.token_ids.tolist() for s in _sequences(7, 5)])
     if rank == 0:
         save_file({str(i): torch.tensor(s) for i, s in enumerate(scores)}, f"{out}/scores.safetensors")
     if world_size > 1:
@@ -116,7 +116,7 @@ def _assert_same(one: Path, two: Path) -> None:
 def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:
     trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "bfloat16", 1, "cpu", 160)
     trainer.open_run("run", _LORA)
-    metrics = trainer.train_step("run", _sequences(0, 9), _SETTINGS)
+    metrics = train(trainer, "run", _sequences(0, 9), _SETTINGS)
     if rank == 0:
         save_file({n: torch.tensor(v) for n, v in metrics.items()}, f"{out}/{world_size}.safetensors")
     if world_size > 1:
@@ -136,12 +136,12 @@ def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
 def _rank_that_loses_its_peer(rank: int, port: int, out: str) -> None:
     trainer = TrainerRank(rank, 2, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", 160)
     trainer.open_run("run", _LORA)
-    trainer.train_step("run", _sequences(0, 4), _SETTINGS)
+    train(trainer, "run", _sequences(0, 4), _SETTINGS)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
     try:
-        trainer.train_step("run", _sequences(1, 4), _SETTINGS)
+        train(trainer, "run", _sequences(1, 4), _SETTINGS)
     except RuntimeError:
         Path(out).write_text(str(time.monotonic() - started))
 
@@ -164,7 +164,7 @@ def test_resume_is_bit_identical(tmp_path: Path) -> None:
 
     def steps(rank: TrainerRank, numbers: range) -> None:
         for step in numbers:
-            rank.train_step("run", _sequences(step, 6), _SETTINGS)
+            train(rank, "run", _sequences(step, 6), _SETTINGS)
 
     unbroken = trainer()
     unbroken.open_run("run", _LORA)

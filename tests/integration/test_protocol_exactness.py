@@ -27,9 +27,9 @@ from insitu.gateway.app import build_app
 from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
-from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence
 from tests.support.exactness import check_logprobs, check_prompts, check_records, check_sequences
+from tests.support.sequences import join
 from tests.support.speakers import SPEAKERS, Ask, ChatSpeaker
 from tests.support.talking_model import build_talking_model
 from tests.support.vllm_server import VllmServer, free_port, vllm_server
@@ -169,13 +169,13 @@ def examine_rollout(
     check_shapes(case, calls)
     if case.kind == "offered" and case.protocol == "chat":
         assert case.shown[str(calls[0].rollout_id)] == [call.logprobs for call in calls]
-    every, _ = build_sequences(calls, case.name, [1.0] * len(calls))
+    every, _ = join(calls, case.name, [1.0] * len(calls))
     check_sequences(witnessed, every)
     counts["calls"] += len(calls)
     counts["tokens"] += sum(sum(sequence.mask) for sequence in every)
     counts["shaped"] += sum(len(call.output_ids) for call in calls if call.constrained)
     counts["joined"] += len(calls) - len(every)
-    free, _ = build_sequences(calls, case.name, [1.0] * len(calls), mask_constrained=True)
+    free, _ = join(calls, case.name, [1.0] * len(calls), mask_constrained=True)
     return free
 
 

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from insitu.testing.models import tiny
-from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall
 from tests.support.gateway_process import (
     EXACT,
@@ -23,6 +22,7 @@ from tests.support.gateway_process import (
     direct,
     worst_difference,
 )
+from tests.support.sequences import join
 
 pytestmark = pytest.mark.timeout(600)
 NUM_ROLLOUTS = 24
@@ -128,7 +128,7 @@ async def test_whatever_is_sampled_the_prompt_is_what_byte_comparison_asks_for(
                 changed = changed or call.prompt_ids[: len(last)] != last
                 num_drifted += call.prompt_ids != rendered
                 num_changed += call.prompt_ids[: len(last)] != last
-        sequences, breaks = build_sequences(calls, rollout, [1.0] * len(calls))
+        sequences, breaks = join(calls, rollout, [1.0] * len(calls))
         assert (breaks == 0) == (not changed)
         num_whole += breaks == 0
         assert sum(sum(s.mask) for s in sequences) == sum(len(c.output_ids) for c in calls)
@@ -154,9 +154,9 @@ async def test_conversations_of_whole_letters_are_one_sequence_each(
     assert len(rollouts) == 12
     num_drifted = 0
     for rollout, calls in rollouts.items():
-        sequences, breaks = build_sequences(calls, rollout, [1.0] * len(calls))
+        sequences, breaks = join(calls, rollout, [1.0] * len(calls))
         assert (len(calls), len(sequences), breaks) == (3, 1, 0)
-        assert sequences[0].token_ids == calls[-1].prompt_ids + calls[-1].output_ids
+        assert sequences[0].token_ids.tolist() == calls[-1].prompt_ids + calls[-1].output_ids
         num_drifted += calls[-1].prompt_ids != await as_rendered(gateway, calls[-1])
     assert num_drifted >= 6  # letters that the tokenizer would have joined
     # The unmasked logprobs are recorded, so they can be recomputed although sampling was restricted.

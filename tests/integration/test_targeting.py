@@ -190,8 +190,8 @@ def check_sequences(batch: Batch, calls: list[ModelCall]) -> int:
             planned.setdefault(call.rollout_id or "", []).extend(sampled)
     trained: dict[str, list[tuple[int, float]]] = {}
     for sequence in batch.sequences:
-        tokens = zip(sequence.token_ids, sequence.logprobs, sequence.mask, strict=True)
-        sampled = [(token, logprob) for token, logprob, mask in tokens if mask]
+        columns = (column[sequence.mask].tolist() for column in (sequence.token_ids, sequence.logprobs))
+        sampled = list(zip(*columns, strict=True))
         trained.setdefault(sequence.rollout_id, []).extend(sampled)
     left_out = batch.metrics["account/truncated"]
     assert len(trained) + left_out == NUM_ROLLOUTS

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from insitu.training.batching import collate, pack
+from insitu.training.batching import collate
 from insitu.training.model.policy import Policy
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.packing import pack
 from insitu.types import ModelCall, StepSettings, TrainingSequence
+from tests.support.sequences import parts_of
 from tests.support.witness import Witnessed
 
 EXACT = 1e-3
@@ -80,25 +82,28 @@ def _span(seen: Witnessed) -> range:
 def _holds(sequence: TrainingSequence, seen: Witnessed, unclaimed: set[int]) -> bool:
     span = _span(seen)
     return (
-        sequence.token_ids[: span.stop] == seen.prompt_ids + seen.output_ids
+        sequence.token_ids[: span.stop].tolist() == seen.prompt_ids + seen.output_ids
         and unclaimed.issuperset(span)
-        and sequence.logprobs[span.start : span.stop] == seen.logprobs
+        and sequence.logprobs[span.start : span.stop].tolist() == seen.logprobs
     )
 
 
 @torch.no_grad()
 def plain_logprobs(model: Any, sequence: TrainingSequence) -> list[float]:
     """The log-probabilities of the sampled tokens, by one plain forward pass of Transformers."""
-    sampled = [index for index, flag in enumerate(sequence.mask) if flag]
-    before = torch.tensor([index - 1 for index in sampled])
-    logits = model(torch.tensor([sequence.token_ids]), logits_to_keep=before).logits[0].float()
-    targets = torch.tensor([sequence.token_ids[index] for index in sampled])
+    ids, sampled = (
+        torch.from_numpy(sequence.token_ids).long(),
+        torch.from_numpy(sequence.mask).nonzero()[:, 0],
+    )
+    logits = model(ids[None], logits_to_keep=sampled - 1).logits[0].float()
+    logits = logits / torch.from_numpy(sequence.temperatures)[sampled, None]
+    targets = ids[sampled]
     return logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1).tolist()
 
 
 def recorded_logprobs(sequence: TrainingSequence) -> list[float]:
     """The sampler's log-probabilities of the sampled tokens."""
-    return [logprob for logprob, flag in zip(sequence.logprobs, sequence.mask, strict=True) if flag]
+    return sequence.logprobs[sequence.mask].tolist()
 
 
 @torch.no_grad()
@@ -111,8 +116,8 @@ def packed_logprobs(
     packing = pack(shares, max_tokens, 1, policy.can_branch)
     new: list[float] = []
     recorded: list[float] = []
-    for members in packing.ranks[0]:
-        batch = collate(members)
+    for part in parts_of(packing):
+        batch = collate(part)
         logprob_t, _ = policy(batch)
         new += logprob_t.tolist()
         recorded += batch.sampler_t.tolist()
@@ -144,9 +149,9 @@ def _refuse_beyond_exact(recomputed: Sequence[float], recorded: Sequence[float])
 def check_advantages(rewards: dict[str, float], sequences: Sequence[TrainingSequence]) -> None:
     """Without step rewards a rollout has one advantage, on its sampled tokens and nowhere else; a better
     rollout has a larger one, and the mean of the group is zero."""
-    by_rollout = {sequence.rollout_id: max(sequence.advantages, key=abs) for sequence in sequences}
+    by_rollout = {sequence.rollout_id: max(sequence.advantages.tolist(), key=abs) for sequence in sequences}
     for sequence in sequences:
-        if sequence.advantages != [by_rollout[sequence.rollout_id] * flag for flag in sequence.mask]:
+        if sequence.advantages.tolist() != [by_rollout[sequence.rollout_id] * flag for flag in sequence.mask]:
             raise NotExact("a rollout has several advantages, or on tokens that it did not sample")
     if set(by_rollout) != set(rewards) or abs(sum(by_rollout.values())) > 1e-6 * len(rewards):
         raise NotExact(f"the advantages {by_rollout} are not relative to the group")

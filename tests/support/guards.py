@@ -24,6 +24,7 @@ from tests.support.exactness import (
     check_records,
     check_sequences,
 )
+from tests.support.sequences import train
 from tests.support.small_world import RUN, TARGET, World
 
 MISMATCH_ALARM = 0.01
@@ -61,7 +62,7 @@ def the_advantages(world: World) -> None:
 
 def the_figures(world: World) -> None:
     """`mismatch/mean_abs` of a step, which also refuses sequences that cannot be."""
-    figures = world.trainer().train_step(RUN, world.sequences(), StepSettings())
+    figures = train(world.trainer(), RUN, world.sequences(), StepSettings())
     if not figures["mismatch/mean_abs"] <= MISMATCH_ALARM:
         raise NotExact(f"mismatch/mean_abs is {figures['mismatch/mean_abs']:.3g}")
 
@@ -72,7 +73,7 @@ def the_direction(world: World) -> None:
     calls = [world.calls[rollout][-1] for rollout in (ranked[0], ranked[-1])]
     ids = [call.prompt_ids + call.output_ids for call in calls]
     before = [sum(row) for row in rank.score(RUN, ids)]
-    rank.train_step(RUN, world.sequences(), StepSettings(learning_rate=3e-3))
+    train(rank, RUN, world.sequences(), StepSettings(learning_rate=3e-3))
     after = [sum(row) for row in rank.score(RUN, ids)]
     if not (after[0] < before[0] and after[1] > before[1]):
         raise NotExact(f"worst and best went from {before} to {after}")
@@ -88,9 +89,9 @@ def the_gateway(world: World) -> None:
 
 def the_probe(world: World) -> None:
     """What is published after a step is what the trainer has."""
-    rank, ids = world.trainer(), [sequence.token_ids for sequence in world.sequences()]
+    rank, ids = world.trainer(), [sequence.token_ids.tolist() for sequence in world.sequences()]
     engine_before, trainer_before = _scored(world.model, ids), rank.score(RUN, ids)
-    rank.train_step(RUN, world.sequences(), StepSettings(learning_rate=3e-3))
+    train(rank, RUN, world.sequences(), StepSettings(learning_rate=3e-3))
     published = world.folder / "published"
     rank.export_merged(RUN, str(published), "float32")
     engine: Any = AutoModelForCausalLM.from_pretrained(published, dtype=torch.float32)

@@ -19,7 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from insitu.backend.batch import make_batch
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.gateway.engines.routes import Target
+from insitu.records.call_tokens import CallTokens
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
+from tests.support.sequences import stored_whole
 from tests.support.witness import Witnessed
 from tests.support.zoo import SAYINGS, TEMPLATES
 
@@ -53,10 +55,10 @@ class World:
         group = TrajectoryGroup("group", RUN, trajectories)
         return self.tamper(make_batch([group], self, StepSettings(), 3).sequences)  # type: ignore[arg-type]
 
-    def get(self, ids: Sequence[str]) -> list[ModelCall]:
+    def tokens(self, ids: Sequence[str]) -> dict[str, CallTokens]:
         """As a record store answers."""
-        by_id = {call.id: call for calls in self.calls.values() for call in calls}
-        return [by_id[call_id] for call_id in ids]
+        every = stored_whole([call for calls in self.calls.values() for call in calls])
+        return {call_id: every[call_id] for call_id in ids}
 
     def every_call(self, change: Callable[[ModelCall], ModelCall]) -> World:
         """A world whose records were altered."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from insitu.training.objective import Share
+from insitu.training.sequences import sequence_of
 from insitu.types import TrainingSequence
 
 
@@ -58,4 +59,4 @@ def _sequence(
     """What has an advantage was sampled."""
     mask = [int(advantage != 0.0) for advantage in advantages]
     logprobs = [-4.0 - rng.random() if flag else 0.0 for flag in mask]
-    return TrainingSequence(rollout_id, ids, mask, logprobs, advantages, [0] * len(ids))
+    return sequence_of(rollout_id, ids, mask, logprobs, advantages, [0] * len(ids))

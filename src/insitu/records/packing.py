@@ -19,6 +19,7 @@ from typing import TypedDict, TypeVar
 import orjson
 
 from insitu.types import ModelCall
+from insitu.wire.values import AnyObject
 
 _Number = TypeVar("_Number", int, float)
 # The writer shares two cores with the hot path; higher levels gain little on chat text.
@@ -192,6 +193,11 @@ def unpack_call(row: CallRow, parent: ModelCall | None) -> ModelCall:
         started_at=row["started_at"],
         source=row["source"],
     )
+
+
+def unpack_sampling(body: bytes) -> AnyObject:
+    """Return the sampling parameters in the body of a row."""
+    return orjson.loads(zlib.decompress(body))["sampling"]
 
 
 def _digest(data: bytes) -> bytes:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import sqlalchemy as sa
 
 from insitu.errors import NotFound
+from insitu.records.call_tokens import CallTokens
 from insitu.records.packing import (
     BYTES_PER_VALUE,
     CallRow,
@@ -25,6 +26,7 @@ from insitu.records.packing import (
     shared_with,
     tail_of,
     unpack_call,
+    unpack_sampling,
 )
 from insitu.records.tables import CALLS, ROLLOUTS, WRITES, connect, metadata
 from insitu.types import INCOMPLETE, ModelCall
@@ -36,6 +38,11 @@ _IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
 _LISTED_WHEN_MISSING = 20
 
 _TOKEN_COLUMNS = frozenset({CALLS.c.prompt_ids, CALLS.c.output_ids, CALLS.c.logprobs})
+_NUMBERS = (
+    *(CALLS.c.id, CALLS.c.parent_id, CALLS.c.shared_tokens, CALLS.c.prompt_ids, CALLS.c.output_ids),
+    *(CALLS.c.logprobs, CALLS.c.finish_reason, CALLS.c.constrained, CALLS.c.run, CALLS.c.policy_step),
+    CALLS.c.body,
+)
 _NO_TOKENS = {column.name: b"" for column in _TOKEN_COLUMNS}
 
 
@@ -90,15 +97,24 @@ class RecordStore:
         with self._engine.begin() as connection:
             for part in _batches(list(dict.fromkeys(ids))):
                 found.update(_unpack_all(connection.execute(_with_ancestors(part)).mappings(), set(part)))
-        missing = [call_id for call_id in ids if call_id not in found]
-        if missing:
-            listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
-            more = " …" if len(missing) > _LISTED_WHEN_MISSING else ""
-            raise NotFound(
-                f"{len(missing)} recorded calls do not exist: {listed}{more}",
-                hint=f"use the ids in the `{CALL_ID_HEADER}` header of this backend's gateway",
-            )
+        _check_found(ids, found)
         return [found[call_id] for call_id in ids]
+
+    def tokens(self, ids: Sequence[str]) -> dict[str, CallTokens]:
+        """Return the numbers of these calls, and of every call that their prompts are stored against, by id.
+
+        Nothing is expanded: each id and logprob is read once, as it is stored. NotFound lists missing calls.
+        """
+        found: dict[str, CallTokens] = {}
+        with self._engine.begin() as connection:
+            for part in _batches(list(dict.fromkeys(ids))):
+                found.update(_read_tokens(connection, CALLS.c.id.in_(part)))
+            _check_found(ids, found)
+            # Calls before these that are not trained on, if any: all in one more query.
+            before = {call.parent_id for call in found.values()} - found.keys() - {None}
+            for part in _batches([call_id for call_id in before if call_id is not None]):
+                found.update(_read_tokens(connection, CALLS.c.id.in_(_ancestors(part))))
+        return found
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:
         """Return the calls of a rollout in the order in which they were recorded."""
@@ -196,11 +212,50 @@ def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[s
 
 def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
     """Select the rows of `ids` and of every parent they are stored against, parents first."""
+    return sa.select(CALLS).where(CALLS.c.id.in_(_ancestors(ids))).order_by(CALLS.c.seq)
+
+
+def _ancestors(ids: Sequence[str]) -> sa.Select[tuple[str]]:
+    """Select the ids of `ids` and of every parent they are stored against."""
     first = sa.select(CALLS.c.id, CALLS.c.parent_id).where(CALLS.c.id.in_(ids))
     chain = first.cte("chain", recursive=True)
     parent = CALLS.alias()
     chain = chain.union(sa.select(parent.c.id, parent.c.parent_id).where(parent.c.id == chain.c.parent_id))
-    return sa.select(CALLS).where(CALLS.c.id.in_(sa.select(chain.c.id))).order_by(CALLS.c.seq)
+    return sa.select(chain.c.id)
+
+
+def _read_tokens(
+    connection: sa.Connection, wanted: sa.ColumnElement[bool]
+) -> Iterator[tuple[str, CallTokens]]:
+    for row in connection.execute(sa.select(*_NUMBERS).where(wanted)).mappings():
+        yield row["id"], _call_tokens(row)
+
+
+def _check_found(ids: Iterable[str], found: Collection[str]) -> None:
+    missing = [call_id for call_id in ids if call_id not in found]
+    if missing:
+        listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
+        more = " …" if len(missing) > _LISTED_WHEN_MISSING else ""
+        raise NotFound(
+            f"{len(missing)} recorded calls do not exist: {listed}{more}",
+            hint=f"use the ids in the `{CALL_ID_HEADER}` header of this backend's gateway",
+        )
+
+
+def _call_tokens(row: sa.RowMapping) -> CallTokens:
+    return CallTokens(
+        id=row["id"],
+        parent_id=row["parent_id"] if row["shared_tokens"] else None,  # it may share messages only
+        num_shared=row["shared_tokens"],
+        prompt_ids=row["prompt_ids"],
+        output_ids=row["output_ids"],
+        logprobs=row["logprobs"],
+        finish_reason=row["finish_reason"],
+        constrained=bool(row["constrained"]),
+        run=row["run"],
+        policy_step=row["policy_step"],
+        sampling=unpack_sampling(row["body"]),
+    )
 
 
 def _num_values(column: sa.Column[bytes], name: str) -> sa.Label[int]:

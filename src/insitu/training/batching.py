@@ -1,13 +1,7 @@
-"""Sequences → micro-batches under a token budget, the same plan on every rank.
+"""The columns of a micro-batch → the tensors of one forward pass.
 
-If the model's attention supports branches, a micro-batch is one row: a forest in which every prefix that
-sequences share is computed once (`trie.py`). Otherwise it is a padded batch with one sequence per row.
-Either way, log-probabilities and gradients are the same as for each sequence alone.
-
-A sequence is computed up to its last sampled token, exclusive: nothing later is in the loss.
-
-Shape suffixes: b rows, l (padded) length, t sampled tokens of the micro-batch, u their distinct pairs of
-(predicting place, predicted token), n sequences.
+Shape suffixes: b rows, l (padded) length, t sampled tokens of the micro-batch, u their distinct triples of
+(predicting place, predicted token, temperature), n sequences.
 """
 
 from __future__ import annotations
@@ -17,12 +11,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from insitu.training.objective import Share
-from insitu.training.trie import Ints, cut_for_ranks, lay_out, row_lengths, shared_prefixes, sorted_order
-
-Shares = Sequence[Share]
+from insitu.training.packing import CONSTRAINED, SAMPLED, Columns, Part
+from insitu.training.trie import Ints, lay_out
 
 _FILLER_IDS = [0, 0]
 
@@ -31,7 +24,8 @@ _FILLER_IDS = [0, 0]
 class MicroBatch:
     """One forward pass: a forest in one row, or rows padded on the right, invisible to causal attention.
 
-    Rollouts that sampled the same token after the same prefix share a pair u; each keeps its own t.
+    Rollouts that sampled the same token at one temperature after the same prefix share a pair u; each keeps
+    its own t.
     """
 
     ids_bl: Tensor
@@ -43,11 +37,13 @@ class MicroBatch:
     sampler_t: Tensor
     """The log-probability that the sampler recorded."""
     constrained_t: Tensor
-    """True where a grammar constrained the distribution behind `sampler_t`."""
+    """True where more than the temperature changed the distribution behind `sampler_t`."""
     advantage_t: Tensor
     weight_t: Tensor
     rollout_t: Tensor
     """The index of the token's rollout within the step."""
+    temperature_u: Tensor | None = None
+    """The temperature that the target was sampled at; None if all are 1."""
     depth_bl: Tensor | None = None
     """The position of each token in its own sequence; None for padded rows."""
     end_bl: Tensor | None = None
@@ -61,124 +57,23 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The sequences of one micro-batch; a filler has none."""
-
-    shares: Shares
-    inputs: Sequence[Ints]
-    """The tokens to compute, per sequence."""
-    shared_n: Ints | None
-    """In a forest, the number of leading tokens each shares with the one before; None for padded rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """A step's sequences dealt over ranks and micro-batches."""
-
-    ranks: list[list[Part]]
-    """The micro-batches of each rank, equally many."""
-    num_computed_tokens: int
-    """Over all ranks, including padding but not fillers."""
-
-
-def pack(shares: Shares, max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
-    """Deal the sequences so that ranks finish together, with at most `max_tokens` in a micro-batch.
-
-    Rows with branches may be a quarter longer than the longest sequence: that takes little more memory than
-    the sequence alone, and long histories are the ones worth sharing. A padded row longer than `max_tokens`
-    gets a micro-batch to itself.
-    """
-    inputs = [_inputs(share) for share in shares]
-    deal = _pack_forests if can_branch else _pack_padded
-    return deal(shares, inputs, max_tokens, world_size)
-
-
-def _pack_padded(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world_size: int) -> Packing:
-    lengths = [len(ids) for ids in inputs]
-    ranks = plan(lengths, max_tokens, world_size)
-
-    def part(batch: Sequence[int]) -> Part:
-        return Part([shares[i] for i in batch], [inputs[i] for i in batch], None)
-
-    computed = sum(len(batch) * max(lengths[i] for i in batch) for r in ranks for batch in r if batch)
-    return Packing([[part(batch) for batch in r] for r in ranks], computed)
-
-
-def _pack_forests(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world_size: int) -> Packing:
-    order = sorted_order(inputs)
-    shares, inputs = [shares[i] for i in order], [inputs[i] for i in order]
-    length_n = np.array([len(ids) for ids in inputs], dtype=np.int64)
-    shared_n = shared_prefixes(inputs)
-    limit = max(max_tokens, int(1.25 * max(length_n, default=0)))
-    rows = cut_for_ranks(length_n, shared_n, limit, world_size)
-    lengths = row_lengths(length_n, shared_n, rows)
-    dealt = _even(_deal(lengths, world_size))
-
-    def part(row: range) -> Part:
-        own_n = shared_n[row.start : row.stop].copy()
-        own_n[:1] = 0  # the sequence it shares a prefix with is in another row
-        return Part(shares[row.start : row.stop], inputs[row.start : row.stop], own_n)
-
-    ranks = [[part(rows[batch[0]] if batch else range(0)) for batch in r] for r in dealt]
-    return Packing(ranks, sum(lengths))
-
-
-def _inputs(share: Share) -> Ints:
-    """Return the tokens to compute: all before the last sampled one."""
-    mask = share.sequence.mask
-    last = len(mask) - 1 - mask[::-1].index(1)
-    return np.array(share.sequence.token_ids[:last], dtype=np.int64)
-
-
-def plan(lengths: Sequence[int], max_tokens: int, world_size: int) -> list[list[list[int]]]:
-    """Plan each rank's micro-batches of padded rows, as lists of indices into `lengths`.
-
-    Ranks get nearly the same number of tokens, and the rows of a micro-batch have nearly the same length.
-    Rows × longest row stays within `max_tokens`; a longer row gets a micro-batch to itself.
-    """
-    shares = [[i for row in rows for i in row] for rows in _deal(lengths, world_size)]
-    return _even([_split(share, lengths, max_tokens) for share in shares])
-
-
-def _deal(lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
-    """Deal rows to ranks in a zigzag, longest first, each row a micro-batch."""
-    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
-    for place, index in enumerate(longest_first):
-        lap, seat = divmod(place, world_size)
-        ranks[seat if lap % 2 == 0 else world_size - 1 - seat].append([index])
-    return ranks
-
-
-def _even(ranks: list[list[list[int]]]) -> list[list[list[int]]]:
-    """Pad ranks that have fewer micro-batches with empty ones."""
-    most = max(len(batches) for batches in ranks)
-    return [batches + [[] for _ in range(most - len(batches))] for batches in ranks]
-
-
-def _split(longest_first: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    batches: list[list[int]] = []
-    for index in longest_first:
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
 def collate(part: Part) -> MicroBatch:
     """Build the micro-batch of a part."""
-    if not part.shares:
+    columns = part.columns
+    if not len(columns.length_n):
         return filler()
-    if part.shared_n is None:
-        ids_bl = _pad([ids.tolist() for ids in part.inputs])
+    ends = np.cumsum(columns.length_n)
+    ids = columns.ids_l.astype(np.int64)
+    # The last token of each sequence is predicted, not computed.
+    inputs = [ids[end - length : end - 1] for end, length in zip(ends, columns.length_n, strict=True)]
+    if not part.is_forest:
+        ids_bl = _pad(inputs)
         width = ids_bl.shape[1]
-        paths = [np.arange(len(ids)) + n * width for n, ids in enumerate(part.inputs)]
-        return _gather(part.shares, paths, ids_bl)
-    forest = lay_out(part.inputs, part.shared_n)
+        paths = [np.arange(len(own)) + n * width for n, own in enumerate(inputs)]
+        return _gather(columns, ids, paths, ids_bl)
+    forest = lay_out(inputs, columns.shared_n.astype(np.int64))
     depth_bl, end_bl = (torch.from_numpy(column)[None] for column in (forest.depth_l, forest.end_l))
-    batch = _gather(part.shares, forest.paths, torch.from_numpy(forest.ids_l)[None])
+    batch = _gather(columns, ids, forest.paths, torch.from_numpy(forest.ids_l)[None])
     return replace(batch, depth_bl=depth_bl, end_bl=end_bl)
 
 
@@ -187,39 +82,46 @@ def filler() -> MicroBatch:
     return score_batch([_FILLER_IDS], is_filler=True)
 
 
-def _gather(shares: Shares, paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
-    """Gather the columns per sampled token; `paths` has the flat places of each sequence's tokens."""
-    sampled = [np.flatnonzero(share.sequence.mask) for share in shares]
-    places_t = np.concatenate([path[at - 1] for path, at in zip(paths, sampled, strict=True)])
-    targets_t = _sampled([share.sequence.token_ids for share in shares], sampled, np.int64)
-    pairs_2u, pick_t = np.unique(np.stack([places_t, targets_t]), axis=1, return_inverse=True)
-    counts = [len(at) for at in sampled]
-
-    def column(name: str, dtype: type) -> Tensor:
-        lists = [getattr(share.sequence, name) for share in shares]
-        return torch.from_numpy(_sampled(lists, sampled, dtype))
-
+def _gather(columns: Columns, ids: Ints, paths: Sequence[Ints], ids_bl: Tensor) -> MicroBatch:
+    """Gather the columns per sampled token; `paths` has the flat places of each sequence's inputs."""
+    at_t = np.flatnonzero(columns.flags_l & SAMPLED)
+    sequence_t = np.repeat(np.arange(len(columns.sampled_n)), columns.sampled_n)
+    # A path has no place for the last token of its sequence, so it is one shorter for every one before.
+    places_t = np.concatenate(paths)[at_t - 1 - sequence_t]
+    pairs, pick_t = _distinct(places_t, ids[at_t], columns.temperature_t)
+    constrained_t = (columns.flags_l[at_t] & CONSTRAINED).astype(np.bool_)
     return MicroBatch(
         ids_bl,
-        torch.from_numpy(pairs_2u[0].astype(np.int64)),
-        torch.from_numpy(pairs_2u[1].astype(np.int64)),
-        torch.from_numpy(pick_t.reshape(-1)),
-        sampler_t=column("logprobs", np.float32),
-        constrained_t=column("constrained", np.bool_),
-        advantage_t=column("advantages", np.float32),
-        weight_t=_repeated([share.weight for share in shares], counts, np.float32),
-        rollout_t=_repeated([share.rollout for share in shares], counts, np.int64),
+        torch.from_numpy(pairs.places_u),
+        torch.from_numpy(pairs.targets_u),
+        torch.from_numpy(pick_t),
+        sampler_t=torch.from_numpy(columns.sampler_t.copy()),
+        constrained_t=torch.from_numpy(constrained_t),
+        advantage_t=torch.from_numpy(columns.advantage_t.copy()),
+        weight_t=torch.from_numpy(np.repeat(columns.weight_n, columns.sampled_n)),
+        rollout_t=torch.from_numpy(np.repeat(columns.rollout_n, columns.sampled_n).astype(np.int64)),
+        temperature_u=None if (columns.temperature_t == 1).all() else torch.from_numpy(pairs.temperatures_u),
     )
 
 
-def _sampled(lists: Sequence[Sequence[float]], sampled: Sequence[Ints], dtype: type) -> np.ndarray:
-    """Concatenate the lists' values at the sampled tokens of their sequences."""
-    taken = [np.asarray(values)[at] for values, at in zip(lists, sampled, strict=True)]
-    return np.concatenate(taken).astype(dtype)
+@dataclass(frozen=True, slots=True)
+class _Distinct:
+    """The distinct triples, in the order of their places."""
+
+    places_u: Ints
+    targets_u: Ints
+    temperatures_u: NDArray[np.float32]
 
 
-def _repeated(values: Sequence[float], counts: Sequence[int], dtype: type) -> Tensor:
-    return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), counts))
+def _distinct(places_t: Ints, targets_t: Ints, temperature_t: NDArray[np.float32]) -> tuple[_Distinct, Ints]:
+    """Return the distinct triples and the one that each token is."""
+    values, which_t = np.unique(temperature_t, return_inverse=True)
+    num_targets, num_values = int(targets_t.max()) + 1, len(values)
+    keys_t = (places_t * num_targets + targets_t) * num_values + which_t
+    keys_u, pick_t = np.unique(keys_t, return_inverse=True)
+    pairs_u, which_u = np.divmod(keys_u, num_values)
+    places_u, targets_u = np.divmod(pairs_u, num_targets)
+    return _Distinct(places_u, targets_u, values[which_u]), pick_t
 
 
 def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> MicroBatch:
@@ -243,6 +145,8 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
     )
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    width = max(len(ids) for ids in rows)
-    return torch.tensor([[*ids, *([0] * (width - len(ids)))] for ids in rows], dtype=torch.long)
+def _pad(rows: Sequence[Sequence[int] | Ints]) -> Tensor:
+    padded_bl = np.zeros((len(rows), max(len(ids) for ids in rows)), np.int64)
+    for row, ids in zip(padded_bl, rows, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(padded_bl)

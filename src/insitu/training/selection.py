@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from insitu.records.call_tokens import CallTokens
 from insitu.returns import call_returns
 from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
+from insitu.training.sampling import not_undone
 from insitu.training.sequences import build_sequences
 from insitu.types import (
     REWARD_COMPONENTS,
     Ending,
-    ModelCall,
     StepSettings,
     TrainingSequence,
     Trajectory,
     TrajectoryGroup,
 )
 
-ReadCalls = Callable[[Sequence[str]], Iterable[ModelCall]]
-"""Returns the calls of these ids."""
+ReadTokens = Callable[[Sequence[str]], Mapping[str, CallTokens]]
+"""Returns the calls of these ids and every call that they are stored against."""
 
 _DROPPED = ("zero_variance", "stale", "truncated", "constrained")
 """Reasons to drop a rollout, or one of its calls."""
@@ -37,6 +38,8 @@ class Batch:
 
     sequences: list[TrainingSequence]
     metrics: dict[str, float]
+    sampling: frozenset[str] = frozenset()
+    """Sampling settings of the calls trained on that training cannot undo."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,8 @@ class _Account:
     components: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     advantages: list[float] = field(default_factory=list[float])
     staleness: list[int] = field(default_factory=list[int])
+    sampling: Counter[str] = field(default_factory=Counter[str])
+    """Calls trained on, by each sampling setting that training cannot undo."""
 
     def add(self, group: TrajectoryGroup) -> None:
         self.counts["groups"] += 1
@@ -74,6 +79,8 @@ class _Account:
             figures |= _spread("reward/step", self.call_rewards) | _spread("reward/return", self.returns)
         for name, values in self.components.items():
             figures[f"reward/component/{name}"] = math.fsum(values) / len(values)
+        for name, count in self.sampling.items():
+            figures[f"sampling/{name}_calls"] = float(count)
         if self.staleness:
             figures["staleness/mean"] = sum(self.staleness) / len(self.staleness)
             figures["staleness/max"] = float(max(self.staleness))
@@ -81,7 +88,7 @@ class _Account:
 
 
 def build_batch(
-    groups: Sequence[TrajectoryGroup], read_calls: ReadCalls, settings: StepSettings, step: int
+    groups: Sequence[TrajectoryGroup], read_tokens: ReadTokens, settings: StepSettings, step: int
 ) -> Batch:
     """Build the sequences of all rollouts that carry a signal; drop the rest and count them by reason.
 
@@ -97,8 +104,10 @@ def build_batch(
         if not any(map(any, advantages)):
             account.drop(group.trajectories, "zero_variance")
             continue
-        calls = _calls_of(group.trajectories, read_calls)
-        age = max((step - call.policy_step for call in calls.values() if call.run is not None), default=0)
+        stored = read_tokens(
+            [call_id for trajectory in group.trajectories for call_id in trajectory.call_ids]
+        )
+        age = _age(group, stored, step)
         account.staleness.append(age)
         if age > settings.max_staleness:
             account.drop(group.trajectories, "stale")
@@ -107,27 +116,38 @@ def build_batch(
             if settings.mask_truncated and trajectory.ending is Ending.LENGTH:
                 account.drop([trajectory], "truncated")
                 continue
-            own = [calls[call_id] for call_id in trajectory.call_ids]
-            sequences += _sequences(own, trajectory, of_calls, settings, account)
-    return Batch(sequences, account.metrics())
+            sequences += _sequences(stored, trajectory, of_calls, settings, account)
+    return Batch(sequences, account.metrics(), frozenset(account.sampling))
+
+
+def _age(group: TrajectoryGroup, stored: Mapping[str, CallTokens], step: int) -> int:
+    calls = (stored[call_id] for trajectory in group.trajectories for call_id in trajectory.call_ids)
+    return max((step - call.policy_step for call in calls if call.run is not None), default=0)
 
 
 def _sequences(
-    calls: Sequence[ModelCall],
+    stored: Mapping[str, CallTokens],
     trajectory: Trajectory,
     advantages: Sequence[float],
     settings: StepSettings,
     account: _Account,
 ) -> list[TrainingSequence]:
+    calls = [stored[call_id] for call_id in trajectory.call_ids]
     made, breaks = build_sequences(
-        calls, trajectory.rollout_id, advantages, mask_constrained=settings.mask_constrained
+        calls,
+        trajectory.rollout_id,
+        advantages,
+        stored=stored,
+        mask_constrained=settings.mask_constrained,
     )
-    masked = sum(call.constrained for call in calls) if settings.mask_constrained else 0
+    trained = [call for call in calls if not (settings.mask_constrained and call.constrained)]
     account.counts["trained" if made else "constrained"] += 1
-    account.counts["calls_constrained"] += masked
-    account.counts["calls_trained"] += len(calls) - masked
+    account.counts["calls_constrained"] += len(calls) - len(trained)
+    account.counts["calls_trained"] += len(trained)
     account.counts["prefix_breaks"] += breaks
-    account.counts["constrained_tokens"] += sum(len(call.output_ids) for call in calls if call.constrained)
+    account.counts["constrained_tokens"] += sum(call.num_output for call in calls if call.constrained)
+    for call in trained:
+        account.sampling.update(not_undone(call.sampling))
     if made:
         account.advantages.append(math.fsum(advantages) / len(advantages))
     return made
@@ -135,11 +155,6 @@ def _sequences(
 
 def _returns(trajectory: Trajectory) -> list[float]:
     return call_returns(trajectory.reward, trajectory.step_rewards, len(trajectory.call_ids))
-
-
-def _calls_of(trajectories: Sequence[Trajectory], read_calls: ReadCalls) -> dict[str, ModelCall]:
-    ids = [call_id for trajectory in trajectories for call_id in trajectory.call_ids]
-    return {call.id: call for call in read_calls(ids)}
 
 
 def _components(trajectory: Trajectory) -> dict[str, float]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32 | np.int64]
 
 _ROW_TOKENS = 64
 """Overhead of one more row, in tokens: passes over the layers, kernels on short inputs."""

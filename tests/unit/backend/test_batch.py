@@ -61,7 +61,7 @@ def test_truncated_rollouts_are_in_the_baseline_and_masked(records: RecordStore,
     cut = replace(whole.trajectories[0], ending=Ending.LENGTH)
     groups = [replace(whole, trajectories=[cut, whole.trajectories[1]])]
     batch = make_batch(groups, records, StepSettings(advantage="mean", mask_truncated=mask), step=0)
-    advantages = {sequence.rollout_id: sequence.advantages for sequence in batch.sequences}
+    advantages = {sequence.rollout_id: sequence.advantages.tolist() for sequence in batch.sequences}
     above, below = [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, -0.5, -0.5]
     assert advantages == ({"g-1": above} if mask else {"g-0": below, "g-1": above})
     assert batch.metrics["account/truncated"] == int(mask)

@@ -116,7 +116,7 @@ def sampled_tokens(bench: FinetuneBench) -> dict[str, list[list[int]]]:
     batch = make_batch(bench.trained_groups(), bench.backend._records, StepSettings(), 0)
     found: dict[str, list[list[int]]] = {}
     for sequence in batch.sequences:
-        ids = [token for token, chosen in zip(sequence.token_ids, sequence.mask, strict=True) if chosen]
+        ids = sequence.token_ids[sequence.mask].tolist()
         found.setdefault(sequence.rollout_id, []).append(ids)
     return found
 

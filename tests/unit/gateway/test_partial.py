@@ -13,7 +13,7 @@ import pytest
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.routes import Target
 from insitu.gateway.engines.sample import Generated, partial
-from insitu.training.sequences import build_sequences
+from tests.support.sequences import join
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 from tests.unit.gateway.test_tally import adds_up, record_of
 
@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_ends_the_generation(gateway: GatewayUnderTes
         assert call.answer is not None
         assert call.answer["content"].startswith(" w0")
     with pytest.raises(InvalidRequest, match="cancelled"):
-        build_sequences([call], "ro", [1.0])
+        join([call], "ro", [1.0])
     record = await record_of(gateway)
     assert adds_up(record)
     assert (record.seen, len(record.calls), record.calls[0]["finish_reason"]) == (1, 1, "cancelled")

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall, TrainingSequence
+from tests.support.sequences import join
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway
 from tests.unit.gateway.drifting_engine import (
     CALL,
@@ -30,7 +30,7 @@ ASK = {"role": "user", "content": "ab"}
 
 def joined(calls: list[ModelCall]) -> tuple[list[TrainingSequence], int]:
     """The training sequences of a rollout and its prefix breaks."""
-    return build_sequences(calls, "ro-1", [1.0] * len(calls))
+    return join(calls, "ro-1", [1.0] * len(calls))
 
 
 def ids(*texts: str) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-from insitu.training.batching import collate, pack
+from insitu.training.batching import collate
 from insitu.training.model.attention import (
     TreeMask,
     flex_mask,
@@ -19,13 +19,15 @@ from insitu.training.model.attention import (
     tree_mask,
     visible_in,
 )
+from insitu.training.packing import pack
+from tests.support.sequences import parts_of
 from tests.support.trees import random_shares
 
 
 def row(seed: int, num_groups: int, longest: int = 24) -> tuple[Tensor, Tensor]:
     """(end, depth) of a random forest."""
     packing = pack(random_shares(seed, num_groups, longest=longest), 10**9, 1)
-    batch = collate(packing.ranks[0][0])
+    batch = collate(parts_of(packing)[0])
     assert batch.end_bl is not None
     assert batch.depth_bl is not None
     return batch.end_bl, batch.depth_bl

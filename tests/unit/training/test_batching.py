@@ -3,9 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.training.batching import Part, collate, pack, plan, score_batch
+from insitu.training.batching import collate, score_batch
 from insitu.training.objective import Share
-from tests.support.sequences import make_sequence
+from insitu.training.packing import pack, plan
+from tests.support.sequences import make_sequence, parts_of
 from tests.support.trees import random_shares
 
 
@@ -42,13 +43,14 @@ def test_packing_keeps_every_sequence_within_the_budget(
     packing = pack(shares, limit, world_size, can_branch)
     assert len(packing.ranks) == world_size
     assert len({len(rank) for rank in packing.ranks}) == 1, "ranks must run equally many micro-batches"
-    parts = [part for rank in packing.ranks for part in rank if part.shares]
-    assert sorted(id(share) for part in parts for share in part.shares) == sorted(map(id, shares))
-    batches = [collate(part) for part in parts]
+    rows = [row for rank in packing.ranks for row in rank if row.members]
+    assert sorted(id(packing.shares[i]) for row in rows for i in row.members) == sorted(map(id, shares))
+    every = [collate(part) for rank in range(world_size) for part in parts_of(packing, rank)]
+    batches = [batch for batch in every if not batch.is_filler]
     longest = max(len(share.sequence.token_ids) for share in shares)
-    for part, batch in zip(parts, batches, strict=True):
+    for row, batch in zip(rows, batches, strict=True):
         room = max(limit, int(1.25 * longest)) if can_branch else limit
-        assert len(part.shares) == 1 or batch.ids_bl.numel() <= room
+        assert len(row.members) == 1 or batch.ids_bl.numel() <= room
     assert sum(batch.ids_bl.numel() for batch in batches) == packing.num_computed_tokens
     if can_branch:
         assert packing.num_computed_tokens <= sum(len(share.sequence.token_ids) for share in shares)
@@ -58,14 +60,15 @@ def test_every_rank_gets_nearly_as_much_work() -> None:
     shares = [share_of([group] * 30 + [40 + answer] * 12, 30) for group in range(16) for answer in range(8)]
     for world_size in (2, 3, 4):
         packing = pack(shares, 512, world_size)
-        loads = [sum(collate(part).ids_bl.numel() for part in rank if part.shares) for rank in packing.ranks]
+        batches = [[collate(part) for part in parts_of(packing, rank)] for rank in range(world_size)]
+        loads = [sum(b.ids_bl.numel() for b in own if not b.is_filler) for own in batches]
         assert max(loads) <= 1.15 * min(loads)
         assert sum(loads) <= 1.1 * pack(shares, 512, 1).num_computed_tokens
 
 
 def test_one_large_tree_keeps_two_ranks_busy() -> None:
     packing = pack([share_of([1] * 30 + [40 + answer] * 20, 30) for answer in range(8)], 4096, 2)
-    assert [len(part.shares) for rank in packing.ranks for part in rank] == [4, 4]
+    assert [len(row.members) for rank in packing.ranks for row in rank] == [4, 4]
 
 
 def test_long_histories_are_shared_although_each_fills_the_budget_alone() -> None:
@@ -74,8 +77,16 @@ def test_long_histories_are_shared_although_each_fills_the_budget_alone() -> Non
 
 
 def test_no_sequences_are_no_work() -> None:
-    assert pack([], 100, 2).ranks == [[], []]
-    assert collate(Part([], [], None)).is_filler
+    packing = pack([], 100, 2)
+    assert packing.ranks == [[], []]
+    assert parts_of(packing, 1) == []
+
+
+def test_a_rank_without_a_row_gets_a_filler() -> None:
+    packing = pack([share_of([1, 2, 3], 1)], 100, 2)
+    (filled,), (idle,) = parts_of(packing, 0), parts_of(packing, 1)
+    assert not collate(filled).is_filler
+    assert collate(idle).is_filler
 
 
 def share_of(ids: list[int], num_prompt: int, rollout: int = 0, weight: float = 1.0) -> Share:
@@ -89,7 +100,7 @@ def masked(ids: list[int], mask: list[int], advantage: float, rollout: int, weig
 
 def test_padded_rows_point_each_sampled_token_at_the_state_before_it() -> None:
     long, short = masked([5, 6, 7, 8], [0, 1, 0, 1], 2.0, 0, 0.5), masked([9, 4, 3], [0, 1, 0], -1.0, 1, 0.25)
-    ((part,),) = pack([short, long], 100, 1, can_branch=False).ranks
+    (part,) = parts_of(pack([short, long], 100, 1, can_branch=False))
     batch = collate(part)
     assert batch.ids_bl.tolist() == [[5, 6, 7], [9, 0, 0]], "what follows the last predictor is left out"
     assert batch.predictor_u[batch.pick_t].tolist() == [0, 2, 3]
@@ -109,9 +120,9 @@ def test_a_forest_shares_prompts_turns_and_equal_samples() -> None:
         masked([8, 2, 9], [0, 1, 1], 1.0, 2, 1.0),  # another tree
     ]
     packing = pack(shares, 100, 1)
-    (part,) = packing.ranks[0]
+    (part,) = parts_of(packing)
     batch = collate(part)
-    assert [share.rollout for share in part.shares] == [1, 0, 1, 2]
+    assert part.columns.rollout_n.tolist() == [1, 0, 1, 2]
     assert batch.ids_bl.tolist() == [[1, 2, 3, 4, 6, 8, 2]]
     assert batch.depth_bl is not None
     assert batch.end_bl is not None

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.sequences import train
 
 Make = Callable[..., list[TrainingSequence]]
 Build = Callable[..., Path]
@@ -21,7 +22,7 @@ Build = Callable[..., Path]
 def trained(model_dir: Path, make_sequences: Make, compute: str = "float32") -> TrainerRank:
     rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), compute, 1, "cpu", 64)
     rank.open_run("run", LoraSettings(rank=4, alpha=12))
-    rank.train_step("run", make_sequences(8), StepSettings(learning_rate=5e-2))
+    train(rank, "run", make_sequences(8), StepSettings(learning_rate=5e-2))
     return rank
 
 
@@ -76,7 +77,7 @@ def test_unchanged_weights_are_written_once_and_linked(
     first, second = tmp_path / "1", tmp_path / "2"
     rank.export_merged("run", str(first), "bfloat16")
     adapted = (first / "model-adapted.safetensors").read_bytes()
-    rank.train_step("run", make_sequences(8, 1), StepSettings(learning_rate=5e-2))
+    train(rank, "run", make_sequences(8, 1), StepSettings(learning_rate=5e-2))
     rank.export_merged("run", str(second), "bfloat16")
     assert (first / "model-frozen.safetensors").samefile(second / "model-frozen.safetensors")
     assert (first / "model-adapted.safetensors").read_bytes() == adapted

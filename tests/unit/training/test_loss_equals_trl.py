@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from insitu.training.advantage import group_advantages
-from insitu.training.batching import MicroBatch, collate, pack
+from insitu.training.batching import MicroBatch, collate
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.packing import pack
 from insitu.training.passes import Passes
 from insitu.types import StepSettings
-from tests.support.sequences import make_sequence
+from tests.support.sequences import make_sequence, parts_of
 
 EQUAL = 1e-5
 NUM_GROUPS, GROUP_SIZE = 3, 4
@@ -177,7 +178,7 @@ def our_loss(rollouts: Rollouts, settings: StepSettings, *, again: bool = True) 
         for number, ids in enumerate(rollouts.ids)
     ]
     packing = pack(shares_of(sequences, objective, settings), 24, 1)
-    batches = [collate(part) for part in packing.ranks[0]]
+    batches = [collate(part) for part in parts_of(packing)]
     assert len(batches) > 1
     passes = Passes(batches, NUM_ROLLOUTS, objective, settings, lambda _: None, 1.0)
     leaf_nw = rollouts.new_nw.clone().requires_grad_()

@@ -35,6 +35,7 @@ from tests.support.guards import (
     the_records,
     the_tokens,
 )
+from tests.support.sequences import altered
 from tests.support.small_world import World, build_world, template_text
 
 pytestmark = pytest.mark.timeout(120)
@@ -43,15 +44,15 @@ Mutation = Callable[[World, Patch], World]
 
 
 def mask_late(world: World, _: Patch) -> World:
-    return world.every_sequence(lambda s: replace(s, mask=[0, *s.mask[:-1]]))
+    return world.every_sequence(lambda s: altered(s, mask=[0, *s.mask[:-1]]))
 
 
 def mask_early(world: World, _: Patch) -> World:
-    return world.every_sequence(lambda s: replace(s, mask=[*s.mask[1:], 0]))
+    return world.every_sequence(lambda s: altered(s, mask=[*s.mask[1:], 0]))
 
 
 def mask_all(world: World, _: Patch) -> World:
-    return world.every_sequence(lambda s: replace(s, mask=[1] * len(s.mask)))
+    return world.every_sequence(lambda s: altered(s, mask=[1] * len(s.mask)))
 
 
 def other_template(world: World, _: Patch) -> World:
@@ -139,10 +140,10 @@ def edited_history(world: World, _: Patch) -> World:
     """A token of the first turn is another one: calls joined although the history was rewritten."""
 
     def edited(sequence: TrainingSequence) -> TrainingSequence:
-        at = sequence.mask.index(1)
+        at = int(sequence.mask.argmax())
         ids = [*sequence.token_ids]
         ids[at] = (ids[at] + 1) % 256
-        return replace(sequence, token_ids=ids)
+        return altered(sequence, token_ids=ids)
 
     return world.every_sequence(edited)
 
@@ -152,7 +153,7 @@ def other_text_put_back(world: World, _: Patch) -> World:
 
 
 def foreign_id(world: World, _: Patch) -> World:
-    return world.every_sequence(lambda s: replace(s, token_ids=[*s.token_ids[:-1], 100_000]))
+    return world.every_sequence(lambda s: altered(s, token_ids=[*s.token_ids[:-1], 100_000]))
 
 
 def rotated_advantages(world: World, patch: Patch) -> World:
@@ -167,7 +168,7 @@ def rotated_advantages(world: World, patch: Patch) -> World:
 
 
 def advantages_late(world: World, _: Patch) -> World:
-    return world.every_sequence(lambda s: replace(s, advantages=[0.0, *s.advantages[:-1]]))
+    return world.every_sequence(lambda s: altered(s, advantages=[0.0, *s.advantages[:-1]]))
 
 
 def _altered_batches(patch: Patch, change: Callable[[MicroBatch], MicroBatch]) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InvalidRequest
-from insitu.training.sequences import build_sequences
-from insitu.types import ModelCall, TrainingSequence
+from insitu.types import ModelCall
+from tests.support.sequences import as_lists, join
 
 
 def call(prompt: list[int], output: list[int], name: str = "c") -> ModelCall:
@@ -17,90 +17,90 @@ def call(prompt: list[int], output: list[int], name: str = "c") -> ModelCall:
 
 
 def test_turns_that_extend_one_another_become_one_sequence() -> None:
-    sequences, breaks = build_sequences([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5], [6])], "r", [0.5, -0.25])
+    sequences, breaks = join([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5], [6])], "r", [0.5, -0.25])
     assert breaks == 0
-    assert sequences == [
-        TrainingSequence(
-            "r",
-            [1, 2, 3, 4, 5, 6],
-            [0, 0, 1, 1, 0, 1],
-            [0.0, 0.0, -3.5, -4.5, 0.0, -6.5],
-            [0.0, 0.0, 0.5, 0.5, 0.0, -0.25],
-            [0] * 6,
-        )
+    assert [as_lists(sequence) for sequence in sequences] == [
+        {
+            "rollout_id": "r",
+            "token_ids": [1, 2, 3, 4, 5, 6],
+            "mask": [0, 0, 1, 1, 0, 1],
+            "logprobs": [0.0, 0.0, -3.5, -4.5, 0.0, -6.5],
+            "advantages": [0.0, 0.0, 0.5, 0.5, 0.0, -0.25],
+            "constrained": [0] * 6,
+            "temperatures": [1.0] * 6,
+        }
     ]
 
 
 def test_a_changed_history_starts_a_new_sequence_and_is_counted() -> None:
-    sequences, breaks = build_sequences([call([1, 2], [3, 4]), call([1, 2, 3, 9, 5], [6])], "r", [1.0, 1.0])
+    sequences, breaks = join([call([1, 2], [3, 4]), call([1, 2, 3, 9, 5], [6])], "r", [1.0, 1.0])
     assert breaks == 1
-    assert [s.token_ids for s in sequences] == [[1, 2, 3, 4], [1, 2, 3, 9, 5, 6]]
-    assert [s.mask for s in sequences] == [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1]]
+    assert [s.token_ids.tolist() for s in sequences] == [[1, 2, 3, 4], [1, 2, 3, 9, 5, 6]]
+    assert [s.mask.tolist() for s in sequences] == [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1]]
 
 
 def test_a_prompt_that_only_repeats_the_prompt_does_not_merge() -> None:
-    sequences, breaks = build_sequences([call([1, 2], [3]), call([1, 2], [4])], "r", [1.0, 1.0])
+    sequences, breaks = join([call([1, 2], [3]), call([1, 2], [4])], "r", [1.0, 1.0])
     assert (len(sequences), breaks) == (2, 1)
 
 
 def test_interleaved_conversations_stay_apart_and_whole() -> None:
     calls = [call([1], [2]), call([7], [8]), call([1, 2, 3], [4]), call([7, 8, 9], [9])]
-    sequences, breaks = build_sequences(calls, "r", [1.0] * len(calls))
-    assert [s.token_ids for s in sequences] == [[1, 2, 3, 4], [7, 8, 9, 9]]
+    sequences, breaks = join(calls, "r", [1.0] * len(calls))
+    assert [s.token_ids.tolist() for s in sequences] == [[1, 2, 3, 4], [7, 8, 9, 9]]
     assert breaks == 1
 
 
 def test_missing_logprobs_and_empty_prompts_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="2 output ids but 1 logprobs"):
-        build_sequences([replace(call([1], [2, 3]), logprobs=[-1.0])], "r", [1.0])
+        join([replace(call([1], [2, 3]), logprobs=[-1.0])], "r", [1.0])
     with pytest.raises(InvalidRequest, match="empty prompt"):
-        build_sequences([call([], [2])], "r", [1.0])
+        join([call([], [2])], "r", [1.0])
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "broken"])
 def test_a_call_that_broke_off_is_refused(ended: str) -> None:
     with pytest.raises(InvalidRequest, match=f"call late ended `{ended}`"):
-        build_sequences(
-            [call([1], [2]), replace(call([1, 2], [3], "late"), finish_reason=ended)], "r", [1.0, 1.0]
-        )
+        join([call([1], [2]), replace(call([1, 2], [3], "late"), finish_reason=ended)], "r", [1.0, 1.0])
 
 
 def test_the_same_prompt_sampled_twice_gives_two_sequences_and_each_goes_on() -> None:
     calls = [call([1], [2]), call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 3], [5])]
-    sequences, breaks = build_sequences(calls, "r", [1.0] * len(calls))
-    assert sorted(s.token_ids for s in sequences) == [[1, 2, 3, 4], [1, 2, 3, 5]]
+    sequences, breaks = join(calls, "r", [1.0] * len(calls))
+    assert sorted(s.token_ids.tolist() for s in sequences) == [[1, 2, 3, 4], [1, 2, 3, 5]]
     assert breaks == 1
 
 
 def test_a_history_that_was_already_continued_starts_its_own_sequence() -> None:
     calls = [call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 3], [5]), call([1, 2, 3, 4], [6])]
-    sequences, breaks = build_sequences(calls, "r", [1.0] * len(calls))
-    assert [s.token_ids for s in sequences] == [[1, 2, 3, 4, 6], [1, 2, 3, 5]]
-    assert [s.mask for s in sequences] == [[0, 1, 0, 1, 1], [0, 0, 0, 1]]
+    sequences, breaks = join(calls, "r", [1.0] * len(calls))
+    assert [s.token_ids.tolist() for s in sequences] == [[1, 2, 3, 4, 6], [1, 2, 3, 5]]
+    assert [s.mask.tolist() for s in sequences] == [[0, 1, 0, 1, 1], [0, 0, 0, 1]]
     assert breaks == 1
 
 
 def test_a_prompt_that_goes_on_from_the_prompt_alone_does_not_merge() -> None:
-    sequences, breaks = build_sequences([call([1, 2], [3, 4]), call([1, 2, 9], [5])], "r", [1.0, 1.0])
-    assert ([s.token_ids for s in sequences], breaks) == ([[1, 2, 3, 4], [1, 2, 9, 5]], 1)
+    sequences, breaks = join([call([1, 2], [3, 4]), call([1, 2, 9], [5])], "r", [1.0, 1.0])
+    assert ([s.token_ids.tolist() for s in sequences], breaks) == ([[1, 2, 3, 4], [1, 2, 9, 5]], 1)
 
 
 def test_tokens_sampled_under_a_grammar_may_be_left_out_of_the_loss() -> None:
     forced = replace(call([1, 2, 3], [4, 5]), constrained=True)
     calls = [call([1], [2]), forced, call([1, 2, 3, 4, 5], [6]), replace(call([9], [8]), constrained=True)]
-    kept, breaks = build_sequences(calls, "r", [1.0] * len(calls))
-    assert ([s.mask for s in kept], breaks) == ([[0, 1, 0, 1, 1, 1], [0, 1]], 1)
-    assert [s.constrained for s in kept] == [[0, 0, 0, 1, 1, 0], [0, 1]]
-    masked, breaks = build_sequences(calls, "r", [1.0] * len(calls), mask_constrained=True)
-    assert masked == [
-        TrainingSequence(
-            "r",
-            [1, 2, 3, 4, 5, 6],
-            [0, 1, 0, 0, 0, 1],
-            [0.0, -2.5, 0.0, 0.0, 0.0, -6.5],
-            [0.0, 1.0, 0.0, 0.0, 0.0, 1.0],
-            [0, 0, 0, 1, 1, 0],
-        )
+    kept, breaks = join(calls, "r", [1.0] * len(calls))
+    assert ([s.mask.tolist() for s in kept], breaks) == ([[0, 1, 0, 1, 1, 1], [0, 1]], 1)
+    assert [s.constrained.tolist() for s in kept] == [[0, 0, 0, 1, 1, 0], [0, 1]]
+    masked, breaks = join(calls, "r", [1.0] * len(calls), mask_constrained=True)
+    assert [as_lists(sequence) for sequence in masked] == [
+        {
+            "rollout_id": "r",
+            "token_ids": [1, 2, 3, 4, 5, 6],
+            "mask": [0, 1, 0, 0, 0, 1],
+            "logprobs": [0.0, -2.5, 0.0, 0.0, 0.0, -6.5],
+            "advantages": [0.0, 1.0, 0.0, 0.0, 0.0, 1.0],
+            "constrained": [0, 0, 0, 1, 1, 0],
+            "temperatures": [1.0] * 6,
+        }
     ]
     assert breaks == 1  # the sequence of nothing but forced tokens is left out, its break is not
 
@@ -111,7 +111,7 @@ def test_joining_takes_time_in_proportion_to_the_tokens() -> None:
         """Of calls that share their history and never join: each is compared with all before it."""
         calls = [call([*range(2000), 5000 + i, *range(i)], [1]) for i in range(num_calls)]
         started = time.process_time()
-        assert len(build_sequences(calls, "r", [1.0] * len(calls))[0]) == num_calls
+        assert len(join(calls, "r", [1.0] * len(calls))[0]) == num_calls
         return (time.process_time() - started) / sum(len(c.prompt_ids) for c in calls)
 
     few, many = (min(seconds(num_calls) for _ in range(3)) for num_calls in (40, 640))
@@ -150,7 +150,7 @@ def test_every_sampled_token_is_trained_once_in_its_own_context(
     calls: list[ModelCall], mask_constrained: bool
 ) -> None:
     advantages = [1.0 + number for number in range(len(calls))]
-    sequences, breaks = build_sequences(calls, "r", advantages, mask_constrained=mask_constrained)
+    sequences, breaks = join(calls, "r", advantages, mask_constrained=mask_constrained)
     trained = [c for c in calls if not (mask_constrained and c.constrained)]
     if len(trained) == len(calls):
         assert breaks == len(sequences) - 1
@@ -163,7 +163,7 @@ def test_every_sampled_token_is_trained_once_in_its_own_context(
         for i, (token, logprob) in enumerate(zip(c.output_ids, c.logprobs, strict=True)):
             sequence, position = where[logprob]
             assert sequence.token_ids[position] == token
-            assert sequence.token_ids[:position] == c.prompt_ids + c.output_ids[:i]
+            assert sequence.token_ids[:position].tolist() == c.prompt_ids + c.output_ids[:i]
             assert sequence.advantages[position] == advantage
             assert sequence.constrained[position] == c.constrained
     for s in sequences:
@@ -184,6 +184,6 @@ def test_a_new_sequence_starts_only_where_no_other_is_continued(calls: list[Mode
         else:
             num_started += 1
         open_ends.append(c.prompt_ids + c.output_ids)
-    sequences, _ = build_sequences(calls, "r", [1.0] * len(calls))
+    sequences, _ = join(calls, "r", [1.0] * len(calls))
     assert len(sequences) == num_started
-    assert sorted(s.token_ids for s in sequences) == sorted(open_ends)
+    assert sorted(s.token_ids.tolist() for s in sequences) == sorted(open_ends)

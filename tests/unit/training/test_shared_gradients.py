@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from insitu.training.batching import collate, pack
+from insitu.training.batching import collate
 from insitu.training.model import attention
 from insitu.training.model.lora import Adapter, AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.training.objective import Share
+from insitu.training.packing import pack
 from insitu.types import LoraSettings
+from tests.support.sequences import parts_of
 from tests.support.trees import random_shares
 
 _SIZES = {
@@ -81,12 +83,13 @@ def alone(family: str, shares: list[Share]) -> Result:
     policy.model.set_attn_implementation("eager")
     logprobs: dict[tuple[int, int, int], float] = {}
     for share in shares:
-        ids, mask = torch.tensor(share.sequence.token_ids), torch.tensor(share.sequence.mask).bool()
+        ids = torch.from_numpy(share.sequence.token_ids).long()
+        mask = torch.from_numpy(share.sequence.mask)
         logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
         logprob_t = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[mask[1:], 0]
-        advantage_t = torch.tensor(share.sequence.advantages)[mask]
+        advantage_t = torch.from_numpy(share.sequence.advantages)[mask]
         weight_t = torch.full_like(logprob_t, share.weight)
-        sampler_t = torch.tensor(share.sequence.logprobs)[mask]
+        sampler_t = torch.from_numpy(share.sequence.logprobs)[mask]
         objective(logprob_t, (sampler_t, advantage_t, weight_t)).backward()
         for place, value in enumerate(logprob_t.tolist()):
             logprobs[id(share.sequence), share.rollout, place] = value
@@ -99,8 +102,10 @@ def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, c
     packing = pack(shares, max_tokens, world_size, can_branch)
     logprobs: dict[tuple[int, int, int], float] = {}
     computed = 0
-    for part in (part for rank in packing.ranks for part in rank):
-        batch, dealt = collate(part), part.shares
+    rows = [row for rank in packing.ranks for row in rank]
+    parts = [part for rank in range(world_size) for part in parts_of(packing, rank)]
+    for row, part in zip(rows, parts, strict=True):
+        batch, dealt = collate(part), [packing.shares[i] for i in row.members]
         logprob_t, _ = policy(batch)
         if batch.is_filler:
             continue
@@ -153,8 +158,7 @@ def test_a_wrong_end_would_be_noticed() -> None:
     """The comparison is sharp: one token that sees one too many changes the gradient by more than allowed."""
     policy, adapter = policy_of("llama")
     policy.model.set_attn_implementation(attention.NAME)
-    dealt = pack(random_shares(1, 3), 4096, 1).ranks[0][0]
-    batch = collate(dealt)
+    batch = collate(parts_of(pack(random_shares(1, 3), 4096, 1))[0])
     assert batch.end_bl is not None
     results: list[dict[str, Tensor]] = []
     for longer in (0, 1):

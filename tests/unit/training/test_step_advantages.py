@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from insitu.backend.batch import make_batch
-from insitu.training.batching import MicroBatch, collate, pack
+from insitu.records.call_tokens import CallTokens
+from insitu.training.batching import MicroBatch, collate
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.packing import pack
 from insitu.training.passes import Passes, step_metrics
 from insitu.types import ModelCall, StepSettings, TrainingSequence, Trajectory, TrajectoryGroup
+from tests.support.sequences import altered, as_lists, parts_of, stored_whole
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -23,8 +25,8 @@ PROMPT, FIRST, TOLD, SECOND = [1, 2], [3, 4], [5], [6, 7, 8]
 class StandinRecords:
     """Two turns for every rollout, the second with the first in its prompt."""
 
-    def get(self, ids: Sequence[str]) -> list[ModelCall]:
-        return [self._call(call_id) for call_id in ids]
+    def tokens(self, ids: Sequence[str]) -> dict[str, CallTokens]:
+        return stored_whole([self._call(call_id) for call_id in ids])
 
     def _call(self, call_id: str) -> ModelCall:
         rollout, turn = call_id.split("/")
@@ -49,7 +51,7 @@ def train(
     """(rollout, token, gradient of its log-probability) of every sampled token, and the figures."""
     objective = objective_of(settings)
     packing = pack(shares_of(sequences, objective, settings), 100, 1)
-    (batch,) = [collate(part) for part in packing.ranks[0]]
+    (batch,) = [collate(part) for part in parts_of(packing)]
     leaf_t = torch.full((len(batch.pick_t),), -2.0, requires_grad=True)
 
     def score(_: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -65,7 +67,7 @@ def train(
 def test_only_the_tokens_of_the_rewarded_call_learn() -> None:
     """Returns (0.5, 0) and (-0.5, 0): the second turns are as good as the group's mean."""
     sequences = sequences_of({"a": [0.5, 0.0], "b": [-0.5, 0.0]}, {"a": 0.0, "b": 0.0})
-    assert [s.advantages for s in sequences] == [[0, 0, x, x, 0, 0, 0, 0] for x in (0.5, -0.5)]
+    assert [s.advantages.tolist() for s in sequences] == [[0, 0, x, x, 0, 0, 0, 0] for x in (0.5, -0.5)]
     moved, _ = train(sequences, StepSettings())
     assert len(moved) == 10
     for rollout, token, gradient in moved:
@@ -77,22 +79,22 @@ def test_only_the_tokens_of_the_rewarded_call_learn() -> None:
 
 def test_a_call_is_credited_with_what_follows_and_not_with_what_went_before() -> None:
     late = sequences_of({"a": [0.0, 1.0], "b": None}, {"a": 0.0, "b": 0.0})
-    assert [s.advantages for s in late] == [[0, 0, x, x, 0, x, x, x] for x in (0.5, -0.5)]
+    assert [s.advantages.tolist() for s in late] == [[0, 0, x, x, 0, x, x, x] for x in (0.5, -0.5)]
     early = sequences_of({"a": [1.0, 0.0], "b": None}, {"a": 0.0, "b": 0.0})
-    assert early[0].advantages == [0, 0, 0.75, 0.75, 0, -0.25, -0.25, -0.25]
-    assert early[1].advantages == [0, 0, -0.25, -0.25, 0, -0.25, -0.25, -0.25]
+    assert early[0].advantages.tolist() == [0, 0, 0.75, 0.75, 0, -0.25, -0.25, -0.25]
+    assert early[1].advantages.tolist() == [0, 0, -0.25, -0.25, 0, -0.25, -0.25, -0.25]
 
 
 def test_without_step_rewards_every_token_carries_the_advantage_of_its_rollout() -> None:
     plain = sequences_of({"a": None, "b": None}, {"a": 1.0, "b": 0.0})
     zeros = sequences_of({"a": [0.0, 0.0], "b": None}, {"a": 1.0, "b": 0.0})
-    assert plain == zeros
-    assert [s.advantages for s in plain] == [[0, 0, x, x, 0, x, x, x] for x in (0.5, -0.5)]
+    assert [as_lists(s) for s in plain] == [as_lists(s) for s in zeros]
+    assert [s.advantages.tolist() for s in plain] == [[0, 0, x, x, 0, x, x, x] for x in (0.5, -0.5)]
 
 
 def under_grammar(sequences: list[TrainingSequence], tokens: list[int]) -> list[TrainingSequence]:
     return [
-        replace(
+        altered(
             s,
             constrained=[int(token in tokens) for token in s.token_ids],
             logprobs=[
@@ -106,7 +108,7 @@ def under_grammar(sequences: list[TrainingSequence], tokens: list[int]) -> list[
 
 def test_tokens_under_a_grammar_leave_the_mismatch_figures_and_keep_their_weight() -> None:
     sequences = under_grammar(sequences_of({"a": None, "b": None}, {"a": 1.0, "b": 0.0}), FIRST)
-    unmarked = [replace(s, constrained=[0] * len(s.token_ids)) for s in sequences]
+    unmarked = [altered(s, constrained=[0] * len(s.token_ids)) for s in sequences]
     moved, figures = train(sequences, StepSettings())
     same, mixed = train(unmarked, StepSettings())
     assert moved == same, "the importance weight applies to them as to the others"

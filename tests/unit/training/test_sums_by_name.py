@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from insitu.training import loss as terms
-from insitu.training.batching import MicroBatch, collate, filler, pack
+from insitu.training.batching import MicroBatch, collate, filler
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.packing import pack
 from insitu.training.passes import Passes, step_metrics
 from insitu.types import StepSettings, TrainingSequence
+from tests.support.sequences import altered, parts_of
 
 Make = Callable[..., list[TrainingSequence]]
 RATIO, ADVANTAGE = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-1.0, 0.0, 1.0])
@@ -62,8 +63,8 @@ def reference(batch: MicroBatch) -> tuple[Tensor, Tensor]:
 def test_a_rank_of_fillers_reduces_the_same_names(make_sequences: Make, beta: float) -> None:
     settings = StepSettings(beta=beta)
     objective = objective_of(settings)
-    sequences = [replace(s, constrained=[i % 2 for i in range(len(s.mask))]) for s in make_sequences(6)]
-    batches = [collate(part) for part in pack(shares_of(sequences, objective, settings), 20, 1).ranks[0]]
+    sequences = [altered(s, constrained=[i % 2 for i in range(len(s.mask))]) for s in make_sequences(6)]
+    batches = [collate(part) for part in parts_of(pack(shares_of(sequences, objective, settings), 20, 1))]
     assert len(batches) > 1
     reduced: list[Tensor] = []
 

@@ -18,7 +18,7 @@ from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
 from insitu.training import passes
 from insitu.types import LoraSettings, Loss, StepSettings, TrainingSequence
-from tests.support.sequences import make_sequence
+from tests.support.sequences import altered, make_sequence, train
 
 Make = Callable[..., list[TrainingSequence]]
 
@@ -85,7 +85,7 @@ def test_steps_equal_the_plain_reference(
     batches = [make_sequences(7, seed) for seed in range(3)]
     expected = reference_steps(model_dir, lora, batches, settings)
     trainer.open_run("run", lora)
-    metrics = [trainer.train_step("run", batch, settings) for batch in batches][-1]
+    metrics = [train(trainer, "run", batch, settings) for batch in batches][-1]
     assert (metrics["clip/high_fraction"] + metrics["clip/low_fraction"] > 0) == (num_passes > 1)
     got = adapter_of(trainer, "run", tmp_path)
     assert got.keys() == expected.keys(), "PEFT's own names, so that engines load the file"
@@ -104,7 +104,7 @@ def test_every_loss_is_the_same_in_any_packing(
     for budget in (1, 40, 4096):
         rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", budget)
         rank.open_run("run", LoraSettings())
-        rank.train_step("run", sequences, settings)
+        train(rank, "run", sequences, settings)
         adapters.append(adapter_of(rank, "run", tmp_path / str(budget)))
     for other in adapters[1:]:
         assert max((adapters[0][n] - other[n]).abs().max().item() for n in other) <= 2e-5
@@ -115,20 +115,20 @@ def test_a_checkpoint_is_the_reference_of_the_penalty(
 ) -> None:
     settings = StepSettings(learning_rate=1e-2, beta=0.1)
     trainer.open_run("run", LoraSettings())
-    trainer.train_step("run", make_sequences(6), settings)
+    train(trainer, "run", make_sequences(6), settings)
     trainer.save("run", str(tmp_path / "then"))
-    to_itself = trainer.train_step("run", make_sequences(6, 1), settings, str(tmp_path / "then"))
+    to_itself = train(trainer, "run", make_sequences(6, 1), settings, str(tmp_path / "then"))
     assert to_itself["kl/reference"] == pytest.approx(0.0, abs=1e-6), "the policy is its own reference"
-    later = trainer.train_step("run", make_sequences(6, 2), settings, str(tmp_path / "then"))
-    to_base = trainer.train_step("run", make_sequences(6, 2), settings)
+    later = train(trainer, "run", make_sequences(6, 2), settings, str(tmp_path / "then"))
+    to_base = train(trainer, "run", make_sequences(6, 2), settings)
     assert 0 < later["kl/reference"] < to_base["kl/reference"]
 
 
 def test_metrics_describe_the_batch(trainer: TrainerRank, make_sequences: Make) -> None:
     sequences = make_sequences(5)
     trainer.open_run("run", LoraSettings())
-    scores = trainer.score("run", [s.token_ids for s in sequences])
-    metrics = trainer.train_step("run", sequences, StepSettings(learning_rate=1e-2))
+    scores = trainer.score("run", [s.token_ids.tolist() for s in sequences])
+    metrics = train(trainer, "run", sequences, StepSettings(learning_rate=1e-2))
     pairs = [
         (scores[k][i - 1], s.logprobs[i])
         for k, s in enumerate(sequences)
@@ -155,7 +155,7 @@ def test_the_size_of_micro_batches_does_not_matter(
     for budget in (1, 40, 4096):
         rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", budget)
         rank.open_run("run", LoraSettings())
-        rank.train_step("run", make_sequences(8), StepSettings(learning_rate=1e-2))
+        train(rank, "run", make_sequences(8), StepSettings(learning_rate=1e-2))
         adapters.append(adapter_of(rank, "run", tmp_path / str(budget)))
     for other in adapters[1:]:
         assert max((adapters[0][n] - other[n]).abs().max().item() for n in other) <= 1e-5
@@ -167,14 +167,14 @@ def test_runs_keep_adapter_and_optimizer_apart(
     settings = StepSettings(learning_rate=1e-2)
     trainer.open_run("alone", LoraSettings(seed=1))
     for seed in range(3):
-        trainer.train_step("alone", make_sequences(4, seed), settings)
+        train(trainer, "alone", make_sequences(4, seed), settings)
     alone = adapter_of(trainer, "alone", tmp_path / "alone")
     trainer.close_run("alone")
     trainer.open_run("a.b-c", LoraSettings(seed=1))
     trainer.open_run("other", LoraSettings(rank=2, seed=9))
     for seed in range(3):
-        trainer.train_step("a.b-c", make_sequences(4, seed), settings)
-        trainer.train_step("other", make_sequences(3, 50 + seed), StepSettings(learning_rate=0.5))
+        train(trainer, "a.b-c", make_sequences(4, seed), settings)
+        train(trainer, "other", make_sequences(3, 50 + seed), StepSettings(learning_rate=0.5))
         trainer.score("other", [[1, 2, 3]], adapter=False)
     assert equal(alone, adapter_of(trainer, "a.b-c", tmp_path / "shared"))
     assert not equal(alone, adapter_of(trainer, "other", tmp_path / "other"))
@@ -182,10 +182,10 @@ def test_runs_keep_adapter_and_optimizer_apart(
 
 def test_zero_advantages_change_nothing(trainer: TrainerRank, make_sequences: Make, tmp_path: Path) -> None:
     trainer.open_run("run", LoraSettings())
-    trainer.train_step("run", make_sequences(4), StepSettings(learning_rate=1e-2))  # momentum to betray it
+    train(trainer, "run", make_sequences(4), StepSettings(learning_rate=1e-2))  # momentum to betray it
     before = adapter_of(trainer, "run", tmp_path / "before")
-    flat = [replace(s, advantages=[0.0] * len(s.mask)) for s in make_sequences(4, 1)]
-    metrics = trainer.train_step("run", flat, StepSettings(learning_rate=1e-2))
+    flat = [altered(s, advantages=[0.0] * len(s.mask)) for s in make_sequences(4, 1)]
+    metrics = train(trainer, "run", flat, StepSettings(learning_rate=1e-2))
     assert metrics["num_sequences"] == metrics["updated"] == metrics["skipped"] == 0
     assert equal(before, adapter_of(trainer, "run", tmp_path / "after"))
     assert trainer.info()["runs"]["run"]["step"] == 2
@@ -197,24 +197,24 @@ def test_a_gradient_that_is_not_finite_is_skipped_bit_for_bit(
 ) -> None:
     settings = StepSettings(learning_rate=1e-2)
     trainer.open_run("run", LoraSettings())
-    trainer.train_step("run", make_sequences(4), settings)
+    train(trainer, "run", make_sequences(4), settings)
     trainer.save("run", str(tmp_path / "before"))
     bad = make_sequences(4, 1)
-    bad[2] = replace(bad[2], advantages=[poison] * len(bad[2].mask))
-    metrics = trainer.train_step("run", bad, settings)
+    bad[2] = altered(bad[2], advantages=[poison] * len(bad[2].mask))
+    metrics = train(trainer, "run", bad, settings)
     assert (metrics["skipped"], metrics["updated"]) == (1, 0)
     assert all(math.isfinite(value) for value in metrics.values())
     trainer.save("run", str(tmp_path / "after"))
     for file in ("adapter/adapter_model.safetensors", "optimizer.safetensors", "optimizer.json"):
         assert (tmp_path / "before" / file).read_bytes() == (tmp_path / "after" / file).read_bytes()
-    assert trainer.train_step("run", make_sequences(4, 2), settings)["updated"] == 1
+    assert train(trainer, "run", make_sequences(4, 2), settings)["updated"] == 1
 
 
 def test_score_by_policy_and_by_base(
     trainer: TrainerRank, model_dir: Path, make_sequences: Make, tmp_path: Path
 ) -> None:
     trainer.open_run("run", LoraSettings())
-    trainer.train_step("run", make_sequences(6), StepSettings(learning_rate=5e-2))
+    train(trainer, "run", make_sequences(6), StepSettings(learning_rate=5e-2))
     trainer.save("run", str(tmp_path))
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     rows = [[1, 2, 3, 4, 5], [7], [9, 8], []]
@@ -238,24 +238,24 @@ def test_wrong_input_is_refused_with_its_value(trainer: TrainerRank) -> None:
     trainer.open_run("run", LoraSettings())
     sequence = make_sequence("r1", [1, 2], [0, 1], [0.0, -1.0], 1.0)
     for bad, message in [
-        (replace(sequence, mask=[1, 1]), "first token"),
-        (replace(sequence, logprobs=[0.0]), "1 logprobs"),
-        (replace(sequence, advantages=[0.0]), "1 advantages"),
-        (replace(sequence, constrained=[]), "0 constrained"),
+        (altered(sequence, mask=[1, 1]), "first token"),
+        (altered(sequence, logprobs=[0.0]), "1 logprobs"),
+        (altered(sequence, advantages=[0.0]), "1 advantages"),
+        (altered(sequence, constrained=[]), "0 constrained"),
         (make_sequence("r1", [1] * 65, [0] * 64 + [1], [0.0] * 65, 1.0), "65 tokens"),
-        (replace(sequence, token_ids=[1, 97]), "token id 97"),
+        (altered(sequence, token_ids=[1, 97]), "token id 97"),
     ]:
         with pytest.raises(InvalidRequest, match=message):
-            trainer.train_step("run", [bad], StepSettings())
+            train(trainer, "run", [bad], StepSettings())
     with pytest.raises(NotFound, match="nobody"):
-        trainer.train_step("nobody", [sequence], StepSettings())
+        train(trainer, "nobody", [sequence], StepSettings())
 
 
 def test_a_checkpoint_of_another_run_or_with_damage_is_refused(
     trainer: TrainerRank, make_sequences: Make, tmp_path: Path
 ) -> None:
     trainer.open_run("run", LoraSettings())
-    trainer.train_step("run", make_sequences(4), StepSettings())
+    train(trainer, "run", make_sequences(4), StepSettings())
     trainer.save("run", str(tmp_path))
     with pytest.raises(Conflict, match="belongs to"):
         trainer.open_run("run2", LoraSettings(), str(tmp_path))
@@ -280,7 +280,7 @@ def test_half_precision_has_the_gradient_of_float32(model_dir: Path, make_sequen
     for dtype in ("float32", "float16", "bfloat16"):
         rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), dtype, 1, "cpu", 4096)
         rank.open_run("run", LoraSettings())
-        metrics = rank.train_step("run", make_sequences(8), StepSettings(max_grad_norm=1e9))
+        metrics = train(rank, "run", make_sequences(8), StepSettings(max_grad_norm=1e9))
         norms[dtype] = metrics["grad_norm"]
     assert norms["float16"] == pytest.approx(norms["float32"], rel=0.005)
     assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.05)
@@ -297,7 +297,7 @@ def test_checkpointed_layers_change_nothing_but_memory(
         )
         trainer.open_run("run", LoraSettings(rank=4))
         for step in range(2):
-            trainer.train_step("run", make_sequences(6, step), StepSettings(learning_rate=1e-2, beta=0.05))
+            train(trainer, "run", make_sequences(6, step), StepSettings(learning_rate=1e-2, beta=0.05))
         adapters.append(adapter_of(trainer, "run", tmp_path / str(number)))
     assert equal(*adapters)
 
@@ -305,7 +305,7 @@ def test_checkpointed_layers_change_nothing_but_memory(
 def test_base_is_in_the_runs_precision_and_adapters_in_float32(model_dir: Path, make_sequences: Make) -> None:
     trainer = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "bfloat16", 1, "cpu", 64)
     trainer.open_run("run", LoraSettings(rank=4))
-    assert trainer.train_step("run", make_sequences(), StepSettings(learning_rate=1e-3))["updated"] == 1
+    assert train(trainer, "run", make_sequences(), StepSettings(learning_rate=1e-3))["updated"] == 1
     dtypes = {p.requires_grad: p.dtype for p in trainer._policy.parameters()}
     assert dtypes == {False: torch.bfloat16, True: torch.float32}
 
@@ -316,7 +316,7 @@ def test_failed_step_leaves_nothing_in_memory(
     """An error at the second micro-batch must not leave the first one's gradient to the next step."""
     lora, settings = LoraSettings(rank=4), StepSettings(learning_rate=1e-2)
     trainer.open_run("run", lora)
-    trainer.train_step("run", make_sequences(12, 1), settings)
+    train(trainer, "run", make_sequences(12, 1), settings)
     expected = adapter_of(trainer, "run", tmp_path / "expected")
     real, calls = passes.forward_backward, iter([False, True])
 
@@ -329,9 +329,9 @@ def test_failed_step_leaves_nothing_in_memory(
     with monkeypatch.context() as patched:
         patched.setattr(passes, "forward_backward", failing)
         with pytest.raises(torch.OutOfMemoryError):
-            trainer.train_step("run", make_sequences(12, 1), settings)
+            train(trainer, "run", make_sequences(12, 1), settings)
     with pytest.raises(NotFound, match="run run is not open"):
-        trainer.train_step("run", make_sequences(12, 1), settings)
+        train(trainer, "run", make_sequences(12, 1), settings)
     trainer.open_run("run", lora)
-    trainer.train_step("run", make_sequences(12, 1), settings)
+    train(trainer, "run", make_sequences(12, 1), settings)
     assert equal(adapter_of(trainer, "run", tmp_path / "again"), expected)

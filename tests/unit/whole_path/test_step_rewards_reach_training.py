@@ -61,7 +61,7 @@ async def test_equal_scores_with_different_steps_are_trained_on(
             # What the helper cost is on the trained call before it, and on no other.
             assert [t.step_rewards for t in group.trajectories] == [[-0.5, 0.0], None, None, None]
             batch = make_batch([group], bench.backend._records, StepSettings(advantage="mean"), 0)
-            found = [each for s in batch.sequences for each in dict.fromkeys(s.advantages) if each]
+            found = [each for s in batch.sequences for each in dict.fromkeys(s.advantages.tolist()) if each]
             assert found == [-0.4375] + [0.0625] * 7, "one per call, the engine's turns do not join"
         (epoch,) = bench.epochs()
         training = bench.jobs()[0].metrics

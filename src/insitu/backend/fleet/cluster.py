@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
-_OBJECT_STORE_BYTES = 1 << 29
+_SHARE_OF_MEMORY = 0.3
+_LEAST_OBJECT_STORE_BYTES = 1 << 29
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ def start_ray(address: str | None, scratch: Path) -> None:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        object_store_memory=_OBJECT_STORE_BYTES,
+        object_store_memory=_object_store_bytes(),
         _temp_dir=str(scratch / "ray"),
     )
 
@@ -56,6 +59,28 @@ def check_nodes(address: str, nodes: Sequence[Mapping[str, Any]]) -> None:
             f"--ray-address {address}: the cluster has {len(alive)} nodes ({', '.join(alive)}), and insitu "
             "works on one: engines listen on loopback, and weights are passed as local files",
             hint="leave out --ray-address to use this machine alone, or start one backend on each node",
+        )
+
+
+def _object_store_bytes() -> int:
+    """Return the limit of the object store, where a step's micro-batches wait for the ranks.
+
+    Memory is taken only while a step is under way, and only as much as its batch needs. Beyond shared memory
+    Ray would keep objects in files.
+    """
+    most = int(_SHARE_OF_MEMORY * psutil.virtual_memory().total)
+    if _SHARED_MEMORY.is_dir():
+        most = min(most, int(0.9 * psutil.disk_usage(str(_SHARED_MEMORY)).free))
+    return max(most, _LEAST_OBJECT_STORE_BYTES)
+
+
+def check_room(num_bytes: int, what: str) -> None:
+    """Refuse what the object store cannot hold: Ray would write it to files, or wait for room."""
+    room = int(ray.cluster_resources().get("object_store_memory", 0))
+    if num_bytes > room:
+        raise CannotHonour(
+            f"{what} takes {num_bytes / 2**20:.0f} MiB; Ray's object store holds {room / 2**20:.0f} MiB",
+            hint=f"submit fewer groups per step, or free more of {_SHARED_MEMORY} and restart `insitu serve`",
         )
 
 

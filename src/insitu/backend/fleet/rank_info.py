@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 from insitu.json_values import JsonValue
+from insitu.training.packing import Limits
 
 
 class RankArguments(TypedDict):
@@ -40,7 +41,18 @@ class RankInfo(TypedDict):
     dtype: str
     num_threads: int
     load_seconds: float
+    vocabulary_size: int
+    max_length: int | None
+    max_micro_batch_tokens: int
+    can_branch: bool
     runs: dict[str, OpenRun]
+
+
+def limits_of(info: RankInfo) -> Limits:
+    """Return what a rank can take; it is the same on all ranks."""
+    return Limits(
+        info["vocabulary_size"], info["max_length"], info["max_micro_batch_tokens"], info["can_branch"]
+    )
 
 
 class LoadedRank(RankInfo):

@@ -8,6 +8,7 @@ killed, and the next use of the trainer starts them again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from insitu.backend.fleet.cluster import Actor, ActorDied, ended, gather
+from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
 from insitu.backend.fleet.placement import Reservation, seat_ranks
-from insitu.backend.fleet.rank_info import LoadedRank, RankArguments
+from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
 from insitu.system.processes import free_port
+from insitu.training.packing import Packing, RankBatch, pack_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 if TYPE_CHECKING:
@@ -135,11 +137,22 @@ class TrainerGroup:
     async def train_step(
         self, run: str, sequences: list[TrainingSequence], settings: StepSettings, reference: Path | None
     ) -> dict[str, float]:
-        """Train one step; it exists in memory only until it is saved, and not at all if this raises."""
-        deadline = self._settings.deadlines.step
-        arguments = (run, ray.put(sequences), settings, None if reference is None else str(reference))
+        """Train one step; it exists in memory only until it is saved, and not at all if this raises.
+
+        The step is planned here, once. Each rank receives its own micro-batches through Ray's object store.
+        """
+        self._check_running("train_step")
+        limits, world_size = limits_of(self.ranks[0]), len(self._actors)
+        packing = await asyncio.to_thread(pack_step, sequences, settings, limits, world_size)
+        batches = await asyncio.to_thread(_sent, packing)
+        self._check_running("train_step")
         step = self.opened.pop(run)
-        results = await self._all("train_step", *arguments, deadline_seconds=deadline)
+        checkpoint = None if reference is None else str(reference)
+        calls = [
+            actor.call("do", "train_step", run, batch, settings, checkpoint)
+            for actor, batch in zip(self._actors, batches, strict=True)
+        ]
+        results = await self._together(calls, self._settings.deadlines.step, "the trainer's train_step")
         self.opened[run] = step + 1
         return results[0]
 
@@ -161,9 +174,12 @@ class TrainerGroup:
         """Move them back; training and scoring need them there."""
         await self._all("on_device")
 
-    async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+    def _check_running(self, method: str) -> None:
         if not self._actors:
             raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")
+
+    async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+        self._check_running(method)
         calls = [actor.call("do", method, *args) for actor in self._actors]
         return await self._together(calls, deadline_seconds, f"the trainer's {method}")
 
@@ -176,3 +192,9 @@ class TrainerGroup:
                 log.warning("all trainer ranks are stopped: %s", error)
                 await self.stop()
             raise
+
+
+def _sent(packing: Packing) -> list[ray.ObjectRef[RankBatch]]:
+    """Put each rank's micro-batches into the object store, one rank after the other; return references."""
+    check_room(packing.num_bytes, f"a step of {len(packing.shares)} sequences")
+    return [ray.put(packing.rank_batch(rank)) for rank in range(len(packing.ranks))]

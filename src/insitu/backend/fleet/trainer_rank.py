@@ -1,8 +1,8 @@
 """One rank of the trainer: the base model once, the runs' adapters on it, one training step at a time.
 
-Every method is called on all ranks at once with the same arguments; with several ranks each is a
-collective. All ranks compute the same plan and take their share of it, so they exchange only gradients,
-sums and (if the base is sharded) weights::
+Every method is called on all ranks at once; with several ranks each is a collective. The supervisor plans a
+step once and sends each rank its own micro-batches, so ranks exchange only gradients, sums and (if the base
+is sharded) weights::
 
     sequences ─► plan ─► rank 0: micro-batch, micro-batch, …  ─┐
                     └──► rank 1: micro-batch, filler, …       ─┴► Σ gradients ─► the same step everywhere
@@ -25,18 +25,18 @@ from insitu.backend.fleet.collective import Collective
 from insitu.backend.fleet.rank_info import RankInfo
 from insitu.backend.fleet.scorer import Scorer
 from insitu.errors import InvalidRequest, NotFound
-from insitu.training.batching import collate, filler, pack, plan, score_batch
+from insitu.training.batching import collate, filler, score_batch
 from insitu.training.learner import Learner
 from insitu.training.loss import Totals
 from insitu.training.model.export import MergedExport
 from insitu.training.model.loading import load_policy, model_directory
 from insitu.training.model.lora import AdapterPool, merged_tensors
 from insitu.training.model.residence import free_device, move
-from insitu.training.objective import objective_of, shares_of
+from insitu.training.objective import objective_of
+from insitu.training.packing import Limits, RankBatch, plan
 from insitu.training.passes import Passes, step_metrics
-from insitu.training.sequences import check_sequence
 from insitu.training.step import Update, optimizer_step
-from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from insitu.types import LoraSettings, StepSettings
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +71,18 @@ class TrainerRank:
         self._dtype = _DTYPES[dtype]
         self._loss_scale = _FLOAT16_LOSS_SCALE if dtype == "float16" else 1.0
         self._device = torch.device(device)
-        self._max_micro_batch_tokens = max_micro_batch_tokens
         started = time.perf_counter()
         mesh = None
         if world_size > 1:
             self._ranks.join(self._device, master_address, master_port)
             mesh = init_device_mesh(self._device.type, (world_size,))
         self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers)
-        self._max_length: int | None = getattr(self._policy.model.config, "max_position_embeddings", None)
-        self._vocabulary_size: int = self._policy.model.get_input_embeddings().weight.shape[0]
+        self._limits = Limits(
+            self._policy.model.get_input_embeddings().weight.shape[0],
+            getattr(self._policy.model.config, "max_position_embeddings", None),
+            max_micro_batch_tokens,
+            self._policy.can_branch,
+        )
         self._adapters = AdapterPool(self._policy.model)
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}
@@ -123,38 +126,31 @@ class TrainerRank:
     def train_step(
         self,
         run: str,
-        sequences: list[TrainingSequence],
+        batch: RankBatch,
         settings: StepSettings,
         reference_dir: str | None = None,
     ) -> dict[str, float]:
-        """Train one step over all sequences: `num_passes` updates. Return the metrics that are finite.
+        """Train one step on this rank's micro-batches: `num_passes` updates. Return the finite metrics.
 
-        Sequences without a gradient are dropped. If none is left, weights and moments do not change at all;
-        a gradient that is not finite ends the step without its update. `reference_dir` is the KL penalty's
-        reference checkpoint; without it the base model is the reference.
+        If no rank has a sequence, weights and moments do not change at all; a gradient that is not finite
+        ends the step without its update. `reference_dir` is the KL penalty's reference checkpoint; without
+        it the base model is the reference.
         """
         started = time.perf_counter()
         learner, objective = self._learner(run), objective_of(settings)
-        for sequence in sequences:
-            check_sequence(sequence, self._vocabulary_size, self._max_length)
-        shares = shares_of(sequences, objective, settings)
-        num_tokens = sum(sum(share.sequence.mask) for share in shares)
-        packing = pack(shares, self._max_micro_batch_tokens, self._ranks.world_size, self._policy.can_branch)
-        batches = [collate(part).to(self._device) for part in packing.ranks[self._ranks.rank]]
-        num_rollouts = 1 + max((share.rollout for share in shares), default=0)
-        passes = Passes(batches, num_rollouts, objective, settings, self._ranks.add_up, self._loss_scale)
+        batches = [collate(part).to(self._device) for part in batch.parts()]
+        passes = Passes(
+            batches, batch.num_rollouts, objective, settings, self._ranks.add_up, self._loss_scale
+        )
         reference = None if reference_dir is None else Path(reference_dir)
-        totals, updates = self._learn(learner, passes, settings, reference) if shares else ([], [])
+        counts = batch.counts
+        totals, updates = (
+            self._learn(learner, passes, settings, reference) if counts.num_sequences else ([], [])
+        )
         learner.step += 1
-        counts = {
-            "num_tokens": num_tokens,
-            "num_sequences": len(shares),
-            "num_input_tokens": sum(len(share.sequence.token_ids) for share in shares),
-            "num_computed_tokens": packing.num_computed_tokens,
-        }
         seconds = time.perf_counter() - started
-        speed = {"time/train_seconds": seconds, "tokens_per_second": counts["num_input_tokens"] / seconds}
-        metrics = step_metrics(totals, num_tokens) | counts | _update_metrics(updates) | speed
+        speed = {"time/train_seconds": seconds, "tokens_per_second": counts.num_input_tokens / seconds}
+        metrics = step_metrics(totals, counts.num_tokens) | asdict(counts) | _update_metrics(updates) | speed
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _learn(
@@ -187,7 +183,7 @@ class TrainerRank:
         score = self._scorer.score if adapter else self._scorer.score_base
         wanted = [i for i, ids in enumerate(token_ids) if len(ids) > 1]
         batches = plan(
-            [len(token_ids[i]) for i in wanted], self._max_micro_batch_tokens, self._ranks.world_size
+            [len(token_ids[i]) for i in wanted], self._limits.max_micro_batch_tokens, self._ranks.world_size
         )
         width = max((len(ids) for ids in token_ids), default=0)
         scores = torch.zeros(len(token_ids), width, device=self._device)
@@ -254,6 +250,10 @@ class TrainerRank:
             "dtype": str(self._dtype).removeprefix("torch."),
             "num_threads": torch.get_num_threads(),
             "load_seconds": self._load_seconds,
+            "vocabulary_size": self._limits.vocabulary_size,
+            "max_length": self._limits.max_length,
+            "max_micro_batch_tokens": self._limits.max_micro_batch_tokens,
+            "can_branch": self._limits.can_branch,
             "runs": {
                 run: {"step": learner.step, "lora": asdict(learner.adapter.settings)}
                 for run, learner in self._learners.items()

@@ -1,6 +1,6 @@
 """The policy: a causal language model that scores sampled tokens.
 
-Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct pairs (see `batching.py`), h hidden.
+Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct ones (see `batching.py`), h hidden.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Policy(nn.Module):
             input_ids=batch.ids_bl, position_ids=batch.depth_bl, use_cache=False, **options
         ).last_hidden_state
         hidden_uh = hidden_blh.flatten(0, 1).index_select(0, batch.predictor_u)
-        logprob_u, entropy_u = token_logprobs(hidden_uh, self.model.lm_head, batch.target_u)
+        logprob_u, entropy_u = token_logprobs(
+            hidden_uh, self.model.lm_head, batch.target_u, batch.temperature_u
+        )
         return logprob_u.index_select(0, batch.pick_t), entropy_u.index_select(0, batch.pick_t)
 
     @property
