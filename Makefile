@@ -12,7 +12,7 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test frameworks compat e2e bench workflows clean
+.PHONY: setup quick check smoke light test frameworks compat gates gate-long e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -69,6 +69,9 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 
 gates: setup  ## claims about GPUs, proved without one: a line for each
 	$(BIN)/python -m pytest tests/gates -q -s --durations=3
+
+gate-long: setup  ## the gate of long rollouts at full size (2 minutes)
+	INSITU_GATES=long $(BIN)/python -m pytest tests/gates/test_long_batches.py -q -s --durations=3
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2

@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
+from random import Random
+from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InvalidRequest
+from insitu.records.store import RecordStore
+from insitu.training import strands
+from insitu.training.sequences import build_sequences
 from insitu.types import ModelCall
 from tests.support.sequences import as_lists, join
 
@@ -187,3 +193,35 @@ def test_a_new_sequence_starts_only_where_no_other_is_continued(calls: list[Mode
     sequences, _ = join(calls, "r", [1.0] * len(calls))
     assert len(sequences) == num_started
     assert sorted(s.token_ids.tolist() for s in sequences) == sorted(open_ends)
+
+
+@pytest.mark.timeout(120)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@given(conversations(), st.booleans(), st.randoms())
+def test_calls_stored_as_parent_and_suffix_give_the_sequences_of_whole_calls(
+    tmp_path: Path, calls: list[ModelCall], mask_constrained: bool, random: Random
+) -> None:
+    """Some calls are not trained on, and others are in another order than they were stored in."""
+    rollout = uuid4().hex
+    calls = [replace(c, id=f"{rollout}-{c.id}", rollout_id=rollout) for c in calls]
+    records = RecordStore(f"sqlite:///{tmp_path / 'calls.db'}")
+    try:
+        records.append(calls)
+        chosen = random.sample(calls, random.randint(1, len(calls)))
+        stored = records.tokens([c.id for c in chosen])
+    finally:
+        records.close()
+    advantages = [1.0 + number for number in range(len(chosen))]
+    whole, breaks = join(chosen, rollout, advantages, mask_constrained=mask_constrained)
+    got, got_breaks = build_sequences(
+        [stored[c.id] for c in chosen], rollout, advantages, stored=stored, mask_constrained=mask_constrained
+    )
+    assert [as_lists(s) for s in got] == [as_lists(s) for s in whole]
+    assert got_breaks == breaks
+
+
+def test_equal_hashes_are_confirmed_by_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strands.Strand, "hash", lambda self, length: 0)
+    monkeypatch.setattr(strands.Strand, "hashes", lambda self, lengths: [0] * len(lengths))
+    sequences, breaks = join([call([1, 2], [3, 4]), call([1, 2, 3, 9, 5], [6])], "r", [1.0, 1.0])
+    assert (len(sequences), breaks) == (2, 1)

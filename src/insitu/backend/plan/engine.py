@@ -69,6 +69,8 @@ class EngineSettings:
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),
             # Sampling defaults must come from the gateway, never from the model's files.
             *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
+            # Record the distribution that was sampled from: after temperature, penalties and truncation.
+            *("--logprobs-mode", "processed_logprobs"),
         ]
         if self.enforce_eager:
             command.append("--enforce-eager")

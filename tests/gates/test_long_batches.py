@@ -1,0 +1,41 @@
+"""A step of long rollouts from the record store to the ranks: time, bytes on the wire, supervisor's memory.
+
+A quarter of the size by default; the whole with `INSITU_GATES=long`, or `make gate-long`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gates.gate import gate
+
+SCALE = 1.0 if os.environ.get("INSITU_GATES") == "long" else 0.25
+NUM_RANKS = 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "num_rollouts", "num_tokens", "num_turns"),
+    [("512-rollouts-of-32k", 512, 32768, 30), ("10000-rollouts-of-2k", 10_000, 2048, 5)],
+)
+def test_from_the_store_to_the_rank(
+    name: str, num_rollouts: int, num_tokens: int, num_turns: int, tmp_path: Path
+) -> None:
+    sizes = [int(num_rollouts * SCALE), num_tokens, num_turns, NUM_RANKS]
+    command = [sys.executable, "-m", "tests.gates.long_batches", str(tmp_path), *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name} × {SCALE:g}: {found}")
+    gate(f"{name}-seconds", found["seconds"], 15 * SCALE, "s")
+    gate(f"{name}-wire", found["bytes_per_token"], 17, "B/token")
+    gate(f"{name}-memory", found["all_mb"], 600 * SCALE, "MB")
+    assert found["received_tokens"] == found["num_tokens"]
+    assert found["received_ids"] == found["expected_ids"]
+    assert found["received_sampler"] == pytest.approx(found["expected_sampler"], rel=1e-9)
