@@ -34,7 +34,7 @@ SAMPLED, CONSTRAINED = np.uint8(1), np.uint8(2)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the base model and the trainer's devices can take."""
+    """Limits of the base model and of the trainer's devices."""
 
     vocabulary_size: int
     max_length: int | None

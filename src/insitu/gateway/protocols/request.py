@@ -48,7 +48,7 @@ MASKING_FIELDS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
     "thinking_token_budget",
 )
-"""Sampling parameters that mask or shift the distribution: the raw logprobs are then not the sampler's."""
+"""Sampling parameters that mask or shift the distribution: the free model's logprobs are then others."""
 
 
 @dataclass(frozen=True, slots=True)
