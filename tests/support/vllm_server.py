@@ -67,11 +67,14 @@ def vllm_tiny() -> Iterator[VllmServer]:
         yield server
 
 
+_LOGPROBS = ("--logprobs-mode", "processed_logprobs")
+
+
 def _command(model_dir: Path, name: str, port: int, arguments: tuple[str, ...]) -> list[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
     command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--enable-scale-out", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024"]
-    return [*command, "--generation-config", "vllm", "--disable-uvicorn-access-log", *arguments]
+    return [*command, "--generation-config", "vllm", "--disable-uvicorn-access-log", *_LOGPROBS, *arguments]
 
 
 def wait_ready(url: str, child: subprocess.Popen[bytes], log: Path) -> None:

@@ -70,7 +70,7 @@ class Strand:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a call's tokens: its prompt is the first `num_prompt` of a strand, and the sampled ones up to `end`."""
+    """The place of a call's tokens: the prompt is the first `num_prompt` of a strand, the answer ends at `end`."""
 
     strand: Strand
     num_prompt: int
