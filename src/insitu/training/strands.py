@@ -70,7 +70,8 @@ class Strand:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a call's tokens: the prompt is the first `num_prompt` of a strand, the answer ends at `end`."""
+    """The place of a call's tokens: the prompt is the first `num_prompt` of a strand, the answer ends at
+    `end`."""
 
     strand: Strand
     num_prompt: int
