@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from insitu.training.model import attention
+from insitu.training.model.branch_verdict import may_branch
 from insitu.training.model.logprobs import token_logprobs
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ class Policy(nn.Module):
 
     @property
     def can_branch(self) -> bool:
-        """True if attention is plain and full in every layer, so that ours can replace it."""
+        """True if attention is plain and full in every layer, so that ours can replace it.
+
+        False on a device where `insitu doctor --device` found ours to be wrong.
+        """
         config = self.model.config
-        return config.model_type in _BRANCHING_FAMILIES and not getattr(config, "sliding_window", None)
+        if config.model_type not in _BRANCHING_FAMILIES or getattr(config, "sliding_window", None):
+            return False
+        return may_branch(next(self.model.parameters()).device, head_size(config))
+
+
+def head_size(config: Any) -> int:
+    """Return the size of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
