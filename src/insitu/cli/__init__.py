@@ -12,6 +12,7 @@ _COMMANDS = {
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
+    "doctor": ("insitu.cli.doctor", "Check that this machine computes what insitu expects of it."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
     "gateway": ("insitu.cli.gateway", "Record the calls to any vLLM server."),
 }

@@ -13,6 +13,9 @@ from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
 
+PROBE_THRESHOLDS: dict[Dtype, float] = {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}
+"""Mean |Δlogprob| of engine and trainer: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -131,7 +134,5 @@ class ServeSettings:
 
     @property
     def threshold(self) -> float:
-        """The probe's tolerance: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
-        if self.probe_threshold is not None:
-            return self.probe_threshold
-        return {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}[self.dtype]
+        """The probe's tolerance."""
+        return PROBE_THRESHOLDS[self.dtype] if self.probe_threshold is None else self.probe_threshold
