@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from insitu.training.batching import score_batch
-from insitu.training.model.logprobs import token_logprobs
 from insitu.types import LoraSettings
 from tests.gates.gate import gate
 from tests.gates.models import MODELS
 from tests.support.fake_policy import fake_policy
 from tests.support.live_bytes import LiveBytes
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -50,18 +46,3 @@ def test_7b_fits_a_card() -> None:
     found = measure("qwen2.5-7b", 4096)
     gate("weights-7b", found.resident / found.num_parameters, 2.1, "B/parameter")
     gate("activations-7b", found.held / 4096 / 1e6, 0.3, "MB/token")
-
-
-@pytest.mark.parametrize("num_tokens", [1024, 32768])
-def test_head_keeps_nothing_of_tokens_times_vocabulary(num_tokens: int) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-        head = torch.nn.Linear(3584, 152064, bias=False, dtype=torch.bfloat16).requires_grad_(False)
-        hidden = torch.randn(num_tokens, 3584, dtype=torch.bfloat16, requires_grad=True)
-        target = torch.zeros(num_tokens, dtype=torch.long)
-        before = live.now
-        chosen, entropy = token_logprobs(hidden, head, target)
-        (chosen.sum() + 0.1 * entropy.sum()).backward()
-    gradient = (
-        2 * hidden.untyped_storage().nbytes()
-    )  # kept by the forward pass, returned by the backward pass
-    gate(f"head-{num_tokens}", (live.peak - before - gradient) / GIB, 0.6, "GiB")

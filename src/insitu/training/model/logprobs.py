@@ -2,8 +2,8 @@
 
 The logits of all positions never exist at once: a chunk of positions goes through the head, gives its
 log-probabilities and, where gradients are asked for, the gradient of each with respect to its hidden state,
-and is discarded. That gradient takes no more room than the hidden states, and the backward pass only has to
-scale it, so the whole costs the two matrix products that a plain head costs.
+and is discarded. The backward pass scales that gradient in place and returns it. So beyond the gradient that
+any head returns, memory is bounded by one chunk, and the whole costs the two matrix products of a plain head.
 
 Shape suffixes: t tokens, c tokens of a chunk, h hidden size, v vocabulary.
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _CHUNK_BYTES = 512 * 2**20
-"""Bound on what one chunk of positions keeps in memory: logits, their float32 copy and probabilities."""
-_BYTES_PER_LOGIT = 12
+"""Bound on what one chunk of positions keeps in memory: logits and probabilities, both in float32."""
+_BYTES_PER_LOGIT = 8
 
 
 def token_logprobs(
@@ -75,10 +75,11 @@ class _TokenLogprobs(torch.autograd.Function):
         slope_th, hidden_th, weight_vh, bias_v, temperature_t, entropy_t = ctx.saved_tensors
         head = _Head(weight_vh, bias_v, temperature_t)
         of_chosen_t, of_entropy_t = grads
-        grad_th = torch.zeros_like(hidden_th)
+        # in place: a second backward pass through the same graph raises, because what was saved has changed
+        grad_th = slope_th.zero_() if of_chosen_t is None else slope_th
         for here in head.chunks(len(hidden_th)):
             if of_chosen_t is not None:
-                grad_th[here] = slope_th[here] * of_chosen_t[here, None]
+                grad_th[here] *= of_chosen_t[here, None]
             if of_entropy_t is not None:
                 grad_th[here] += head.entropy_slope(
                     hidden_th[here], entropy_t[here], of_entropy_t[here], here
@@ -106,10 +107,10 @@ class _Head:
         centred_cv = self._centred(hidden_ch, here)
         probs_cv, log_sum_c = _softmax(centred_cv)
         chosen_c = centred_cv.gather(-1, target_c[:, None]).squeeze(-1) - log_sum_c
-        entropy_c = log_sum_c - torch.linalg.vecdot(probs_cv, centred_cv)
+        entropy_c = log_sum_c - centred_cv.mul_(probs_cv).sum(-1)
+        del centred_cv
         if not with_slope:
             return chosen_c, entropy_c, None
-        del centred_cv
         grad_cv = probs_cv.neg_()  # d chosen / d logits = onehot - p
         grad_cv.scatter_add_(-1, target_c[:, None], torch.ones_like(chosen_c)[:, None])
         return chosen_c, entropy_c, self._through(grad_cv, here)
