@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
@@ -24,7 +26,7 @@ from tests.support.trees import random_shares
 
 pytestmark = pytest.mark.timeout(300)
 
-_SETTINGS = StepSettings(learning_rate=1e-3, beta=0.02)
+_SETTINGS = StepSettings(learning_rate=1e-3, beta=0.02, entropy_bonus=0.001)
 _LORA = LoraSettings(rank=8, alpha=16, seed=3)
 
 
@@ -48,10 +50,14 @@ def _trees(step: int) -> list[TrainingSequence]:
     return [share.sequence for share in random_shares(step, 5, vocabulary=2000, longest=60)]
 
 
-def _rank(rank: int, world_size: int, port: int, out: str, budget: int) -> None:
+def _rank(
+    rank: int, world_size: int, port: int, out: str, budget: int, checkpoint_layers: bool, model: str
+) -> None:
     """Train three steps, then write adapter, merged weights and scores from rank 0."""
     torch.use_deterministic_algorithms(True)
-    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", budget)
+    trainer = TrainerRank(
+        rank, world_size, "127.0.0.1", port, model, "float32", 1, "cpu", budget, checkpoint_layers
+    )
     if world_size > 1:  # each rank holds its part of every frozen tensor, not a copy of the model
         frozen = list(trainer._policy.model.parameters())
         assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in frozen)
@@ -79,9 +85,11 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _train(world_size: int, out: Path, budget: int) -> None:
+def _train(
+    world_size: int, out: Path, budget: int, checkpoint_layers: bool = False, model: Path | None = None
+) -> None:
     out.mkdir()
-    arguments = (world_size, _free_port(), str(out), budget)
+    arguments = (world_size, _free_port(), str(out), budget, checkpoint_layers, str(model or tiny()))
     mp.start_processes(_rank, arguments, nprocs=world_size, start_method="spawn")
 
 
@@ -97,6 +105,23 @@ def test_two_ranks_and_any_packing_give_the_adapter_of_one(tmp_path: Path) -> No
         other = tmp_path / f"{world_size}-{budget}"
         _train(world_size, other, budget)
         _assert_same(one, other)
+
+
+def test_two_ranks_with_checkpointed_layers_give_the_adapter_of_one(tmp_path: Path) -> None:
+    """On a model with a head of its own; the entropy bonus needs the head's weights in the backward pass."""
+    model = _untied(tmp_path / "model")
+    _train(1, tmp_path / "one", 4096, model=model)
+    _train(2, tmp_path / "two", 100, checkpoint_layers=True, model=model)
+    _assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def _untied(directory: Path) -> Path:
+    """Return the tiny model with a head that is not its embedding."""
+    torch.manual_seed(0)
+    config: Any = AutoConfig.from_pretrained(tiny())
+    config.tie_word_embeddings = False
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
 
 
 def _assert_same(one: Path, two: Path) -> None:

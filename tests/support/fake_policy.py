@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from insitu.training.model import loading
 from insitu.training.model.loading import prepare
 from insitu.training.model.lora import Adapter, AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.types import LoraSettings
+from tests.support.standin_weights import StandinFile
 
 
 def fake_policy(
@@ -28,16 +33,34 @@ def fake_policy(
     return policy, adapter
 
 
+def load_fake_shards(
+    policy: Policy, mesh: DeviceMesh, directory: Path, config: PretrainedConfig, lora: LoraSettings
+) -> Adapter:
+    """Load a policy without storage as one of several ranks does, then add an adapter.
+
+    The weight files are a stand-in. Call it within a fake mode, and make the policy outside of it.
+    """
+    (directory / "model.safetensors").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "safe_open", StandinFile(config, torch.bfloat16))
+        loading.load_sharded(policy, directory, torch.device("cpu"), torch.bfloat16, mesh)
+    with torch.device("meta"):
+        adapter = AdapterPool(policy.model).add(lora)
+    _replace_tensors(policy)
+    return adapter
+
+
 def _replace_tensors(module: nn.Module) -> None:
-    """Give every parameter and buffer a fake tensor of its shape; tied ones stay tied."""
+    """Give every parameter and buffer without storage a fake tensor of its shape; tied ones stay tied."""
     made: dict[int, Any] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) not in made:
+            if parameter is None or parameter.device.type != "meta":
+                continue
+            if id(parameter) not in made:
                 fake = torch.empty(parameter.shape, dtype=parameter.dtype)
                 made[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-            if parameter is not None:
-                part._parameters[name] = made[id(parameter)]
+            part._parameters[name] = made[id(parameter)]
         for name, buffer in part._buffers.items():
-            if buffer is not None:
+            if buffer is not None and buffer.device.type == "meta":
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)

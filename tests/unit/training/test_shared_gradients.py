@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from insitu.training.batching import collate
 from insitu.training.model import attention
+from insitu.training.model.loading import prepare
 from insitu.training.model.lora import Adapter, AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.training.objective import Share
@@ -42,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def policy_of(family: str) -> tuple[Policy, Adapter]:
+def policy_of(family: str, checkpoint_layers: bool = False) -> tuple[Policy, Adapter]:
     """A random model with an adapter that is no longer zero."""
     torch.manual_seed(0)
     model: torch.nn.Module
@@ -50,8 +51,7 @@ def policy_of(family: str) -> tuple[Policy, Adapter]:
         model = LlamaForCausalLM(LlamaConfig(**_SIZES, num_attention_heads=4, num_key_value_heads=4))
     else:
         model = Qwen2ForCausalLM(Qwen2Config(**_SIZES, num_attention_heads=6, num_key_value_heads=2))
-    model.eval().requires_grad_(False)
-    policy = Policy(model)
+    policy = prepare(model, checkpoint_layers)
     adapter = AdapterPool(model).add(LoraSettings(rank=4, alpha=16))
     for parameter in adapter.parameters().values():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -96,8 +96,15 @@ def alone(family: str, shares: list[Share]) -> Result:
     return logprobs, gradients(adapter)
 
 
-def packed(family: str, shares: list[Share], max_tokens: int, world_size: int, can_branch: bool) -> Result:
-    policy, adapter = policy_of(family)
+def packed(
+    family: str,
+    shares: list[Share],
+    max_tokens: int,
+    world_size: int,
+    can_branch: bool,
+    checkpoint_layers: bool = False,
+) -> Result:
+    policy, adapter = policy_of(family, checkpoint_layers)
     policy.model.set_attn_implementation(attention.NAME if can_branch else "sdpa")
     packing = pack(shares, max_tokens, world_size, can_branch)
     logprobs: dict[tuple[int, int, int], float] = {}
@@ -137,21 +144,29 @@ def assert_equal(got: Result, expected: Result) -> None:
     max_tokens=st.sampled_from([1, 40, 90, 4096]),
     world_size=st.sampled_from([1, 2, 3]),
     query_block=st.sampled_from([5, 64]),
+    checkpoint_layers=st.booleans(),
 )
 def test_shared_rows_equal_sequences_alone(
-    family: str, seed: int, num_groups: int, max_tokens: int, world_size: int, query_block: int
+    family: str,
+    seed: int,
+    num_groups: int,
+    max_tokens: int,
+    world_size: int,
+    query_block: int,
+    checkpoint_layers: bool,
 ) -> None:
     shares = random_shares(seed, num_groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_QUERY_BLOCK", query_block)
-        got = packed(family, shares, max_tokens, world_size, can_branch=True)
+        got = packed(family, shares, max_tokens, world_size, True, checkpoint_layers)
     assert_equal(got, alone(family, shares))
 
 
+@pytest.mark.parametrize("checkpoint_layers", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_padded_rows_equal_sequences_alone(seed: int) -> None:
+def test_padded_rows_equal_sequences_alone(seed: int, checkpoint_layers: bool) -> None:
     shares = random_shares(seed, 3)
-    assert_equal(packed("qwen", shares, 90, 2, can_branch=False), alone("qwen", shares))
+    assert_equal(packed("qwen", shares, 90, 2, False, checkpoint_layers), alone("qwen", shares))
 
 
 def test_a_wrong_end_would_be_noticed() -> None:

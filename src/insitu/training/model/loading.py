@@ -1,8 +1,8 @@
 """Load the base model once: frozen, in the run's precision, and in parts if several ranks share it.
 
 One rank lets Transformers place the whole model on its device. Several ranks start from a model without
-storage, cut it with FSDP2 (one unit per decoder layer and one for the rest), and each reads its own rows of
-every tensor from the safetensors files: no rank ever holds the whole model.
+storage, cut it with FSDP2 (see `shard`), and each reads its own rows of every tensor from the safetensors
+files: no rank ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -61,15 +61,27 @@ def load_policy(
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, device_map={"": device}, use_safetensors=True, trust_remote_code=False
         )
-        policy = prepare(model, checkpoint_layers)
-    else:
-        with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        policy = prepare(model, checkpoint_layers)
-        shard(policy, mesh, dtype)
-        materialise(policy, device)
-        load_shards(policy.model, directory, mesh)
+        return prepare(model, checkpoint_layers)
+    policy = prepare(empty_model(config, dtype), checkpoint_layers)
+    load_sharded(policy, directory, device, dtype, mesh)
     return policy
+
+
+def empty_model(config: Any, dtype: torch.dtype) -> Any:
+    """Build the model with parameters that have no storage; buffers have their values."""
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    model.tie_weights()  # the context above gave a tied head a parameter of its own
+    return model
+
+
+def load_sharded(
+    policy: Policy, directory: Path, device: torch.device, dtype: torch.dtype, mesh: DeviceMesh
+) -> None:
+    """Cut a policy without storage over the mesh and read this rank's part of the files."""
+    shard(policy, mesh, dtype)
+    materialise(policy, device)
+    load_shards(policy.model, directory, mesh)
 
 
 def prepare(model: Any, checkpoint_layers: bool) -> Policy:
@@ -94,10 +106,21 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """Shard the frozen base over the mesh, one FSDP2 unit per decoder layer and one for the rest."""
+    """Shard the frozen base over the mesh, so that a rank gathers one part at a time and then lets go of it.
+
+    The parts are FSDP2 units: each decoder layer, the embedding, the head, and the rest. Gathering needs a
+    buffer as large as the part, so embedding and head together would take twice their size at once. A tied
+    head is the embedding and stays in the rest.
+    """
     precision = MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=False)
-    for layer in policy.model.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    units = [*policy.model.base_model.layers]
+    embedding, head = policy.model.get_input_embeddings(), policy.model.lm_head
+    if head.weight is not embedding.weight:
+        units += [embedding, head]
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+    if head in units:
+        register_fsdp_forward_method(head, "score")
     fully_shard(policy, mesh=mesh, mp_policy=precision)
 
 

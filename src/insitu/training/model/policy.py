@@ -5,6 +5,7 @@ Shape suffixes: b rows, l (padded) length, t sampled tokens, u distinct ones (se
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -23,12 +24,14 @@ class Policy(nn.Module):
     """A causal language model that scores selected positions only.
 
     Body and head are one module, so that under FSDP2 a single forward call gathers what both need (including
-    tied embeddings) and the head runs only at the sampled positions.
+    tied embeddings) and the head runs only at the sampled positions. It does so as a method of the head's own
+    module, `score`, which FSDP2 can treat like a forward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
+        self.model.lm_head.score = functools.partial(_score, self.model.lm_head)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return (log-probability, entropy) of each sampled token, given the hidden state before it."""
@@ -39,9 +42,7 @@ class Policy(nn.Module):
             input_ids=batch.ids_bl, position_ids=batch.depth_bl, use_cache=False, **options
         ).last_hidden_state
         hidden_uh = hidden_blh.flatten(0, 1).index_select(0, batch.predictor_u)
-        logprob_u, entropy_u = token_logprobs(
-            hidden_uh, self.model.lm_head, batch.target_u, batch.temperature_u
-        )
+        logprob_u, entropy_u = self.model.lm_head.score(hidden_uh, batch.target_u, batch.temperature_u)
         return logprob_u.index_select(0, batch.pick_t), entropy_u.index_select(0, batch.pick_t)
 
     @property
@@ -59,3 +60,9 @@ class Policy(nn.Module):
 def head_size(config: Any) -> int:
     """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _score(
+    head: nn.Linear, hidden_uh: Tensor, target_u: Tensor, temperature_u: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return token_logprobs(hidden_uh, head, target_u, temperature_u)
