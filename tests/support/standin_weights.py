@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 @dataclass(frozen=True)
 class StandinSlice:
-    """What `safe_open(...).get_slice(name)` returns: indexing reads rows, which then take memory."""
+    """Stand-in for `safe_open(...).get_slice(name)`: indexing reads rows, which then take memory."""
 
     shape: torch.Size
     dtype: torch.dtype

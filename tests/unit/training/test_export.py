@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.live_bytes import LiveBytes
 from tests.support.sequences import train
 
 Make = Callable[..., list[TrainingSequence]]
@@ -86,3 +87,29 @@ def test_unchanged_weights_are_written_once_and_linked(
     rank.export_merged("run", str(second), "bfloat16")  # in place: the same directory again
     assert AutoModelForCausalLM.from_pretrained(second) is not None
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_files_are_the_bytes_of_safetensors_own_writer(
+    model_dir: Path, make_sequences: Make, tmp_path: Path
+) -> None:
+    rank = trained(model_dir, make_sequences)
+    rank.export_merged("run", str(tmp_path), "bfloat16")
+    for path in sorted(tmp_path.glob("*.safetensors")):
+        save_file(load_file(path), tmp_path / "again", metadata={"format": "pt"})
+        assert path.read_bytes() == (tmp_path / "again").read_bytes(), path.name
+
+
+def test_one_tensor_at_a_time_is_in_memory(make_sequences: Make, tmp_path: Path) -> None:
+    """Two copies of the largest tensor in float32 at most, of a model that is many times as large."""
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=12, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    rank = trained(tmp_path / "model", make_sequences)
+    with LiveBytes() as live:
+        live.add(list(rank._policy.parameters()))
+        resident = live.restart()
+        rank.export_merged("run", str(tmp_path / "merged"), "bfloat16")
+    taken, largest = live.peak - resident, 4 * 64 * 128
+    assert largest <= taken <= 2 * largest
+    assert (tmp_path / "merged" / "model-adapted.safetensors").stat().st_size > 5 * taken

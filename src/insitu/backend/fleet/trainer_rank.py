@@ -61,6 +61,7 @@ class TrainerRank:
         device: str = "cpu",
         max_micro_batch_tokens: int = 2048,
         checkpoint_layers: bool = False,
+        four_bit: bool = False,
     ) -> None:
         if dtype not in _DTYPES:
             raise InvalidRequest(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(_DTYPES)}")
@@ -76,7 +77,7 @@ class TrainerRank:
         if world_size > 1:
             self._ranks.join(self._device, master_address, master_port)
             mesh = init_device_mesh(self._device.type, (world_size,))
-        self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers)
+        self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers, four_bit)
         self._limits = Limits(
             self._policy.model.get_input_embeddings().weight.shape[0],
             getattr(self._policy.model.config, "max_position_embeddings", None),
@@ -230,14 +231,18 @@ class TrainerRank:
         """
         started = time.perf_counter()
         tensors = merged_tensors(self._policy.model, self._learner(run).adapter)
+        target = _DTYPES[dtype]
+        export = MergedExport(Path(directory), self._base_directory, target, self._frozen_exports.get(target))
+        with_frozen = torch.zeros(1, device=self._device)
         if self._ranks.rank == 0:
-            target = Path(directory)
-            source = self._frozen_exports.get(_DTYPES[dtype])
-            export = MergedExport(target, self._base_directory, _DTYPES[dtype], source)
-            self._frozen_exports[_DTYPES[dtype]] = export.write(tensors)
+            with_frozen += export.begin(tensors)
+        self._ranks.add_up(with_frozen)
+        if self._ranks.rank == 0:
+            self._frozen_exports[target] = export.write(tensors, bool(with_frozen))
         else:
-            for _ in tensors:  # gathering is a collective: take part, keep nothing
-                pass
+            for tensor in tensors:  # gathering is a collective: take part, keep nothing
+                if tensor.is_adapted or with_frozen:
+                    tensor.gather()
         return {"time/export_seconds": time.perf_counter() - started}
 
     def info(self) -> RankInfo:

@@ -2,7 +2,8 @@
 
 Two weight files and an index: ``model-adapted.safetensors`` (linear layers, new at every export) and
 ``model-frozen.safetensors`` (embeddings, norms: the same at every step, so written once, then linked).
-On reload, an engine needs every part of a layer that it fuses (q, k, v; gate, up); the adapted file has
+Tensors are gathered and written one at a time: the merged model is never whole in any memory. On reload, an
+engine needs every part of a layer that it fuses (q, k, v; gate, up); the adapted file has
 them all. Configuration and tokenizer files are copied from the base model.
 """
 
@@ -11,19 +12,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from insitu.errors import CannotHonour
+from insitu.training.model.lora import MergedTensor
 
 ADAPTED_FILE = "model-adapted.safetensors"
 FROZEN_FILE = "model-frozen.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
@@ -37,28 +41,35 @@ class MergedExport:
         self._dtype = dtype
         self._frozen_source = frozen_source
 
-    def write(self, tensors: Iterable[tuple[str, Tensor, bool]]) -> Path:
-        """Write all files; return the frozen part's path, the `frozen_source` of the next export."""
+    def begin(self, tensors: Sequence[MergedTensor]) -> bool:
+        """Prepare the directory; return True if the tensors without an adapter have to be written."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        frozen_path = self._directory / FROZEN_FILE
-        have_frozen = self._link_frozen(frozen_path)
-        adapted: dict[str, Tensor] = {}
-        frozen: dict[str, Tensor] = {}
-        frozen_names: list[str] = []
-        for name, tensor, is_adapted in tensors:
-            if is_adapted:
-                adapted[name] = tensor.to(self._dtype, memory_format=torch.contiguous_format)
-                continue
-            frozen_names.append(name)
-            if not have_frozen:
-                frozen[name] = tensor.to(self._dtype, memory_format=torch.contiguous_format)
-        if not have_frozen:
-            self._check_names([*adapted, *frozen_names])
-            _save(frozen, frozen_path)
-            self._copy_small_files()
-        _save(adapted, self._directory / ADAPTED_FILE)
-        self._write_index(adapted, frozen_names)
-        return frozen_path
+        if self._link_frozen(self._directory / FROZEN_FILE):
+            return False
+        self._check_names([tensor.name for tensor in tensors])
+        self._copy_small_files()
+        return True
+
+    def write(self, tensors: Sequence[MergedTensor], with_frozen: bool) -> Path:
+        """Write all files, one tensor in memory at a time.
+
+        Return the frozen part's path, the `frozen_source` of the next export.
+        """
+        adapted = {tensor.name: tensor.shape for tensor in tensors if tensor.is_adapted}
+        frozen = {tensor.name: tensor.shape for tensor in tensors if not tensor.is_adapted}
+        with ExitStack() as stack:
+            files = {
+                True: stack.enter_context(_writing(self._directory / ADAPTED_FILE, adapted, self._dtype))
+            }
+            if with_frozen:
+                files[False] = stack.enter_context(
+                    _writing(self._directory / FROZEN_FILE, frozen, self._dtype)
+                )
+            for tensor in tensors:
+                if tensor.is_adapted in files:
+                    files[tensor.is_adapted].write(tensor.name, tensor.gather())
+        self._write_index(adapted, frozen)
+        return self._directory / FROZEN_FILE
 
     def _link_frozen(self, target: Path) -> bool:
         """Link the frozen part of an earlier export if needed; return True if it is in place."""
@@ -99,8 +110,39 @@ class MergedExport:
         scratch.replace(self._directory / _INDEX_FILE)
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+class _TensorFile:
+    """A safetensors file under way: the header is written first, then each tensor at its place."""
+
+    def __init__(self, file: IO[bytes], shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> None:
+        self._file = file
+        self._dtype = dtype
+        self._starts: dict[str, int] = {}
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name in sorted(shapes):
+            start, end = end, end + shapes[name].numel() * dtype.itemsize
+            header[name] = {
+                "dtype": _DTYPE_NAMES[dtype],
+                "shape": list(shapes[name]),
+                "data_offsets": [start, end],
+            }
+            self._starts[name] = start
+        encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        self._data_start = file.tell()
+        file.truncate(self._data_start + end)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        values = tensor.to(self._dtype).to("cpu").contiguous()
+        self._file.seek(self._data_start + self._starts[name])
+        self._file.write(memoryview(values.flatten().view(torch.uint8).numpy()))
+
+
+@contextmanager
+def _writing(path: Path, shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> Generator[_TensorFile]:
+    """Write beside `path` and rename when complete."""
     scratch = path.with_name(f".{path.name}.partial")
-    cpu = {name: tensor.to("cpu") for name, tensor in tensors.items()}
-    save_file(cpu, scratch, metadata={"format": "pt"})
+    with scratch.open("wb") as file:
+        yield _TensorFile(file, shapes, dtype)
     scratch.replace(path)

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.errors import CannotHonour, NotFound
-from insitu.training.model import attention
+from insitu.training.model import attention, four_bits
 from insitu.training.model.policy import Policy
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -41,13 +41,14 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     mesh: DeviceMesh | None = None,
     checkpoint_layers: bool = False,
+    four_bit: bool = False,
 ) -> Policy:
     """Load the base in `dtype` and freeze it. Read only safetensors and run no code of the model.
 
     With a mesh of several ranks, shard it over them. Adapters are injected afterwards and not sharded: they
     are small and replicated, and the caller sums their gradients, which keeps the denominator of the loss
     exact. `checkpoint_layers` keeps only each decoder layer's input and computes the rest again in the
-    backward pass.
+    backward pass. `four_bit` keeps the linear layers in NF4, on one rank only.
     """
     directory = model_directory(base_model)
     config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -59,9 +60,23 @@ def load_policy(
             )
     if mesh is None or mesh.size() == 1:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, device_map={"": device}, use_safetensors=True, trust_remote_code=False
+            directory,
+            dtype=dtype,
+            device_map={"": device},
+            use_safetensors=True,
+            trust_remote_code=False,
+            quantization_config=four_bits.quantization(dtype) if four_bit else None,
         )
-        return prepare(model, checkpoint_layers)
+        policy = prepare(model, checkpoint_layers)
+        if four_bit:
+            four_bits.keep_layout(model)
+        return policy
+    if four_bit:
+        raise CannotHonour(
+            f"a 4-bit base cannot be sharded over {mesh.size()} ranks: each reads its rows of a tensor from "
+            "the files, and quantised tensors have no rows",
+            hint="use one trainer rank: --num-ranks 1, or a base in the run's precision",
+        )
     policy = prepare(empty_model(config, dtype), checkpoint_layers)
     load_sharded(policy, directory, device, dtype, mesh)
     return policy

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from insitu.errors import CorruptCheckpoint
+from insitu.training.model import four_bits
 from insitu.types import LoraSettings
 
 _PEFT_PREFIX = "base_model.model."
@@ -144,27 +144,65 @@ def check_tensors(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], sou
             raise CorruptCheckpoint(f"{source}: {name} contains NaN or infinite values")
 
 
-@torch.no_grad()
-def merged_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield (name in the base checkpoint, whole tensor, changed by the adapter) for every model tensor.
+@dataclass(frozen=True, slots=True)
+class MergedTensor:
+    """One tensor of base + adapter, by its name in the base checkpoint; it has no values until gathered."""
 
-    A changed tensor is ``base + scaling · B · A`` in float32. Tied tensors come once, under their first name
-    (the embedding): engines tie the head themselves. With a sharded base every rank must exhaust the
-    iterator, because gathering a tensor is a collective.
+    name: str
+    shape: torch.Size
+    _base: Tensor
+    _layer: Any
+    _adapter: Adapter | None
+
+    @property
+    def is_adapted(self) -> bool:
+        return self._adapter is not None
+
+    @torch.no_grad()
+    def gather(self) -> Tensor:
+        """Return the whole tensor; an adapted one is ``base + scaling · B · A`` in float32.
+
+        With a sharded base this is a collective. A base in 4 bits is dequantised, as in the forward pass.
+        """
+        whole = _whole(self._base)
+        if self._adapter is None:
+            return whole
+        slot = self._adapter.slot
+        delta = self._layer.lora_B[slot].weight.float() @ self._layer.lora_A[slot].weight.float()
+        return delta.mul_(self._adapter.scaling).add_(whole)
+
+
+def merged_tensors(model: Any, adapter: Adapter) -> list[MergedTensor]:
+    """List every model tensor, in the same order on every rank.
+
+    Tied tensors come once, under their first name (the embedding): engines tie the head themselves.
     """
     seen: set[int] = set()
+    listed: list[MergedTensor] = []
     for key, tensor in model.state_dict(keep_vars=True).items():
-        if ".lora_" in key or id(tensor) in seen:
+        layer_name, is_linear, rest = key.partition(".base_layer.")
+        is_statistic = rest.startswith("weight.")  # of a 4-bit weight
+        if ".lora_" in key or is_statistic or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        layer_name, is_adapted, rest = key.partition(".base_layer.")
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-        if is_adapted and rest == "weight" and adapter is not None:
-            layer = adapter.layers[layer_name]
-            delta = layer.lora_B[adapter.slot].weight.float() @ layer.lora_A[adapter.slot].weight.float()
-            yield f"{layer_name}.weight", delta.mul_(adapter.scaling).add_(whole), True
-        else:
-            yield key.replace(".base_layer.", "."), whole, False
+        is_adapted = bool(is_linear) and rest == "weight"
+        state = getattr(tensor, "quant_state", None)
+        listed.append(
+            MergedTensor(
+                key.replace(".base_layer.", "."),
+                tensor.shape if state is None else state.shape,
+                tensor,
+                adapter.layers[layer_name] if is_adapted else None,
+                adapter if is_adapted else None,
+            )
+        )
+    return listed
+
+
+def _whole(tensor: Any) -> Tensor:
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return four_bits.dequantised(tensor) if hasattr(tensor, "quant_state") else tensor.detach()
 
 
 def _linear_names(model: Any) -> set[str]:
