@@ -21,7 +21,7 @@ from insitu.training.model.lora import AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.types import LoraSettings, StepSettings
 from tests.gates.gate import gate
-from tests.support.sequences import make_sequence
+from tests.support.sequences import make_sequence, train
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -100,7 +100,7 @@ def test_models_learn(model: Callable[[], Path], rate: float) -> None:
         for i, (row, scores, advantage) in enumerate(zip(rows, before, (1.0, -1.0), strict=True))
     ]
     for _ in range(3):
-        assert rank.train_step("run", sequences, StepSettings(learning_rate=rate))["updated"] == 1
+        assert train(rank, "run", sequences, StepSettings(learning_rate=rate))["updated"] == 1
     gained, lost = (
         sum(after[7:]) - sum(then[7:]) for after, then in zip(rank.score("run", rows), before, strict=True)
     )
@@ -121,7 +121,7 @@ def test_merged_weights_are_the_trained_policy(tmp_path: Path) -> None:
     rank = TrainerRank(0, 1, "127.0.0.1", 0, str(tiny()), "float32", 1, "cpu", 256, four_bit=True)
     rank.open_run("run", LORA)
     sequence = make_sequence("r", IDS[0], [0] * 8 + [1] * 40, [0.0] * 8 + [-9.0] * 40, 1.0)
-    rank.train_step("run", [sequence], StepSettings(learning_rate=5e-3))
+    train(rank, "run", [sequence], StepSettings(learning_rate=5e-3))
     rank.export_merged("run", str(tmp_path), "float32")
     merged = load_policy(str(tmp_path), torch.device("cpu"))
     with torch.no_grad():

@@ -26,7 +26,7 @@ def tables() -> dict[str, str]:
         "dedicated": cards_table(
             shapes, [each for each in machines if each.num_devices > 1], Wanted(placement="dedicated")
         ),
-        "four bits": cards_table(shapes, single, Wanted(four_bit=True)),
+        "four bits": cards_table(shapes, single, Wanted(four_bit=True, publication="merged")),
     }
 
 

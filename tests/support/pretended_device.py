@@ -22,6 +22,7 @@ import torch
 from aiohttp import web
 
 from insitu.backend.fleet.cluster import ActorDied
+from insitu.backend.fleet.rank_info import limits_of
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.fleet.replicas import Replica, ReplicaSet
 from insitu.backend.fleet.scorer import Scorer
@@ -34,6 +35,7 @@ from insitu.training.batching import score_batch
 from insitu.training.learner import load_adapter
 from insitu.training.model.loading import load_policy
 from insitu.training.model.lora import AdapterPool
+from insitu.training.packing import pack_step
 from insitu.types import LoraSettings
 from tests.support.standin_engine import Behaviour, StandinEngine
 
@@ -326,8 +328,10 @@ class StandinTrainerGroup(TrainerGroup):
         self._rank, self._actors, self.opened, self.ranks = None, [], {}, []
 
     async def train_step(self, run: str, *args: Any) -> dict[str, float]:
+        sequences, settings, reference = args
+        packing = pack_step(sequences, settings, limits_of(self.ranks[0]), 1)
         step = self.opened.pop(run)
-        (metrics,) = await self._all("train_step", run, *args)
+        (metrics,) = await self._all("train_step", run, packing.rank_batch(0), settings, reference)
         self.opened[run] = step + 1
         return metrics
 

@@ -27,7 +27,15 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
-from insitu.backend.serving.probe import Baseline, ProbeResult, compare, judge, probe_sequences
+from insitu.backend.serving.probe import (
+    NO_NOISE,
+    Baseline,
+    ProbeResult,
+    compare,
+    judge,
+    noise_of,
+    probe_sequences,
+)
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.json_values import JsonValue
@@ -131,7 +139,7 @@ class StepRunner:
                 clock.lap("publish")
                 await self._say(job, "probe", 0.9)
                 engines = await host.score(served, before.fixed)
-                after = Baseline(step, before.fixed, new, engines)
+                after = Baseline(step, before.fixed, new, engines, before.noise)
                 probe = self._judge(served, replace(before, trainer=old), after, host, metrics)
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
@@ -146,7 +154,7 @@ class StepRunner:
         return make_batch(self._ledger.groups_of_job(job.id), self._records, job.settings, run.step)
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
-        """Score the run's fixed sequences on the engines at the last step.
+        """Score the run's fixed sequences on the engines at the last step, twice, which gives their noise.
 
         The trainer's scores are there if it computed them after the last step; otherwise it does so once it
         is on its devices.
@@ -158,8 +166,11 @@ class StepRunner:
             known = None
         if known is not None and known.engines.keys() == _pids(host):
             return known
-        engines = await host.score(self._traffic.runs[run.name][run.step], fixed)
-        return Baseline(run.step, fixed, [] if known is None else known.trainer, engines)
+        served = self._traffic.runs[run.name][run.step]
+        engines = await host.score(served, fixed)
+        again = await host.score(served, fixed)
+        noise = {pid: noise_of(engines[pid], again[pid]) for pid in engines.keys() & again.keys()}
+        return Baseline(run.step, fixed, [] if known is None else known.trainer, engines, noise)
 
     async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
         staging = await asyncio.to_thread(checkpoints.stage, self._settings.runs_dir, run.name, step)
@@ -176,7 +187,8 @@ class StepRunner:
         for replica in host.replicas.joined():
             # An engine restarted mid-step has no scores of the old weights: use the trainer's.
             old = before.engines.get(replica.pid, before.trainer)
-            result = compare(before.trainer, after.trainer, old, after.engines[replica.pid])
+            noise = before.noise.get(replica.pid, NO_NOISE)
+            result = compare(before.trainer, after.trainer, old, after.engines[replica.pid], noise)
             updated = bool(metrics["updated"])
             judge(result, self._settings.threshold, replica.id, served.version, must_move=updated)
             results.append(result)

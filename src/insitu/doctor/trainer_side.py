@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from insitu.backend.fleet.rank_info import limits_of
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.backend.plan.compute import Asked, Compute, choose
 from insitu.backend.plan.cpu import read_cpu
@@ -23,6 +24,8 @@ from insitu.errors import ChildFailed, InsituError, describe, foreign_code
 from insitu.training.attention_check import AttentionShape, attention_shape, tree_row_error
 from insitu.training.model.branch_verdict import device_name, keep_verdict, vllm_version
 from insitu.training.model.loading import model_directory
+from insitu.training.packing import pack_step
+from insitu.training.sequences import sequence_of
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from insitu.wire.message import encode
 
@@ -123,9 +126,9 @@ def _train(model: str, device: Device, compute: Compute, checkpoint: Path) -> tu
     before = rank.score("doctor", fixed, adapter=False)
     siblings = _siblings(fixed)
     sampled = rank.score("doctor", siblings)
-    metrics = rank.train_step(
-        "doctor", _sequences(siblings, sampled), StepSettings(learning_rate=_LEARNING_RATE)
-    )
+    settings, info = StepSettings(learning_rate=_LEARNING_RATE), rank.info()
+    packing = pack_step(_sequences(siblings, sampled), settings, limits_of(info), info["world_size"])
+    metrics = rank.train_step("doctor", packing.rank_batch(0), settings)
     after = rank.score("doctor", fixed)
     rank.save("doctor", str(checkpoint))
     change = _mean_change(before, after)
@@ -163,7 +166,7 @@ def _sequences(rows: list[list[int]], scores: Scores) -> list[TrainingSequence]:
         sampled = [score * flag for score, flag in zip([0.0, *logprobs], mask, strict=True)]
         advantage = 1.0 if index < len(rows) // 2 else -1.0
         advantages = [advantage * flag for flag in mask]
-        made.append(TrainingSequence(f"rollout-{index}", ids, mask, sampled, advantages, [0] * len(ids)))
+        made.append(sequence_of(f"rollout-{index}", ids, mask, sampled, advantages, [0] * len(ids)))
     return made
 
 

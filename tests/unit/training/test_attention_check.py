@@ -14,6 +14,7 @@ from insitu.training.attention_check import AttentionShape, TreeRowError, attent
 from insitu.training.model import attention
 from insitu.training.model.branch_verdict import keep_verdict, may_branch
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.sequences import train
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 16)
@@ -105,7 +106,7 @@ def test_after_a_failed_check_rows_do_not_branch(
     def trained() -> tuple[dict[str, float], list[list[float]]]:
         rank = TrainerRank(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", 256)
         rank.open_run("run", LoraSettings())
-        metrics = rank.train_step("run", make_sequences(6), StepSettings(learning_rate=1e-2))
+        metrics = train(rank, "run", make_sequences(6), StepSettings(learning_rate=1e-2))
         return metrics, rank.score("run", [[1, 2, 3, 4, 5]])
 
     branching, expected = trained()

@@ -22,6 +22,7 @@ from insitu.training.model.loading import load_policy
 from insitu.training.model.lora import AdapterPool
 from insitu.training.model.residence import move
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.sequences import train
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta")
 SETTINGS = StepSettings(learning_rate=1e-2)
@@ -69,7 +70,7 @@ def test_nothing_changes_by_leaving_and_coming_back(
     for rank in ranks:
         rank.open_run("run", LoraSettings(rank=4, seed=1))
         rank.open_run("other", LoraSettings(rank=2, seed=2))
-        rank.train_step("run", make_sequences(seed=1), SETTINGS)
+        train(rank, "run", make_sequences(seed=1), SETTINGS)
     parts = [*moving._policy.parameters(), *moving._policy.buffers()]
     moments = [m for p in moving._learners["run"].parameters.values() for m in _moments(moving, p)]
     for leave in (moving.off_device, moving.on_device):
@@ -79,7 +80,7 @@ def test_nothing_changes_by_leaving_and_coming_back(
         transfer.spoil()  # a tensor that still used the old memory would be wrong from here on
         assert transfer.num_bytes >= sum(t.nbytes for t in [*parts, *moments])
     for rank in ranks:
-        rank.train_step("run", make_sequences(seed=2), SETTINGS)
+        train(rank, "run", make_sequences(seed=2), SETTINGS)
     assert saved(staying, tmp_path / "staying") == saved(moving, tmp_path / "moving")
     rows = [sequence.token_ids for sequence in make_sequences(seed=3)]
     assert staying.score("run", rows) == moving.score("run", rows)

@@ -63,8 +63,9 @@ def _alternatives(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterat
     if shorter != wanted and (plan := _try(shape, machine, shorter)):
         budget = f" --micro-batch-tokens {plan.micro_batch_tokens}" if wanted.micro_batch_tokens else ""
         yield f"--max-seq-length {plan.max_seq_length}{budget} fits"
-    if not wanted.four_bit and (plan := _try(shape, machine, replace(wanted, four_bit=True))):
-        yield f"--four-bit-base fits, with sequences of {plan.max_seq_length} tokens"
+    quantised = replace(wanted, four_bit=True, publication="merged")
+    if not wanted.four_bit and (plan := _try(shape, machine, quantised)):
+        yield f"--four-bit-base --publication merged fits, with sequences of {plan.max_seq_length} tokens"
     if wanted.placement == "shared" and _try(shape, machine, replace(wanted, placement="dedicated")):
         yield "--placement dedicated fits"
     if wanted.placement == "dedicated" and _try(shape, machine, replace(wanted, placement="shared")):

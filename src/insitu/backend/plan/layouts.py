@@ -16,6 +16,15 @@ from insitu.errors import CannotHonour
 _PARALLEL_SIZES = (1, 2, 4, 8)
 
 
+def four_bits_need_merged() -> CannotHonour:
+    """Return the rejection of adapters that were trained on a quantised base."""
+    return CannotHonour(
+        "--four-bit-base with --publication adapter: the engine would serve the adapter on the unquantised "
+        "base, which is not the model that was trained",
+        hint="use --publication merged: engines then serve the trainer's own base with the adapter in it",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The user's own settings; None leaves one to the planner."""
@@ -108,6 +117,8 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
             f"--four-bit-base with --trainer-ranks {wanted.num_ranks}: weights of four bits are not sharded",
             hint="use --trainer-ranks 1, or leave out --four-bit-base: several ranks share the base",
         )
+    if wanted.four_bit and wanted.publication == "adapter":
+        raise four_bits_need_merged()
     most = most_share(machine, wanted)
     if wanted.gpu_memory_utilization is not None and wanted.gpu_memory_utilization > most:
         raise CannotHonour(

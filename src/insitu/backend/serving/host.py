@@ -53,7 +53,14 @@ class ModelHost:
         self.publisher: Publisher = (
             AdapterPublisher(self.lease, base)
             if engine.publication == "adapter"
-            else MergedPublisher(self.lease, base, engine.model, self.trainer, settings.runs_dir)
+            else MergedPublisher(
+                self.lease,
+                base,
+                engine.model,
+                self.trainer,
+                settings.runs_dir,
+                export_base=settings.four_bit_base,
+            )
         )
 
     async def start(self) -> None:
@@ -98,7 +105,7 @@ class ModelHost:
         """Publish the run's last committed step; with merged weights, hold and drain calls first."""
         checkpoint = await asyncio.to_thread(self._committed_checkpoint, run)
         async with self.lease.handover():
-            if run.step and self.engine.publication == "merged":
+            if self.publisher.exports(run.step):
                 async with self.lease.trainer():
                     await self.open_run(run)
                     await self.publisher.prepare(run.name, run.step)

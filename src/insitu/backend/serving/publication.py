@@ -38,6 +38,10 @@ class Publisher(ABC):
         lease.restore = self._restore
 
     @abstractmethod
+    def exports(self, step: int) -> bool:
+        """Return True if only the trainer has the weights of this step, and `prepare` writes them."""
+
+    @abstractmethod
     async def prepare(self, run: str, step: int) -> None:
         """Write what only the trainer has, while it is on its devices."""
 
@@ -74,6 +78,9 @@ class AdapterPublisher(Publisher):
         self._loaded: dict[str, Path] = {}
         self._used: set[str] = set()
         self._uncommitted: str | None = None
+
+    def exports(self, step: int) -> bool:  # noqa: ARG002
+        return False
 
     async def prepare(self, run: str, step: int) -> None:
         """Do nothing: the checkpoint holds the adapter."""
@@ -135,9 +142,18 @@ class MergedPublisher(Publisher):
     """Full weights, reloaded in place. The caller must hold and drain all calls first."""
 
     def __init__(
-        self, lease: DeviceLease, base: Served, model: str, trainer: TrainerGroup, runs_dir: Path
+        self,
+        lease: DeviceLease,
+        base: Served,
+        model: str,
+        trainer: TrainerGroup,
+        runs_dir: Path,
+        *,
+        export_base: bool = False,
     ) -> None:
+        """`export_base`: serve the trainer's own base at step 0, which differs if it is quantised."""
         super().__init__(lease, base)
+        self._export_base = export_base
         self._trainer = trainer
         self._runs_dir = runs_dir
         self._base = _Weights(Path(model) if Path(model).is_dir() else None, base.version)
@@ -145,14 +161,18 @@ class MergedPublisher(Publisher):
         self._before: _Weights | None = None
         """The weights before a publication that is not committed yet."""
 
+    def exports(self, step: int) -> bool:
+        return step > 0 or self._export_base
+
     async def prepare(self, run: str, step: int) -> None:
         """Export base + adapter from the trainer's memory; step 0 is the base model itself."""
-        if step:
+        if self.exports(step):
             await self._trainer.export_merged(run, self._directory(run, step))
 
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:  # noqa: ARG002
         """Reload the exported weights on every engine."""
-        wanted = _Weights(self._directory(run, step), policy_name(run, step)) if step else self._base
+        version = policy_name(run, step) if step else self.base.version
+        wanted = _Weights(self._directory(run, step), version) if self.exports(step) else self._base
         if wanted != self._current:
             self._before = self._current
             await self._load(wanted)

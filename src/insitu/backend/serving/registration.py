@@ -94,7 +94,8 @@ class Registrar:
     @asynccontextmanager
     async def _calls_held(self, reason: str, run: Run) -> AsyncGenerator[None]:
         """Hold and drain calls if the run's weights replace others in place."""
-        if self._settings.publication == "adapter" or not run.step:
+        in_place = run.step or self._settings.four_bit_base
+        if self._settings.publication == "adapter" or not in_place:
             yield
             return
         async with self._traffic.held(reason):
