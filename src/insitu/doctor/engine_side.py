@@ -38,7 +38,7 @@ _SAME: dict[Dtype, float] = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 
 @dataclass(frozen=True, slots=True)
 class EngineChecks:
-    """What the engine's checks need: the model, how to run it, and the trainer's lesson."""
+    """The needs of the engine's checks: the model, how to run it, and the trainer's lesson."""
 
     model: str
     device: Device

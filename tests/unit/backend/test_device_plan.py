@@ -171,10 +171,13 @@ def test_short_sequences_need_no_checkpoints() -> None:
 
 def test_four_bits_make_room() -> None:
     shape = known_shape("qwen2.5-7b")
-    plain, four_bit = (make_plan(shape, gpus(1, 24), Wanted(four_bit=each)) for each in (False, True))
+    merged = Wanted(publication="merged")
+    plain, four_bit = (make_plan(shape, gpus(1, 24), replace(merged, four_bit=on)) for on in (False, True))
     assert four_bit.max_seq_length > 1.5 * plain.max_seq_length
     with pytest.raises(CannotHonour, match="not sharded"):
-        make_plan(shape, gpus(2, 24), Wanted(four_bit=True, num_ranks=2))
+        make_plan(shape, gpus(2, 24), Wanted(four_bit=True, publication="merged", num_ranks=2))
+    with pytest.raises(CannotHonour, match="not the model that was trained"):
+        make_plan(shape, gpus(1, 24), Wanted(four_bit=True))
 
 
 def test_host_memory_is_planned() -> None:
@@ -222,8 +225,8 @@ def test_what_an_error_suggests_does_fit(name: str, gib: int) -> None:
         return
     if length := re.search(r"--max-seq-length (\d+) fits", hint):
         assert try_plan(name, gpus(1, gib), replace(wanted, max_seq_length=int(length[1])))
-    if "--four-bit-base fits" in hint:
-        assert try_plan(name, gpus(1, gib), replace(wanted, four_bit=True))
+    if "--four-bit-base --publication merged fits" in hint:
+        assert try_plan(name, gpus(1, gib), replace(wanted, four_bit=True, publication="merged"))
     if count := re.search(r"(\d) such GPUs fit", hint):
         assert try_plan(name, gpus(int(count[1]), gib), wanted)
 

@@ -85,6 +85,6 @@ def test_siblings_share_the_first_half_and_differ_in_reward() -> None:
     rows = trainer_side._siblings(fixed)
     assert rows == [*fixed, [1, 2, 8, 9, 10], [5, 6, 7, 3, 4]]
     sequences = trainer_side._sequences(rows, [[-1.0] * (len(row) - 1) for row in rows])
-    assert [sequence.mask for sequence in sequences[:2]] == [[0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
-    assert [max(sequence.advantages, key=abs) for sequence in sequences] == [1.0, 1.0, -1.0, -1.0]
-    assert sequences[0].logprobs == [0.0, 0.0, -1.0, -1.0]
+    assert [sequence.mask.tolist() for sequence in sequences[:2]] == [[0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
+    assert [max(sequence.advantages.tolist(), key=abs) for sequence in sequences] == [1.0, 1.0, -1.0, -1.0]
+    assert sequences[0].logprobs.tolist() == [0.0, 0.0, -1.0, -1.0]

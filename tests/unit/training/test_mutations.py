@@ -220,7 +220,11 @@ def predicted_from_itself(world: World, patch: Patch) -> World:
 def not_published(world: World, patch: Patch) -> World:
     """The engine is given the weights without what was learned."""
     real = trainer_rank.merged_tensors
-    patch.setattr(trainer_rank, "merged_tensors", lambda model, _adapter: real(model, None))
+
+    def plain(model: Any, adapter: Any) -> list[Any]:
+        return [replace(tensor, _adapter=None) for tensor in real(model, adapter)]
+
+    patch.setattr(trainer_rank, "merged_tensors", plain)
     return world
 
 

@@ -136,7 +136,7 @@ class _TensorFile:
     def write(self, name: str, tensor: Tensor) -> None:
         values = tensor.to(self._dtype).to("cpu").contiguous()
         self._file.seek(self._data_start + self._starts[name])
-        self._file.write(memoryview(values.flatten().view(torch.uint8).numpy()))
+        self._file.write(values.flatten().view(torch.uint8).numpy().data)
 
 
 @contextmanager

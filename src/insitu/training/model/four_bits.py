@@ -37,7 +37,7 @@ def keep_layout(model: Any) -> None:
     On a CPU, a layer in evaluation mode repacks its weight for inference at the first call without
     gradients, and from then on passes no gradient. Its mode has no other effect.
     """
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit
 
     for module in model.modules():
         if isinstance(module, Linear4bit):
