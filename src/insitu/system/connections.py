@@ -17,7 +17,7 @@ class Newcomers:
     """The connections of one server that have shown no valid key yet, oldest first.
 
     When there are too many, the oldest is dropped. A flood of silent connections therefore pushes out
-    its own, and a client that sends its request at once is always served.
+    its own, and a client that sends its request at once is served, unless as many others come first.
     """
 
     def __init__(self, *, max_newcomers: int, max_connections: int) -> None:

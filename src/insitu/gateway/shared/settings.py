@@ -31,8 +31,9 @@ class Limits:
     settle_seconds: float = 5.0
     """Longest wait for the next table before a call whose version did not match is retried."""
     max_connections: int = 16_384
-    max_newcomers: int = 1024
-    """Connections without a valid key so far; of more, the oldest is closed."""
+    max_newcomers: int = 8192
+    """Connections without a valid key so far; of more, the oldest is closed. Above all calls that may be
+    under way or held, since an agent may open that many connections at once."""
     head_seconds: float = 15.0
     """Longest time from the connection to its first request with a valid key."""
     idle_seconds: float = 75.0
