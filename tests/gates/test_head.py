@@ -39,7 +39,11 @@ def frozen_head(hidden_size: int, dtype: torch.dtype, vocabulary: int = VOCABULA
 
 @pytest.mark.timeout(120)
 def test_head_equals_the_plain_one() -> None:
-    """At a real vocabulary and over several chunks. The plain one runs in float64: the difference is ours."""
+    """At a real vocabulary and over several chunks. The plain one runs in float64: the difference is ours.
+
+    Values are compared by their size. Gradients of a token are below 1, and are compared as they are: a plain
+    head in float32 differs from float64 by as much.
+    """
     torch.manual_seed(0)
     head, exact_head = frozen_head(64, torch.float32), frozen_head(64, torch.float64)
     exact_head.load_state_dict(head.state_dict())
@@ -48,13 +52,13 @@ def test_head_equals_the_plain_one() -> None:
     target, weight = torch.randint(VOCABULARY, (500,)), torch.randn(500)
     ours, theirs = token_logprobs(hidden, head, target), plain(exact, exact_head, target)
     for (chosen, entropy), inputs in ((ours, hidden), (theirs, exact)):
-        (chosen * weight - 0.1 * entropy).mean().backward()
+        (chosen * weight - 0.1 * entropy).sum().backward()
         assert inputs.grad is not None
     for name, found, expected in zip(
         ("value", "entropy", "gradient"), (*ours, hidden.grad), (*theirs, exact.grad), strict=True
     ):
-        difference = (found - expected).abs().max() / expected.abs().max()
-        gate(f"head-{name}", difference.item(), 1e-6, "relative")
+        difference = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
+        gate(f"head-{name}", difference.item(), 1e-6, "relative to the largest, or to 1")
 
 
 @pytest.mark.parametrize("bonus", [0.0, 0.1])

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
 
 import pytest
 
@@ -24,12 +24,12 @@ NUM_RANKS = 2
     ("name", "num_rollouts", "num_tokens", "num_turns"),
     [("512-rollouts-of-32k", 512, 32768, 30), ("10000-rollouts-of-2k", 10_000, 2048, 5)],
 )
-def test_from_the_store_to_the_rank(
-    name: str, num_rollouts: int, num_tokens: int, num_turns: int, tmp_path: Path
-) -> None:
+def test_from_the_store_to_the_rank(name: str, num_rollouts: int, num_tokens: int, num_turns: int) -> None:
     sizes = [int(num_rollouts * SCALE), num_tokens, num_turns, NUM_RANKS]
-    command = [sys.executable, "-m", "tests.gates.long_batches", str(tmp_path), *map(str, sizes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    # Not in pytest's own directory: Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="gate-") as directory:
+        command = [sys.executable, "-m", "tests.gates.long_batches", directory, *map(str, sizes)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"{name} × {SCALE:g}: {found}")

@@ -73,7 +73,8 @@ class StandinRank(_RankActor):
     """A rank's process without its model."""
 
     def load(self, arguments: dict) -> dict:
-        return {"rank": arguments["rank"], "device": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return {"rank": arguments["rank"], "device": devices, "pid": os.getpid()}
 
     def do(self, method: str, *args: object) -> object: ...
 
@@ -212,11 +213,15 @@ async def test_engine_keeps_its_gpus_when_it_restarts(
             await host.start()
             before = [rank["device"] for rank in host.trainer.ranks]
             first = host.replicas.replicas["replica-0"]
-            again = await host.replicas.restart("replica-0")
-            await host.restart_trainer()
+            await host.lease.replace_all()
+            again = host.replicas.replicas["replica-0"]
+            await host.trainer.stop()
+            async with host.lease.trainer():  # starts the ranks again
+                pass
             after = [rank["device"] for rank in host.trainer.ranks]
         finally:
             await host.stop()
+    assert again is not first
     assert again.devices == first.devices
     assert after == before
 

@@ -179,7 +179,7 @@ def test_every_argument_has_its_effect(front: Front) -> None:
             "chunked_prefill": on_cuda,
             "tensor_parallel_size": settings.tensor_parallel_size,
             "sleep": settings.sleep,
-            "logprobs_mode": "raw_logprobs",
+            "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "tool_call_parser": settings.tool_call_parser,
             "reasoning_parser": settings.reasoning_parser or "",
