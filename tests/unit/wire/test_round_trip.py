@@ -69,7 +69,8 @@ def strategy(hint: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any
         return st.lists(listed, max_size=2)
     if origin is list:
         least = next((each.min_length for each in metadata if isinstance(each, MinLen)), 0)
-        return st.lists(strategy(arms[0]), min_size=least, max_size=least + 2)
+        # names in a list are those of different things, as the groups of a step
+        return st.lists(strategy(arms[0]), min_size=least, max_size=least + 2, unique=arms[0] == values.Name)
     if origin is dict or origin is __import__("collections.abc").abc.Mapping:
         return st.dictionaries(strategy(arms[0]), strategy(arms[1]), max_size=2)
     if hint is type(None):
