@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -103,13 +104,17 @@ async def direct(gateway: Running, path: str, body: dict[str, Any]) -> dict[str,
         return await got.json()
 
 
-def worst_difference(calls: list[ModelCall], model: Any) -> float:
-    """The largest |recorded − recomputed| logprob over all sampled tokens."""
+def worst_difference(calls: list[ModelCall], model: Any, allowed: list[int] | None = None) -> float:
+    """The largest |recorded − recomputed| logprob over all sampled tokens, drawn from the `allowed` ones."""
     worst = 0.0
     for call in calls:
         ids = torch.tensor([call.prompt_ids + call.output_ids])
         with torch.no_grad():
             logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1].float()
+        if allowed is not None:
+            masked = torch.full_like(logits, -math.inf)
+            masked[:, allowed] = logits[:, allowed]
+            logits = masked
         scored = logits.log_softmax(-1)[range(len(call.output_ids)), call.output_ids]
         worst = max(worst, (scored - torch.tensor(call.logprobs)).abs().max().item())
     return worst
