@@ -12,7 +12,7 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test frameworks compat gates gate-long e2e bench workflows clean
+.PHONY: setup quick check smoke light test frameworks compat gates doctor gate-long e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -23,6 +23,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+# A second start of the doctor's engine, for a fault that tests/unit/training/test_attention_check.py covers too.
+ALTERED := tests/integration/test_doctor.py::test_wrong_attention_fails_and_the_trainer_falls_back
 
 P ?= tests/unit
 quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
@@ -45,7 +48,8 @@ smoke: setup  ## one training step on a real engine
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
-	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v --durations=5
+	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v --durations=5 \
+		--deselect $(ALTERED)
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
@@ -69,6 +73,9 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 
 gates: setup  ## claims about GPUs, proved without one: a line for each
 	$(BIN)/python -m pytest tests/gates -q -s --durations=3
+
+doctor: setup  ## the doctor on this machine, and on a trainer that was made to compute wrongly
+	$(BIN)/python -m pytest tests/integration/test_doctor.py -v
 
 gate-long: setup  ## the gate of long rollouts at full size (2 minutes)
 	INSITU_GATES=long $(BIN)/python -m pytest tests/gates/test_long_batches.py -q -s --durations=3
