@@ -10,17 +10,14 @@ import copy
 from dataclasses import dataclass
 
 import pytest
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from insitu.backend.plan.memory import TrainerMemory, trainer_memory
-from insitu.training.batching import score_batch
 from insitu.types import LoraSettings
 from tests.gates.gate import gate
 from tests.gates.models import MODELS
-from tests.support.fake_policy import fake_policy
+from tests.support.fake_policy import fake_policy, row_bytes
 from tests.support.known_models import known_shape
-from tests.support.live_bytes import LiveBytes
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,16 +45,9 @@ def measure(name: str, num_layers: int, num_tokens: int, *, checkpoint_layers: b
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     lora = LoraSettings(rank=16, alpha=32)
     policy, adapter = fake_policy(config, mode, lora, checkpoint_layers=checkpoint_layers)
-    batch = score_batch([[1] * num_tokens])
-    with mode, LiveBytes() as live:
-        live.add(list(policy.parameters()))
-        resident = live.now
-        with torch.autocast("cpu", torch.bfloat16):
-            logprob_t, _ = policy(batch)
-        held = live.now - resident
-        logprob_t.sum().backward()
+    row = row_bytes(policy, mode, num_tokens)
     trained = sum(p.numel() * p.element_size() for p in adapter.parameters().values())
-    return Measured(resident - trained, trained, held, live.peak - resident)
+    return Measured(row.resident - trained, trained, row.held, row.peak)
 
 
 def extrapolate(name: str, num_tokens: int, *, checkpoint_layers: bool) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from insitu.training.batching import score_batch
 from insitu.training.model import loading
 from insitu.training.model.loading import prepare
 from insitu.training.model.lora import Adapter, AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.types import LoraSettings
+from tests.support.live_bytes import LiveBytes
 from tests.support.standin_weights import StandinFile
 
 
@@ -31,6 +34,30 @@ def fake_policy(
     with mode:
         _replace_tensors(policy)
     return policy, adapter
+
+
+@dataclass(frozen=True)
+class RowBytes:
+    """Bytes of one row through forward and backward."""
+
+    resident: int
+    held: int
+    """Kept from the forward to the backward pass."""
+    peak: int
+    """The most at any time beyond what is resident."""
+
+
+def row_bytes(policy: Policy, mode: FakeTensorMode, num_tokens: int) -> RowBytes:
+    """Measure one row of a fake policy."""
+    batch = score_batch([[1] * num_tokens])
+    with mode, LiveBytes() as live:
+        live.add(list(policy.parameters()))
+        resident = live.now
+        with torch.autocast("cpu", torch.bfloat16):
+            logprob_t, _ = policy(batch)
+        held = live.now - resident
+        logprob_t.sum().backward()
+    return RowBytes(resident, held, live.peak - resident)
 
 
 def load_fake_shards(

@@ -21,6 +21,7 @@ from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.backend.ledger import Ledger
 from insitu.records.store import RecordStore
+from tests.support.raw_connection import closed, connected
 
 from .conftest import KEY, LIMITS, inline_call, inline_group, ndjson, put, submit
 
@@ -93,27 +94,6 @@ async def serving(folder: Path, ledger: Ledger, records: RecordStore, **limits: 
         finally:
             server.should_exit = server.force_exit = True
             await task
-
-
-@asynccontextmanager
-async def connected(
-    port: int, sent: bytes
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(sent)
-        await writer.drain()
-        yield reader, writer
-    finally:
-        writer.close()
-
-
-async def closed(reader: asyncio.StreamReader, seconds: float) -> bytes:
-    try:
-        async with asyncio.timeout(seconds):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
 
 
 async def registered(port: int) -> int:

@@ -6,39 +6,20 @@ import asyncio
 import gzip
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.settings import Limits
+from tests.support.raw_connection import closed, connected
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway, until
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 KEY = b"Authorization: Bearer default\r\n"
-Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@asynccontextmanager
-async def connected(gateway: GatewayUnderTest, sent: bytes = b"") -> AsyncIterator[Pair]:
-    """A raw connection that has sent some bytes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-    try:
-        writer.write(sent)
-        await writer.drain()
-        yield reader, writer
-    finally:
-        writer.close()
-
-
-async def closed(reader: asyncio.StreamReader, seconds: float) -> bytes:
-    """What arrives until the other side closes."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
+def port_of(gateway: GatewayUnderTest) -> int:
+    return int(gateway.url.rpartition(":")[2])
 
 
 async def test_a_compressed_body_is_refused_and_never_inflated(
@@ -62,7 +43,7 @@ async def test_an_origin_that_is_no_address_is_refused_quietly(
     gateway: GatewayUnderTest, origin: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = POST + b"Origin: " + origin.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n"
-    async with connected(gateway, head) as (reader, _):
+    async with connected(port_of(gateway), head) as (reader, _):
         assert (await reader.readline()).split()[1] == b"400"
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -74,7 +55,7 @@ async def test_an_origin_that_is_no_address_is_refused_quietly(
 async def test_bytes_that_are_not_http_leave_no_line_in_the_log(
     gateway: GatewayUnderTest, bytes_sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connected(gateway, bytes_sent + b"\r\n\r\n") as (reader, _):
+    async with connected(port_of(gateway), bytes_sent + b"\r\n\r\n") as (reader, _):
         assert (await closed(reader, 5)).split()[1] == b"400"
     assert not [r for r in caplog.records if r.levelno >= logging.INFO]
 
@@ -82,7 +63,7 @@ async def test_bytes_that_are_not_http_leave_no_line_in_the_log(
 async def test_half_sent_headers_have_a_deadline(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(head_seconds=0.2)
     for sent in (b"", POST, POST + KEY):
-        async with connected(gateway, sent) as (reader, _):
+        async with connected(port_of(gateway), sent) as (reader, _):
             assert await closed(reader, 3) == b""
 
 
@@ -91,7 +72,7 @@ async def test_a_refused_body_that_trickles_in_does_not_keep_the_connection(
 ) -> None:
     monkeypatch.setattr("insitu.gateway.connection._LINGER_SECONDS", 0.2)
     gateway = await start_gateway(head_seconds=0.3)
-    async with connected(gateway, POST + b"Content-Length: 1000\r\n\r\n") as (reader, writer):
+    async with connected(port_of(gateway), POST + b"Content-Length: 1000\r\n\r\n") as (reader, writer):
         trickle = asyncio.create_task(trickled(writer))
         assert b" 401 " in await reader.readline()
         await closed(reader, 5)
@@ -107,7 +88,7 @@ async def trickled(writer: asyncio.StreamWriter) -> None:
 async def test_a_connection_may_rest_between_calls_but_not_for_long(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(head_seconds=0.2, idle_seconds=0.6)
     request = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n" + KEY + b"\r\n"
-    async with connected(gateway, request) as (reader, writer):
+    async with connected(port_of(gateway), request) as (reader, writer):
         await asyncio.sleep(0.4)  # beyond the deadline for newcomers
         writer.write(request)
         await asyncio.sleep(0.1)
@@ -118,7 +99,7 @@ async def test_a_connection_may_rest_between_calls_but_not_for_long(start_gatewa
 
 async def test_silent_connections_push_out_their_own(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(max_newcomers=20, head_seconds=30)
-    crowd = [connected(gateway, POST) for _ in range(100)]
+    crowd = [connected(port_of(gateway), POST) for _ in range(100)]
     pairs = [await one.__aenter__() for one in crowd]
     try:
         for _ in range(5):
@@ -134,7 +115,7 @@ async def test_silent_connections_push_out_their_own(start_gateway: StartGateway
 
 async def test_a_body_that_stalls_is_a_408(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(body_seconds=0.2)
-    async with connected(gateway, POST + KEY + b"Content-Length: 100\r\n\r\n{") as (reader, _):
+    async with connected(port_of(gateway), POST + KEY + b"Content-Length: 100\r\n\r\n{") as (reader, _):
         answer = await closed(reader, 5)
         assert answer.split()[1] == b"408"
         assert b"1 bytes did" in answer
@@ -173,7 +154,7 @@ async def test_a_stalled_reader_frees_its_call(start_gateway: StartGateway) -> N
     behaviour.num_tokens, behaviour.answer_bytes, behaviour.chunk_seconds = 64, 64 * 2**20, 0.01
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": true}'
     head = b"Content-Length: %d\r\n\r\n" % len(body)
-    async with connected(gateway, POST + KEY + head + body) as (reader, writer):
+    async with connected(port_of(gateway), POST + KEY + head + body) as (reader, writer):
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
@@ -193,7 +174,7 @@ async def test_an_answer_that_nobody_reads_loses_its_connection(start_gateway: S
     gateway.engine.behaviour.answer_bytes = 16 * 2**20
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}]}'
     head = b"Content-Length: %d\r\n\r\n" % len(body)
-    async with connected(gateway, POST + KEY + head + body) as (reader, writer):
+    async with connected(port_of(gateway), POST + KEY + head + body) as (reader, writer):
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()

@@ -51,13 +51,14 @@ def check_address(address: str) -> None:
         )
 
 
-def check_nodes(address: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+def check_nodes(address: str | None, nodes: Sequence[Mapping[str, Any]]) -> None:
     """Reject a cluster of several nodes: engines listen on loopback, and weights are local files."""
     alive = [str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]]
     if len(alive) > 1:
+        cluster = "the Ray cluster" if address is None else f"--ray-address {address}: the cluster"
         raise CannotHonour(
-            f"--ray-address {address}: the cluster has {len(alive)} nodes ({', '.join(alive)}), and insitu "
-            "works on one: engines listen on loopback, and weights are passed as local files",
+            f"{cluster} has {len(alive)} nodes ({', '.join(alive)}), and insitu works on one: engines listen "
+            "on loopback, and weights are passed as local files",
             hint="leave out --ray-address to use this machine alone, or start one backend on each node",
         )
 

@@ -16,6 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from insitu.backend.fleet.cluster import check_nodes
 from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import ServeSettings
@@ -95,14 +96,7 @@ def seat_ranks(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None
 
 async def check_placement(settings: ServeSettings, engine: EngineSettings) -> None:
     """Reject at once what this cluster could not hold even if nothing else ran on it."""
-    nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-    if len(nodes) > 1:
-        addresses = ", ".join(sorted(str(node["NodeManagerAddress"]) for node in nodes))
-        raise CannotHonour(
-            f"the Ray cluster has {len(nodes)} nodes ({addresses}), but engines and ranks reach each other "
-            "over loopback addresses and read this machine's directories, so they work on one node only",
-            hint="leave out --ray-address, or join a cluster of this machine alone",
-        )
+    check_nodes(settings.ray_address, await asyncio.to_thread(ray.nodes))
     if engine.device == "cuda":
         GpuDemand.of(settings, engine).check(await _count_gpus(ray.cluster_resources))
 

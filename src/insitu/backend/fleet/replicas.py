@@ -21,6 +21,7 @@ from insitu.backend.plan.engine import EngineSettings
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir
+from insitu.system.tasks import all_or_none
 
 _QUICK_SECONDS = 30.0
 _STOP_SECONDS = 6.0
@@ -71,13 +72,7 @@ class ReplicaSet:
         """Start `count` engines and wait until all are ready; after a failure, `stop` frees the GPUs."""
         self.settings = settings
         await self._reserve(settings, count)
-        starting = [asyncio.ensure_future(self._start_one(index, settings)) for index in range(count)]
-        try:
-            started = await asyncio.gather(*starting)
-        finally:  # after success all are done, and this changes nothing
-            for task in starting:
-                task.cancel()
-            await asyncio.wait(starting)
+        started = await all_or_none(self._start_one(index, settings) for index in range(count))
         self.replicas = {replica.id: replica for replica in started}
         self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 

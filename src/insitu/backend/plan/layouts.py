@@ -16,13 +16,19 @@ from insitu.errors import CannotHonour
 _PARALLEL_SIZES = (1, 2, 4, 8)
 
 
-def four_bits_need_merged() -> CannotHonour:
-    """Return the rejection of adapters that were trained on a quantised base."""
-    return CannotHonour(
-        "--four-bit-base with --publication adapter: the engine would serve the adapter on the unquantised "
-        "base, which is not the model that was trained",
-        hint="use --publication merged: engines then serve the trainer's own base with the adapter in it",
-    )
+def check_four_bits(publication: Publication, num_ranks: int) -> None:
+    """Reject what a base in four bits cannot be combined with."""
+    if num_ranks > 1:
+        raise CannotHonour(
+            f"--four-bit-base with --trainer-ranks {num_ranks}: weights of four bits are not sharded",
+            hint="use --trainer-ranks 1, or leave out --four-bit-base: several ranks share the base",
+        )
+    if publication == "adapter":
+        raise CannotHonour(
+            "--four-bit-base with --publication adapter: the engine would serve the adapter on the "
+            "unquantised base, which is not the model that was trained",
+            hint="use --publication merged: engines then serve the trainer's own base with the adapter in it",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +118,8 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
             f"key heads and an inner size of {shape.intermediate}, which it does not divide",
             hint="use " + " or ".join(str(size) for size in _PARALLEL_SIZES if _divides(shape, size)),
         )
-    if wanted.four_bit and (wanted.num_ranks or 1) > 1:
-        raise CannotHonour(
-            f"--four-bit-base with --trainer-ranks {wanted.num_ranks}: weights of four bits are not sharded",
-            hint="use --trainer-ranks 1, or leave out --four-bit-base: several ranks share the base",
-        )
-    if wanted.four_bit and wanted.publication == "adapter":
-        raise four_bits_need_merged()
+    if wanted.four_bit:
+        check_four_bits(wanted.publication, wanted.num_ranks or 1)
     most = most_share(machine, wanted)
     if wanted.gpu_memory_utilization is not None and wanted.gpu_memory_utilization > most:
         raise CannotHonour(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from insitu.backend.plan.compute import Compute, Placement
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
-from insitu.backend.plan.layouts import Wanted, four_bits_need_merged
+from insitu.backend.plan.layouts import Wanted, check_four_bits
 from insitu.backend.plan.machine import Machine
 from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
@@ -78,13 +78,8 @@ class ServeSettings:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
-        if self.four_bit_base and self.publication == "adapter":
-            raise four_bits_need_merged()
-        if self.four_bit_base and self.num_ranks > 1:
-            raise CannotHonour(
-                f"--four-bit-base with --trainer-ranks {self.num_ranks}: they cannot be sharded",
-                hint="use --trainer-ranks 1, or leave out --four-bit-base",
-            )
+        if self.four_bit_base:
+            check_four_bits(self.publication, self.num_ranks)
         if self.device == "cpu":
             self._check_cpu()
 

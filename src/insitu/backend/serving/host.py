@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +18,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
 from insitu.errors import CorruptCheckpoint
+from insitu.system.tasks import all_or_none
 from insitu.types import StepSettings
 from insitu.wire.routing_table import Served
 
@@ -68,7 +68,7 @@ class ModelHost:
         await check_free(self._settings, self.engine)
         engines = self.replicas.start(self.engine, self._settings.num_replicas)
         if self.engine.device == "cpu":
-            await _all_or_none(engines, self.trainer.start())
+            await all_or_none([engines, self.trainer.start()])
         else:  # the trainer may share the engines' devices, known only once they run
             await engines
         for replica in self.replicas.replicas.values():
@@ -160,14 +160,3 @@ class ModelHost:
         if verify:
             checkpoints.verify(path, kept[step].manifest_sha256)
         return path
-
-
-async def _all_or_none(*work: Awaitable[None]) -> None:
-    """Run everything concurrently; the first failure cancels the rest and is raised unchanged."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:  # after success all are done, and this changes nothing
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
