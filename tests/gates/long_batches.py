@@ -227,7 +227,7 @@ async def measure(folder: Path, sizes: Sizes) -> dict[str, float]:
 
 def main() -> None:
     folder, sizes = Path(sys.argv[1]), Sizes(*map(int, sys.argv[2:6]))
-    start_ray(None, folder)
+    start_ray(None, folder, folder)
     try:
         print(json.dumps(asyncio.run(measure(folder, sizes))))
     finally:

@@ -93,7 +93,8 @@ def num_gpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": request.param}))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        start_ray(None, tmp_path_factory.mktemp("ray"))
+        folder = tmp_path_factory.mktemp("ray")
+        start_ray(None, folder, folder)
         try:
             yield request.param
         finally:

@@ -75,7 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     scratch = tmp_path_factory.mktemp("ray")
     os.environ["INSITU_TEST_FAULT"] = str(scratch / "fault")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    start_ray(None, scratch)
+    start_ray(None, scratch, scratch)
     try:
         yield scratch
     finally:

@@ -13,6 +13,7 @@ from insitu.testing.models import tiny
 from insitu.types import StepSettings
 from tests.support.addition import Rollouts, sample_groups, spread_rewards, train
 from tests.support.backend import KEY, Backend, running_backend
+from tests.support.listeners import beyond_loopback
 
 RUN = "smoke"
 SETTINGS = StepSettings(learning_rate=1e-3)
@@ -36,6 +37,7 @@ async def test_a_step_is_trained_published_and_served(tmp_path: Path) -> None:
             assert {"probe/max_abs", "probe/moved", "probe/applied"} <= job.metrics.keys()
             assert (await client.get_run(RUN)).step == 1
             assert await version_that_answers(backend, rollouts) == (f"{RUN}@1", 1)
+        assert beyond_loopback(backend.process.pid) == {}, "nothing listens where other machines can reach it"
         assert backend.interrupt() == 0
 
 

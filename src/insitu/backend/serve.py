@@ -142,7 +142,7 @@ class Supervisor:
             log.warning("job %s was under way when the last supervisor ended; it runs again", job_id)
         self._gateway.start()
         self._api.start()
-        start_ray(settings.ray_address, self._scratch)
+        start_ray(settings.ray_address, self._scratch, settings.state_dir)
         traffic = Traffic(
             http,
             f"http://{_reachable(settings.host)}:{settings.gateway_port}",

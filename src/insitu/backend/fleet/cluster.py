@@ -13,6 +13,7 @@ import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from insitu.backend.fleet.ray_door import LOOPBACK, close_door
 from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
 _SHARE_OF_MEMORY = 0.3
@@ -22,8 +23,12 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-def start_ray(address: str | None, scratch: Path) -> None:
-    """Start or join Ray. Call from the main thread: a local cluster is tied to the thread that started it."""
+def start_ray(address: str | None, scratch: Path, state_dir: Path) -> None:
+    """Start or join Ray. Call from the main thread: a local cluster is tied to the thread that started it.
+
+    A cluster started here listens on loopback only and wants the token in `state_dir`. One that is joined keeps
+    its own rules.
+    """
     # Actors set their own threads and devices; Ray must not hide GPUs from trainer ranks that share them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # engines and trainer are not background work
@@ -32,6 +37,7 @@ def start_ray(address: str | None, scratch: Path) -> None:
         ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.ERROR)
         check_nodes(address, ray.nodes())
         return
+    close_door(state_dir)
     ray.init(
         namespace="insitu",
         include_dashboard=False,
@@ -39,6 +45,7 @@ def start_ray(address: str | None, scratch: Path) -> None:
         logging_level=logging.ERROR,
         object_store_memory=_object_store_bytes(),
         _temp_dir=str(scratch / "ray"),
+        _node_ip_address=LOOPBACK,
     )
 
 
