@@ -331,3 +331,40 @@ async def test_fault_at_any_point_leaves_no_half_step(
     assert len(every) >= (10 if publication == "merged" else 30)
     gate(f"half-done-steps-{publication}", half_done, 0, f"of {len(every)} faults")
     gate(f"slowest-call-{publication}", slowest, CALL_SECONDS, f"s over {len(every)} faults")
+
+
+@pytest.mark.parametrize("poison", ["token", "reward"])
+async def test_what_a_batch_brings_ends_its_job_alone(
+    poison: str, in_memory: Path, model: Path, scores: StandinScores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(in_memory / "state", SMALL, model, scores) as world:
+        with monkeypatch.context() as patch:
+            if poison == "token":
+                patch.setitem(globals(), "VOCABULARY", 2**31 - 1)
+            else:
+                patch.setattr("insitu.backend.jobs.make_batch", overflowing)
+            assert await world.submit("run", 0) is JobState.FAILED
+        assert not (world.state / "runs" / "run" / "probe.json").exists(), "nothing of it was kept"
+        assert await world.submit("run", 1) is JobState.SUCCEEDED
+
+
+def overflowing(*_: Any) -> Any:
+    raise OverflowError("(34, 'Numerical result out of range')")
+
+
+async def test_engine_comes_back_if_the_new_one_does_not_start(
+    in_memory: Path, model: Path, scores: StandinScores
+) -> None:
+    async with running(in_memory / "state", SMALL, model, scores) as world:
+        world.called = "tiny"
+        world.ledger.transition_run("run", RunState.CLOSED)
+        await world.registrar.admit_runs()
+        settings = world.host.engine
+        with world.device.watched({"engine.start#0": "out of memory"}):
+            world.ledger.register_run("gate", "greedy", "tiny", LORA, {"max_num_seqs": 32}, {})
+            await world.registrar.admit_runs()
+        refused = world.ledger.get_run("greedy")
+        assert refused.state is RunState.FAILED
+        assert refused.error is not None
+        assert world.host.engine == settings
+        await world.settled()

@@ -322,6 +322,7 @@ class StandinTrainerGroup(TrainerGroup):
         self._device.hold(self._process, self._device.sizes.context + self._device.sizes.resident)
         self._rank = TrainerRank(0, 1, "127.0.0.1", 0, self._base_model, "float32", 1, "cpu", 64)
         self.ranks = [{**self._rank.info(), "pid": pid}]
+        self.limits = limits_of(self.ranks[0])
 
     async def stop(self) -> None:
         self._device.free(self._process)
@@ -329,7 +330,7 @@ class StandinTrainerGroup(TrainerGroup):
 
     async def train_step(self, run: str, *args: Any) -> dict[str, float]:
         sequences, settings, reference = args
-        packing = pack_step(sequences, settings, limits_of(self.ranks[0]), 1)
+        packing = pack_step(sequences, settings, self.limits, 1)
         step = self.opened.pop(run)
         (metrics,) = await self._all("train_step", run, packing.rank_batch(0), settings, reference)
         self.opened[run] = step + 1

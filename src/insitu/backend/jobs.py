@@ -41,6 +41,7 @@ from insitu.errors import ChildFailed, InsituError, UpstreamError
 from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
+from insitu.training.sequences import check_sequence
 from insitu.types import JobState
 from insitu.wire.routing_table import Served
 
@@ -99,9 +100,9 @@ class StepRunner:
                         raise
                     log.warning("job %s is tried again after: %s", job.id, error)
                     await self._say(job, "retry", 0.0, cause=str(error))
-        except (InsituError, OSError) as error:  # OSError: the disk is full or broken
+        except Exception as error:  # whatever a batch brings about is the end of its job, not of the backend
             log.exception("job %s failed", job.id)
-            await asyncio.to_thread(self._ledger.fail_job, job.id, str(error))
+            await asyncio.to_thread(self._ledger.fail_job, job.id, _reason(error))
 
     async def _repaired(self, error: InsituError, engines: set[int], host: ModelHost) -> bool:
         """Replace what died; return True if anything was replaced, so a retry makes sense."""
@@ -114,7 +115,7 @@ class StepRunner:
         clock = Clock()
         run = await asyncio.to_thread(self._ledger.get_run, job.run)
         step = run.step + 1
-        batch = await asyncio.to_thread(self._collect, job, run)
+        batch = await asyncio.to_thread(self._collect, job, run, host)
         reference = await asyncio.to_thread(host.reference, run, job.settings)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
         before = await self._baseline(run, batch, host)
@@ -150,8 +151,13 @@ class StepRunner:
         log.info("run %s is at step %d: %s", run.name, step, figures)
         await self._retire_old(run.name, step, host)
 
-    def _collect(self, job: Job, run: Run) -> Batch:
-        return make_batch(self._ledger.groups_of_job(job.id), self._records, job.settings, run.step)
+    def _collect(self, job: Job, run: Run, host: ModelHost) -> Batch:
+        """Build the batch; reject it before anything is kept if the model cannot have sampled it."""
+        batch = make_batch(self._ledger.groups_of_job(job.id), self._records, job.settings, run.step)
+        limits = host.trainer.limits
+        for sequence in batch.sequences:
+            check_sequence(sequence, limits.vocabulary_size, limits.max_length)
+        return batch
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
         """Score the run's fixed sequences on the engines at the last step, twice, which gives their noise.
@@ -250,6 +256,12 @@ class StepRunner:
 
     async def _say(self, job: Job, phase: str, progress: float, **data: JsonValue) -> None:
         await asyncio.to_thread(self._ledger.set_progress, job.id, phase, progress, data)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, InsituError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (the supervisor's log has the details)"
 
 
 def _pids(host: ModelHost) -> set[int]:

@@ -9,8 +9,9 @@
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
             work    every 0.1 s: registered and closed runs, then the oldest queued job, one at a time
 
-The loops share only the ledger and the model host, and only `work` changes what is served. A failure that
-neither can repair ends the process and becomes its error message.
+The loops share only the ledger and the model host, and only `work` changes what is served. While the state
+directory cannot be written, `work` waits and inference goes on. A failure that neither loop can repair ends
+the process and becomes its error message.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import aiohttp
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering
 from insitu.backend.fleet.cluster import start_ray, stop_ray
+from insitu.backend.fleet.ray_door import TOKEN_FILE
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
@@ -43,6 +45,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
+from insitu.backend.state_disk import StateDisk, make_private
 from insitu.errors import ChildFailed, InsituError
 from insitu.records.store import RecordStore
 from insitu.system.logs import log_to
@@ -52,6 +55,7 @@ from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
 _WORK_SECONDS = 0.1
+_STORAGE_AGAIN_SECONDS = 2.0
 _REVIVE_AGAIN_SECONDS = 10.0
 """After a failed revival; calls meanwhile go to the other replicas, or wait in the gateway."""
 log = logging.getLogger(__name__)
@@ -62,7 +66,9 @@ Say = Callable[[str], None]
 def serve(settings: ServeSettings, say: Say) -> None:
     """Run a backend until SIGINT or SIGTERM; leave no process, port or temporary directory behind."""
     settings.check()
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(0o077)
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.state_dir)
     lock = lock_directory(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
@@ -94,6 +100,10 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._state = "starting"
         self._reviving: set[int] = set()
+        self._disk = StateDisk(settings.state_dir)
+        self._waiting: str | None = None
+        """Why no job is taken now."""
+        self._status_fails = False
         admin_key = secrets.token_hex(32)
         logs = settings.logs_dir
         listen = ["--host", settings.host]
@@ -201,16 +211,43 @@ class Supervisor:
             self._reviving.discard(replica.pid)
 
     async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:
+        left_running = False
         while True:
-            await registrar.admit_runs()
-            ready = [
-                run.name for run in await asyncio.to_thread(ledger.list_runs) if run.state is RunState.READY
-            ]
-            job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
-            if job is not None and registrar.host is not None:
-                await runner.run(job, registrar.host)
+            try:
+                if left_running:  # what was under way could not be recorded, so it runs again
+                    for job_id in await asyncio.to_thread(ledger.requeue_running):
+                        log.warning("job %s runs again", job_id)
+                    left_running = False
+                worked = await self._work_once(registrar, runner, ledger)
+            except (InsituError, OSError) as error:
+                if str(error) != self._waiting:
+                    log.exception("training waits")
+                left_running = True
+                self._wait_for(str(error))
+                await asyncio.sleep(_STORAGE_AGAIN_SECONDS)
             else:
-                await asyncio.sleep(_WORK_SECONDS)
+                if not worked:
+                    await asyncio.sleep(_WORK_SECONDS)
+
+    async def _work_once(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> bool:
+        """Admit runs and take the next job; return False if there is none, or no room for one."""
+        await registrar.admit_runs()
+        runs = await asyncio.to_thread(ledger.list_runs)
+        ready = [run.name for run in runs if run.state is RunState.READY]
+        job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
+        shortage = await asyncio.to_thread(self._disk.shortage)
+        if job is not None and registrar.host is not None and shortage is None:
+            await runner.run(job, registrar.host)
+        self._wait_for(shortage)
+        return job is not None and shortage is None
+
+    def _wait_for(self, cause: str | None) -> None:
+        """Say once that training waits, and once that it goes on."""
+        if cause is not None and cause != self._waiting:
+            self._say(f"training waits, calls are answered: {cause}")
+        elif cause is None and self._waiting is not None:
+            self._say("training goes on")
+        self._waiting = cause
 
     def _urls(self) -> dict[str, str]:
         host = _reachable(self._settings.host)
@@ -221,6 +258,7 @@ class Supervisor:
         host = registrar.host
         status = {
             "state": self._state,
+            "waiting": self._waiting,
             "pid": os.getpid(),
             "processes": {child.name: child.pid for child in (self._gateway, self._api)},
             "gateway": None if gateway is None else asdict(gateway),
@@ -233,8 +271,15 @@ class Supervisor:
         }
         path = self._settings.state_dir / "status.json"
         staged = path.with_suffix(".new")
-        staged.write_text(json.dumps(status, default=str))
-        staged.replace(path)
+        try:
+            staged.write_text(json.dumps(status, default=str))
+            staged.replace(path)
+        except OSError as error:  # the disk is full: the report is late, and the next one may succeed
+            if not self._status_fails:
+                log.warning("status.json cannot be written: %s", error)
+            self._status_fails = True
+        else:
+            self._status_fails = False
 
     def _take_down(self) -> None:
         """Stop the children and Ray; `serve` later kills marked processes that outlive this."""
@@ -245,6 +290,7 @@ class Supervisor:
         for child in (self._gateway, self._api):
             child.stop(grace)
         stop_ray()
+        (self._settings.state_dir / TOKEN_FILE).unlink(missing_ok=True)
         (self._settings.state_dir / "status.json").unlink(missing_ok=True)
 
 

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 def start_ray(address: str | None, scratch: Path, state_dir: Path) -> None:
     """Start or join Ray. Call from the main thread: a local cluster is tied to the thread that started it.
 
-    A cluster started here listens on loopback only and wants the token in `state_dir`. One that is joined keeps
-    its own rules.
+    A cluster started here listens on loopback only and wants the token in `state_dir`; one that is joined
+    keeps its own rules.
     """
     # Actors set their own threads and devices; Ray must not hide GPUs from trainer ranks that share them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -24,7 +24,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
 from insitu.system.processes import free_port
-from insitu.training.packing import Packing, RankBatch, pack_step
+from insitu.training.packing import Limits, Packing, RankBatch, pack_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class TrainerGroup:
         self.opened: dict[str, int] = {}
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
         self.ranks: list[LoadedRank] = []
+        self.limits: Limits
+        """What the ranks can take; known once they have started for the first time."""
 
     async def start(self, shared_devices: str | None = None) -> None:
         """Start all ranks and load the base model on each. `shared_devices` are the engines' GPUs."""
@@ -85,6 +87,7 @@ class TrainerGroup:
             self._actors.append(Actor(self._actor, options, log_path, device))
         loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
         self.ranks = await self._together(loading, settings.deadlines.trainer_start, "loading the trainer")
+        self.limits = limits_of(self.ranks[0])
         log.info("trainer ready: %s", self.ranks)
 
     def _arguments(self, rank: int, port: int) -> RankArguments:
@@ -142,8 +145,7 @@ class TrainerGroup:
         The step is planned here, once. Each rank receives its own micro-batches through Ray's object store.
         """
         self._check_running("train_step")
-        limits, world_size = limits_of(self.ranks[0]), len(self._actors)
-        packing = await asyncio.to_thread(pack_step, sequences, settings, limits, world_size)
+        packing = await asyncio.to_thread(pack_step, sequences, settings, self.limits, len(self._actors))
         batches = await asyncio.to_thread(_sent, packing)
         self._check_running("train_step")
         step = self.opened.pop(run)

@@ -38,7 +38,7 @@ class ModelHost:
         scratch: Path,
     ) -> None:
         self.engine = engine
-        self._settings = settings
+        self.settings = settings
         self._ledger = ledger
         self.replicas = ReplicaSet(
             http,
@@ -65,8 +65,8 @@ class ModelHost:
 
     async def start(self) -> None:
         """Start engines and trainer, together where they do not share devices; a failure stops both."""
-        await check_free(self._settings, self.engine)
-        engines = self.replicas.start(self.engine, self._settings.num_replicas)
+        await check_free(self.settings, self.engine)
+        engines = self.replicas.start(self.engine, self.settings.num_replicas)
         if self.engine.device == "cpu":
             await all_or_none([engines, self.trainer.start()])
         else:  # the trainer may share the engines' devices, known only once they run
@@ -132,7 +132,7 @@ class ModelHost:
             await self.publisher.withdraw()
 
     def _shared_devices(self) -> str | None:
-        if self.engine.device == "cpu" or self._settings.placement == "dedicated":
+        if self.engine.device == "cpu" or self.settings.placement == "dedicated":
             return None
         return ",".join(self.replicas.devices)
 
@@ -150,7 +150,7 @@ class ModelHost:
 
     def _checkpoint(self, run: Run, step: int, *, verify: bool) -> Path:
         kept = {checkpoint.step: checkpoint for checkpoint in self._ledger.checkpoints(run.name)}
-        run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
+        run_dir = checkpoints.run_directory(self.settings.runs_dir, run.name)
         path = checkpoints.checkpoint_path(run_dir, step)
         if step not in kept:
             raise CorruptCheckpoint(

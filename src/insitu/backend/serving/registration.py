@@ -63,7 +63,9 @@ class Registrar:
     async def admit_runs(self) -> None:
         """Admit newly registered runs and stop serving closed or failed ones."""
         for run in await asyncio.to_thread(self._ledger.list_runs):
-            if run.state is RunState.REGISTERED:
+            if run.state is RunState.LOADING:  # the end of its admission could not be recorded
+                await self._admit(run)
+            elif run.state is RunState.REGISTERED:
                 self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
                 await self._admit(run)
             elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
@@ -87,9 +89,10 @@ class Registrar:
                 self._traffic.serve_version(run.name, run.step, served)
             await self._traffic.push()
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
-        except InsituError as error:
+        except Exception as error:  # whatever a registration asks for ends that run, not the backend
             log.exception("run %s cannot be served", run.name)
-            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, str(error))
+            reason = str(error) if isinstance(error, InsituError) else f"{type(error).__name__}: {error}"
+            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, reason)
 
     @asynccontextmanager
     async def _calls_held(self, reason: str, run: Run) -> AsyncGenerator[None]:
@@ -159,14 +162,30 @@ class Registrar:
         return registered_engine(self._settings, base, run.engine_args, run.init_args, run.lora.rank)
 
     async def _load(self, engine: EngineSettings) -> None:
-        """Replace the current engines and trainer with ones for these settings."""
+        """Replace the current engines and trainer with ones for these settings.
+
+        The devices rarely hold both, so the old ones stop first. If the new ones fail, the old come back.
+        """
         settings = await asyncio.to_thread(settings_for, self._settings, engine)
-        if self.host is not None:
-            await check_placement(settings, engine)  # before what runs is stopped for it
-            log.info("replacing the engine: %s", difference(self.host.engine, engine))
-            old, self.host = self.host, None
-            await self._traffic.push()
-            await old.stop()
+        old = self.host
+        if old is None:
+            await self._start(settings, engine)
+            return
+        await check_placement(settings, engine)  # before what runs is stopped for it
+        log.info("replacing the engine: %s", difference(old.engine, engine))
+        self.host = None
+        await self._traffic.push()
+        await old.stop()
+        try:
+            await self._start(settings, engine)
+        except InsituError as error:
+            self._say(
+                f"the engine with other settings did not start; the one before is started again: {error}"
+            )
+            await self._start(old.settings, old.engine)
+            raise
+
+    async def _start(self, settings: ServeSettings, engine: EngineSettings) -> None:
         host = ModelHost(settings, engine, self._ledger, self._http, self._scratch)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(host.stop)

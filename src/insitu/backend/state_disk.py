@@ -1,0 +1,40 @@
+"""The state directory's disk and permissions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_MIB = 1 << 20
+LEAST_FREE_BYTES = 256 * _MIB
+"""Below this no step is begun: it would write a checkpoint, and merged weights, and fail in the middle."""
+ENOUGH_FREE_BYTES = 512 * _MIB
+"""Once short, the disk must have this much again, so that training does not stop and go at the limit."""
+
+
+class StateDisk:
+    """Tells whether there is room for a training step."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._short = False
+
+    def shortage(self) -> str | None:
+        """Return what is missing, with the figures; None if there is room."""
+        free = shutil.disk_usage(self._directory).free
+        needed = ENOUGH_FREE_BYTES if self._short else LEAST_FREE_BYTES
+        self._short = free < needed
+        if not self._short:
+            return None
+        return (
+            f"the disk of {self._directory} has {free // _MIB} MiB free, a step needs "
+            f"{ENOUGH_FREE_BYTES // _MIB} MiB; free some space, for example with DELETE "
+            "/v1/runs/{run}/checkpoints/{step}"
+        )
+
+
+def make_private(directory: Path) -> None:
+    """Let this user alone into an existing directory and at the databases directly in it."""
+    directory.chmod(0o700)
+    for path in directory.glob("*.db*"):
+        path.chmod(0o600)

@@ -1,0 +1,147 @@
+"""No job and no state of the disk ends the supervisor's loops."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from insitu.backend import serve, state_disk
+from insitu.backend.plan.compute import Asked, choose
+from insitu.backend.plan.cpu import read_cpu
+from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.serve import Supervisor
+from insitu.backend.state_disk import ENOUGH_FREE_BYTES, LEAST_FREE_BYTES, StateDisk, make_private
+from insitu.errors import Unavailable
+from insitu.types import RunState
+
+Usage = namedtuple("Usage", "free")
+Row = namedtuple("Row", "name state")
+
+
+class StandinLedger:
+    """Has one ready run with one job; its first answers can be errors."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self.errors = errors
+        self.queued = ["job-1"]
+        self.requeued = 0
+
+    def list_runs(self) -> list[Row]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return [Row("run", RunState.READY)]
+
+    def next_job(self, ready: list[str]) -> str | None:
+        assert ready == ["run"]
+        return self.queued[0] if self.queued else None
+
+    def requeue_running(self) -> list[str]:
+        self.requeued += 1
+        return []
+
+
+class StandinRegistrar:
+    host = object()
+
+    async def admit_runs(self) -> None:
+        """Nothing is registered."""
+
+
+class StandinRunner:
+    def __init__(self, ledger: StandinLedger, errors: list[Exception]) -> None:
+        self.ledger = ledger
+        self.errors = errors
+        self.done: list[str] = []
+
+    async def run(self, job: str, host: object) -> None:
+        assert host is StandinRegistrar.host
+        if self.errors:
+            raise self.errors.pop(0)
+        self.done.append(job)
+        self.ledger.queued.remove(job)
+
+
+def supervisor(state: Path, said: list[str]) -> Any:
+    compute = choose(read_cpu(), "cpu", Asked(dtype="float32"))
+    settings = ServeSettings(state, "cpu", compute, "merged", "shared", "default")
+    return Supervisor(settings, state, said.append)
+
+
+async def works_until(supervisor: Any, runner: StandinRunner, is_there: Any) -> None:
+    working = asyncio.create_task(supervisor._work(StandinRegistrar(), runner, runner.ledger))
+    async with asyncio.timeout(5):
+        while not is_there():
+            assert not working.done(), working.exception()
+            await asyncio.sleep(0.005)
+    working.cancel()
+    await asyncio.wait([working])
+
+
+@pytest.mark.parametrize("where", ["ledger", "job"])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the ledger cannot write: full"), OSError(28, "No space left")]
+)
+async def test_work_goes_on_when_the_disk_does(
+    where: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_STORAGE_AGAIN_SECONDS", 0.01)
+    said: list[str] = []
+    ledger = StandinLedger([error, error] if where == "ledger" else [])
+    runner = StandinRunner(ledger, [error, error] if where == "job" else [])
+    await works_until(supervisor(tmp_path, said), runner, lambda: runner.done)
+    assert runner.done == ["job-1"]
+    assert ledger.requeued >= 1, "a job that could not be recorded runs again"
+    waits, goes_on = said
+    assert waits.startswith("training waits, calls are answered: ")
+    assert error.args[-1] in waits
+    assert goes_on == "training goes on"
+
+
+async def test_a_short_disk_pauses_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [LEAST_FREE_BYTES - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(free[0]))
+    said: list[str] = []
+    runner = StandinRunner(StandinLedger([]), [])
+    paused = supervisor(tmp_path, said)
+    await works_until(paused, runner, lambda: said)
+    assert not runner.done
+    assert "255 MiB free" in said[0]
+    free[0] = LEAST_FREE_BYTES + 1
+    assert paused._disk.shortage() is not None, "once short, it takes more than the limit"
+    free[0] = ENOUGH_FREE_BYTES
+    await works_until(paused, runner, lambda: runner.done)
+
+
+def test_room_is_judged_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [LEAST_FREE_BYTES]
+    monkeypatch.setattr(state_disk.shutil, "disk_usage", lambda _path: Usage(free[0]))
+    disk = StateDisk(tmp_path)
+    assert disk.shortage() is None
+
+
+def test_a_status_that_cannot_be_written_is_late(tmp_path: Path) -> None:
+    watched = supervisor(tmp_path, [])
+    registrar = type("StandinRegistrar", (), {"host": None})
+    (tmp_path / "status.new").mkdir()  # whatever is in the way: the write fails
+    watched._write_status(registrar, None)
+    assert not (tmp_path / "status.json").exists()
+    (tmp_path / "status.new").rmdir()
+    watched._write_status(registrar, None)
+    assert (tmp_path / "status.json").exists()
+
+
+def test_an_existing_state_directory_becomes_private(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o755)
+    for name in ("ledger.db", "calls.db", "calls.db-wal"):
+        (state / name).touch(mode=0o644)
+    make_private(state)
+    assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
+    assert state.stat().st_mode & 0o777 == 0o700
