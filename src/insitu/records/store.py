@@ -15,6 +15,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from insitu.errors import NotFound
+from insitu.records.call_head import CallHead
 from insitu.records.call_tokens import CallTokens
 from insitu.records.packing import (
     BYTES_PER_VALUE,
@@ -150,15 +151,14 @@ class RecordStore:
         with self._engine.begin() as connection:
             return bool(_among(connection, ROLLOUTS.c.id, [rollout_id]))
 
-    def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return those of `ids` whose answer is incomplete, with their finish reasons."""
-        ended = CALLS.c.finish_reason
-        found: dict[str, str] = {}
+    def heads(self, ids: Sequence[str]) -> dict[str, CallHead]:
+        """Return what is known of the stored calls among `ids` without reading a token."""
+        columns = (CALLS.c.id, CALLS.c.rollout_id, CALLS.c.run, CALLS.c.finish_reason)
+        found: dict[str, CallHead] = {}
         with self._engine.begin() as connection:
             for part in _batches(ids):
-                wanted = CALLS.c.id.in_(part), ended.in_(sorted(INCOMPLETE))
-                for row in connection.execute(sa.select(CALLS.c.id, ended).where(*wanted)):
-                    found[row.id] = row.finish_reason
+                for row in connection.execute(sa.select(*columns).where(CALLS.c.id.in_(part))):
+                    found[row.id] = CallHead(row.rollout_id, row.run, row.finish_reason)
         return found
 
     def count(self) -> int:

@@ -174,10 +174,20 @@ async def test_a_call_that_is_still_on_its_way_is_awaited(http, records, make_ca
     ],
 )
 async def test_recorded_calls_that_do_not_fit_are_refused(http, records, make_call, changes, said):
-    records.append([make_call("c1", **changes)])
-    answer = await put(http, "g", reference_group("c1"))
-    assert answer.status_code == 422
-    assert said in answer.json()["error"]["message"]
+    records.append([make_call("c1", **changes), make_call("c2")])
+    named = [("c1",)] if "prompt_ids" in changes else [("c1",), ("c1", "c2")]
+    for call_ids in named:
+        answer = await put(http, "g", reference_group(*call_ids))
+        assert answer.status_code == 422
+        assert said in answer.json()["error"]["message"]
+
+
+async def test_a_call_is_named_once_in_a_group(http, records, make_call):
+    records.append([make_call("c1", rollout_id=None)])
+    heads = [{"trajectory": {"rollout_id": name, "reward": 1.0, "call_ids": ["c1"]}} for name in "ab"]
+    answer = await put(http, "g", ndjson({"group": {"num_trajectories": 2}}, *heads))
+    assert answer.status_code == 400
+    assert "call c1 is named twice" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

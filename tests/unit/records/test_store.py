@@ -283,6 +283,7 @@ def test_calls_that_broke_off_are_told_apart(tmp_path: Path) -> None:
     store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
     ended = {"a": "stop", "b": "cancelled", "c": "broken", "d": "length"}
     store.append([make_call(name, finish_reason=reason) for name, reason in ended.items()])
-    assert store.incomplete([*ended, "nobody"]) == {"b": "cancelled", "c": "broken"}
+    heads = store.heads([*ended, "nobody"])
+    assert {name: head.finish_reason for name, head in heads.items()} == ended
     assert [call.id for call in store.of_run("run", 0)] == ["a", "d"]
     store.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from insitu.backend.ledger import Ledger
+from insitu.records.call_head import CallHead
 from insitu.system.keys import check_key, hash_key, is_loopback
 from insitu.types import ModelCall
 
@@ -32,8 +33,8 @@ class Records(Protocol):
         """Return those of `ids` that are stored."""
         ...
 
-    def incomplete(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the finish reason of those of `ids` that are incomplete."""
+    def heads(self, ids: Sequence[str]) -> dict[str, CallHead]:
+        """Return what is known of the stored calls among `ids` without their tokens."""
         ...
 
     def by_rollout(self, rollout_id: str) -> list[ModelCall]:

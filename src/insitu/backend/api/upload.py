@@ -25,7 +25,7 @@ from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
 from insitu.errors import CannotHonour, InvalidRequest, TooLarge
 from insitu.json_values import as_object
-from insitu.types import ModelCall, Trajectory, TrajectoryGroup
+from insitu.types import INCOMPLETE, ModelCall, Trajectory, TrajectoryGroup
 from insitu.wire.group_upload import GroupHead, GroupLine, InlineCall, TrajectoryHead
 from insitu.wire.headers import CALL_ID_HEADER
 from insitu.wire.message import Malformed, Message, read_object, shallow
@@ -130,21 +130,27 @@ class GroupReader:
         self._batch, self._batch_bytes = [], 0
 
     async def _check_references(self, trajectories: Sequence[Trajectory]) -> None:
-        """Check that named calls are complete and that each rollout's last call belongs to it and fits."""
+        """Check that named calls are complete and belong to their rollouts, and that the last ones fit."""
         if not trajectories:
             return
-        named = {call_id: t.rollout_id for t in trajectories for call_id in t.call_ids}
+        named: dict[str, str] = {}
+        for trajectory in trajectories:
+            for call_id in trajectory.call_ids:
+                if call_id in named:
+                    raise InvalidRequest(f"call {call_id} is named twice", hint="name each call once")
+                named[call_id] = trajectory.rollout_id
         await self._await_records(list(named))
-        for call_id, ended in (await run_in_threadpool(self._records.incomplete, list(named))).items():
-            raise CannotHonour(
-                f"rollout {named[call_id]!r} names call {call_id}, which ended `{ended}`: nothing that broke "
-                f"off is trained on",
-                hint="leave calls out whose finish_reason is cancelled or broken",
-            )
+        for call_id, head in (await run_in_threadpool(self._records.heads, list(named))).items():
+            self._check_belongs(named[call_id], head.rollout_id, head.run)
+            if head.finish_reason in INCOMPLETE:
+                raise CannotHonour(
+                    f"rollout {named[call_id]!r} names call {call_id}, which ended `{head.finish_reason}`: "
+                    "nothing that broke off is trained on",
+                    hint="leave calls out whose finish_reason is cancelled or broken",
+                )
         # The last call holds the whole conversation, so it is the longest: the others need not be read.
         last = await run_in_threadpool(self._records.get, [t.call_ids[-1] for t in trajectories])
         for trajectory, call in zip(trajectories, last, strict=True):
-            self._check_belongs(trajectory.rollout_id, call.rollout_id, call.run)
             self._check_length(trajectory.rollout_id, len(call.prompt_ids) + len(call.output_ids))
 
     async def _await_records(self, call_ids: list[str]) -> None:

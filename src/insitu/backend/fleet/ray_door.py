@@ -1,4 +1,4 @@
-"""Who may reach the Ray cluster that `insitu serve` starts: this machine alone, with this backend's token.
+"""The way into the Ray cluster that `insitu serve` starts: from this machine, with this backend's token.
 
 Whoever is let into a Ray cluster can run code in it. Ray binds its ports to every interface unless the node's
 address is loopback, and keeps a token of its own making in a file of the home directory that all users can
