@@ -7,13 +7,25 @@ response was lost can simply be retried with the same ids.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import aiohttp
 
 from insitu import errors
-from insitu.types import JobState, LoraSettings, ModelCall, RunState, StepSettings, TrajectoryGroup
+from insitu.system.tasks import ended_by
+from insitu.types import (
+    JobState,
+    LeaseState,
+    LoraSettings,
+    ModelCall,
+    RunState,
+    StepSettings,
+    TrajectoryGroup,
+)
 from insitu.wire.answers import (
     CheckpointInfo,
     CheckpointList,
@@ -30,9 +42,12 @@ from insitu.wire.answers import (
 )
 from insitu.wire.bodies import RunBody, StepBody
 from insitu.wire.group_upload import group_lines
+from insitu.wire.leases import LeaseBody, LeaseInfo
 from insitu.wire.message import read
 from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.wire.values import Scalar
+
+log = logging.getLogger(__name__)
 
 
 class InsituClient(Connected):
@@ -183,6 +198,64 @@ class InsituClient(Connected):
         """
         await self._transport.call(CheckpointInfo, "DELETE", _checkpoint_path(run, step))
 
+    async def lease(self, run: str, step: int, lease_id: str, *, seconds: float = 60.0) -> LeaseInfo:
+        """Take a lease of a kept step (0 is the base model), or renew it; raise Conflict if it has ended."""
+        body = LeaseBody(step=step, seconds=seconds)
+        return await self._transport.call(LeaseInfo, "PUT", _lease_path(run, lease_id), body=body)
+
+    async def get_lease(self, run: str, lease_id: str) -> LeaseInfo:
+        """Return one lease."""
+        return await self._transport.call(LeaseInfo, "GET", _lease_path(run, lease_id))
+
+    async def release(self, run: str, lease_id: str) -> LeaseInfo:
+        """End a lease; harmless if it has ended already."""
+        return await self._transport.call(LeaseInfo, "DELETE", _lease_path(run, lease_id))
+
+    @asynccontextmanager
+    async def leased(
+        self, run: str, step: int, *, seconds: float = 60.0, deadline_seconds: float = 3600.0
+    ) -> AsyncGenerator[LeaseInfo]:
+        """Have a version served inside this block, under the lease's `model`.
+
+        Wait for it at most `deadline_seconds`; raise ChildFailed if it cannot be loaded. If the lease is
+        lost, because the backend was restarted or unreachable for `seconds`, the block is cancelled and the
+        reason raised.
+        """
+        lease_id = f"lease-{secrets.token_hex(8)}"
+        await self.lease(run, step, lease_id, seconds=seconds)
+        try:
+            async with ended_by(self._keep_lease(run, step, lease_id, seconds)):
+                yield await self._wait_lease(run, lease_id, deadline_seconds)
+        finally:
+            try:
+                await self.release(run, lease_id)
+            except errors.Unavailable as error:
+                log.warning("the lease %s of %s@%d ends by itself: %s", lease_id, run, step, error.message)
+
+    async def _wait_lease(self, run: str, lease_id: str, deadline_seconds: float) -> LeaseInfo:
+        def done(lease: LeaseInfo) -> bool:
+            if lease.state is LeaseState.ENDED:
+                raise errors.ChildFailed(f"the lease of {lease.model} has ended: {lease.reason}")
+            return lease.state is LeaseState.READY
+
+        def say(lease: LeaseInfo) -> str:
+            return f"{lease.model} to be served: {lease.reason}"
+
+        return await self._wait(lambda: self.get_lease(run, lease_id), done, say, deadline_seconds, 0.1)
+
+    async def _keep_lease(self, run: str, step: int, lease_id: str, seconds: float) -> None:
+        """Renew the lease until it is lost; raise the reason."""
+        loop = asyncio.get_running_loop()
+        renewed_at = loop.time()
+        while True:
+            await asyncio.sleep(seconds / 3)
+            try:
+                await self.lease(run, step, lease_id, seconds=seconds)
+                renewed_at = loop.time()
+            except errors.Unavailable:
+                if loop.time() - renewed_at > seconds:
+                    raise
+
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0
     ) -> AsyncIterator[EventInfo]:
@@ -228,3 +301,7 @@ class InsituClient(Connected):
 
 def _checkpoint_path(run: str, step: int) -> str:
     return f"/v1/runs/{quote(run, safe='')}/checkpoints/{step}"
+
+
+def _lease_path(run: str, lease_id: str) -> str:
+    return f"/v1/runs/{quote(run, safe='')}/leases/{quote(lease_id, safe='')}"

@@ -18,6 +18,7 @@ from insitu.wire.values import NAME_PATTERN as NAME_PATTERN
 from insitu.wire.values import Ending as Ending
 from insitu.wire.values import GroupState as GroupState
 from insitu.wire.values import JobState as JobState
+from insitu.wire.values import LeaseState as LeaseState
 from insitu.wire.values import RunState as RunState
 
 if TYPE_CHECKING:

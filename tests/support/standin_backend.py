@@ -7,9 +7,9 @@
               StandinEngine
 
 A step trains nothing: it waits `train_seconds`, writes a tiny checkpoint, commits it and serves
-`<run>@<step>`. Everything else is what a client of a true backend meets. In a test it runs in-process
-(`async with StandinBackend(tmp_path) as backend`), or in its own process, which may be killed and started
-again with the same state directory and ports:
+`<run>@<step>`. A leased version is served beside the others. Everything else is what a client of a true
+backend meets. In a test it runs in-process (`async with StandinBackend(tmp_path) as backend`), or in its own
+process, which may be killed and started again with the same state directory and ports:
 
     python -m tests.support.standin_backend --state-dir D --port P --gateway-port G
 """
@@ -43,7 +43,7 @@ from insitu.gateway.shared.settings import Settings
 from insitu.gateway_client import GatewayClient
 from insitu.records.store import RecordStore
 from insitu.system.processes import free_port
-from insitu.types import JobState, RunState, policy_name
+from insitu.types import JobState, LeaseState, RunState, policy_name
 from insitu.wire.routing_table import Served, ServedBase
 from tests.support.standin_engine import Behaviour, StandinEngine
 
@@ -129,6 +129,7 @@ class StandinBackend:
         checkpoints.remove_leftovers(self._runs_dir)
         self.ledger = stack.enter_context(Ledger(ledger_url(self.state_dir)))
         self.ledger.requeue_running()
+        self.ledger.end_leases("the backend was restarted")
         settings = ApiSettings.with_key(self.state_dir, KEY, _HOST, self.port)
         self._records = RecordStore(records_url(settings))
         stack.callback(self._records.close)
@@ -197,6 +198,7 @@ class StandinBackend:
                 elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
                     self._traffic.drop_run(run.name)
                     await self._traffic.push()
+            await self._lend()
             ready = [run.name for run in runs if run.state is RunState.READY]
             job = await asyncio.to_thread(self.ledger.next_job, ready) if ready else None
             if job is not None:
@@ -225,6 +227,24 @@ class StandinBackend:
         for old in [number for number in versions if number < step - 1]:
             del versions[old]
         self._traffic.latest[run.name] = step
+
+    async def _lend(self) -> None:
+        """Serve what is leased, and nothing else besides the runs' own versions."""
+        behaviour = self.engine.behaviour
+        leases = await asyncio.to_thread(self.ledger.open_leases)
+        lent: dict[str, dict[int, Served]] = {}
+        for lease in leases:
+            if lease.step and lease.model not in behaviour.adapters:
+                behaviour.adapters.append(lease.model)
+            base = Served((await asyncio.to_thread(self.ledger.get_run, lease.run)).base_model, "base")
+            served = Served(lease.model, lease.model) if lease.step else base
+            lent.setdefault(lease.run, {})[lease.step] = served
+        if lent != self._traffic.lent:
+            self._traffic.lent = lent
+            await self._traffic.push()
+        for lease in leases:
+            if lease.state is LeaseState.WAITING:
+                await asyncio.to_thread(self.ledger.make_lease_ready, lease)
 
     async def _run_job(self, job: Job) -> None:
         job = await asyncio.to_thread(self.ledger.transition_job, job.id, JobState.RUNNING)

@@ -7,7 +7,7 @@
       └─ Ray: replicas, trainer ranks       │
                                             ▼
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
-            work    every 0.1 s: registered and closed runs, then the oldest queued job, one at a time
+            work    every 0.1 s: registered and closed runs, version leases, then the oldest queued job
 
 The loops share only the ledger and the model host, and only `work` changes what is served. While the state
 directory cannot be written, `work` waits and inference goes on. A failure that neither loop can repair ends
@@ -45,6 +45,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
+from insitu.backend.serving.version_leases import VersionLeases
 from insitu.backend.state_disk import StateDisk, make_private
 from insitu.errors import ChildFailed, InsituError
 from insitu.records.store import RecordStore
@@ -162,6 +163,8 @@ class Supervisor:
         )
         registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say)
         runner = StepRunner(settings, ledger, records, traffic)
+        leases = VersionLeases(settings, ledger, traffic)
+        await leases.end_all()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
             await wait_answering(http, self._urls(), settings.logs_dir)
@@ -169,7 +172,7 @@ class Supervisor:
             self._state = "ready"
             for line in announcement(settings, registrar.host, time.monotonic() - started):
                 self._say(line)
-            tasks.create_task(self._work(registrar, runner, ledger))
+            tasks.create_task(self._work(registrar, runner, leases, ledger))
 
     async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -210,7 +213,9 @@ class Supervisor:
         finally:
             self._reviving.discard(replica.pid)
 
-    async def _work(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> None:
+    async def _work(
+        self, registrar: Registrar, runner: StepRunner, leases: VersionLeases, ledger: Ledger
+    ) -> None:
         left_running = False
         while True:
             try:
@@ -218,7 +223,7 @@ class Supervisor:
                     for job_id in await asyncio.to_thread(ledger.requeue_running):
                         log.warning("job %s runs again", job_id)
                     left_running = False
-                worked = await self._work_once(registrar, runner, ledger)
+                worked = await self._work_once(registrar, runner, leases, ledger)
             except (InsituError, OSError) as error:
                 if str(error) != self._waiting:
                     log.exception("training waits")
@@ -229,17 +234,25 @@ class Supervisor:
                 if not worked:
                     await asyncio.sleep(_WORK_SECONDS)
 
-    async def _work_once(self, registrar: Registrar, runner: StepRunner, ledger: Ledger) -> bool:
-        """Admit runs and take the next job; return False if there is none, or no room for one."""
-        await registrar.admit_runs()
+    async def _work_once(
+        self, registrar: Registrar, runner: StepRunner, leases: VersionLeases, ledger: Ledger
+    ) -> bool:
+        """Admit runs, serve leases and take the next job; return False if none is there or can be taken."""
+        if not leases.exclusive:
+            await registrar.admit_runs()
         runs = await asyncio.to_thread(ledger.list_runs)
         ready = [run.name for run in runs if run.state is RunState.READY]
         job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
+        await leases.tend(registrar.host, job)
         shortage = await asyncio.to_thread(self._disk.shortage)
-        if job is not None and registrar.host is not None and shortage is None:
-            await runner.run(job, registrar.host)
         self._wait_for(shortage)
-        return job is not None and shortage is None
+        if job is None or registrar.host is None or shortage is not None:
+            return False
+        if leases.exclusive:
+            await leases.say_waiting(job)
+            return False
+        await runner.run(job, registrar.host)
+        return True
 
     def _wait_for(self, cause: str | None) -> None:
         """Say once that training waits, and once that it goes on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -18,3 +19,26 @@ async def all_or_none(work: Iterable[Awaitable[Result]]) -> list[Result]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+@asynccontextmanager
+async def ended_by(watch: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Cancel the block when `watch` fails, and raise its error instead."""
+    watching = asyncio.create_task(watch)
+
+    def end_block(_task: asyncio.Task[None]) -> None:
+        scope.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout(None) as scope:
+            watching.add_done_callback(end_block)
+            try:
+                yield
+            finally:
+                watching.remove_done_callback(end_block)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        await watching
+    finally:
+        watching.cancel()

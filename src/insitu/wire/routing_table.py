@@ -22,6 +22,8 @@ class Hold(Message):
 
     reason: str
     deadline_seconds: Annotated[float, Interval(ge=0)]
+    passing: str | None = None
+    """The one name whose calls go on; None holds all calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class ServedBase(Message):
 class ServedRun(Message):
     """The versions of a run, by step."""
 
-    latest: Step
-    """The step that the run's own name resolves to."""
+    latest: Step | None
+    """The step that the run's own name resolves to; None if only leased steps are served."""
     served: dict[Step, Served]
 
 

@@ -59,6 +59,12 @@ class GroupState(StrEnum):
     CONSUMED = "consumed"
 
 
+class LeaseState(StrEnum):
+    WAITING = "waiting"
+    READY = "ready"
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Limit a text to a regular expression."""
@@ -176,6 +182,7 @@ EndingValue = Annotated[Ending, Spelled()]
 RunStateValue = Annotated[RunState, Spelled()]
 JobStateValue = Annotated[JobState, Spelled()]
 GroupStateValue = Annotated[GroupState, Spelled()]
+LeaseStateValue = Annotated[LeaseState, Spelled()]
 
 if TYPE_CHECKING:
     AnyObject: TypeAlias = JsonObject

@@ -20,7 +20,7 @@ TABLE = RoutingTable(
     runs={"run": ServedRun(2, {1: Served("tiny", "run@1"), 2: Served("run@2", "run@2")})},
 )
 WIRE = (
-    '{"epoch": 7, "hold": {"reason": "run trains step 3", "deadline_seconds": 60.0}, '
+    '{"epoch": 7, "hold": {"reason": "run trains step 3", "deadline_seconds": 60.0, "passing": null}, '
     '"replicas": [{"id": "replica-0", "url": "http://127.0.0.1:1"}], '
     '"base": {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": null}, '
     '"runs": {"run": {"latest": 2, "served": {"1": {"engine_model": "tiny", "version": "run@1"}, '

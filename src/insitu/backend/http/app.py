@@ -15,6 +15,7 @@ from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
 from insitu.backend.api.routes_groups import group_routes, upload_schemas
 from insitu.backend.api.routes_jobs import job_routes
+from insitu.backend.api.routes_leases import lease_routes
 from insitu.backend.api.routes_runs import run_routes
 from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
@@ -59,8 +60,8 @@ def build_api(
     problems.install(app)
     app.include_router(health_routes(services, app.version))
     errors: dict[int | str, Documented] = {"default": {"model": ErrorBody}}
-    for router in (run_routes(services), group_routes(services), job_routes(services)):
-        app.include_router(router, prefix=PREFIX, responses=errors)
+    for routes in (run_routes, group_routes, job_routes, lease_routes):
+        app.include_router(routes(services), prefix=PREFIX, responses=errors)
     app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)
     # Added last, hence outermost: nothing behind it is reached without a key.

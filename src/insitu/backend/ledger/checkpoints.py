@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, insert, select
 
-from insitu.backend.ledger import schema
+from insitu.backend.ledger import leases, schema
 from insitu.backend.ledger.rows import Checkpoint
 from insitu.backend.ledger.runs import read_run
 from insitu.errors import Conflict, InvalidRequest, NotFound
@@ -44,7 +44,7 @@ def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def forget(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Delete and return one row; reject a pinned one and the newest `MIN_KEPT`."""
+    """Delete and return one row; reject a pinned or leased one and the newest `MIN_KEPT`."""
     read_run(connection, run, lock=True)
     wanted = _read(connection, run, step)
     newest = [kept.step for kept in list_all(connection, run)][-MIN_KEPT:]
@@ -52,6 +52,11 @@ def forget(connection: Connection, run: str, step: int) -> Checkpoint:
         raise Conflict(
             f"checkpoint {step} of run {run!r} is pinned",
             hint=f"unpin it first: DELETE /v1/runs/{run}/checkpoints/{step}/pin",
+        )
+    if step in leases.leased_steps(connection, run):
+        raise Conflict(
+            f"checkpoint {step} of run {run!r} is leased for evaluation",
+            hint="wait until the evaluation has ended",
         )
     if step in newest:
         raise Conflict(
@@ -63,11 +68,13 @@ def forget(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def prune(connection: Connection, run: str, keep: int) -> list[int]:
-    """Delete all rows but the newest `keep` and the pinned ones; return the steps deleted."""
+    """Delete all rows but the newest `keep`, the pinned and the leased ones; return the steps deleted."""
     if keep < MIN_KEPT:
         raise InvalidRequest(f"keep={keep}: at least {MIN_KEPT} checkpoints are kept")
     read_run(connection, run, lock=True)
-    old = [kept.step for kept in list_all(connection, run)[:-keep] if not kept.pinned]
+    leased = leases.leased_steps(connection, run)
+    aged = list_all(connection, run)[:-keep]
+    old = [kept.step for kept in aged if not kept.pinned and kept.step not in leased]
     for step in old:
         _drop(connection, run, step)
     return old

@@ -147,6 +147,15 @@ def progress(connection: Connection, job_id: str, phase: str, share: float, data
     add_event(connection, job_id, "progress", {**data, "phase": phase, "progress": share})
 
 
+def wait_for(connection: Connection, job_id: str, phase: str) -> None:
+    """Say what a queued job waits for; do nothing if that is known or the job is no longer queued."""
+    job = read(connection, job_id, lock=True)
+    if job.state is not JobState.QUEUED or job.phase == phase:
+        return
+    connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(phase=phase))
+    add_event(connection, job_id, "progress", {"phase": phase, "progress": 0.0})
+
+
 def add_event(connection: Connection, job_id: str, kind: str, data: Mapping[str, object]) -> None:
     """Append an event to the job's history."""
     values = {"job_id": job_id, "kind": kind, "at": time.time(), "data": data}

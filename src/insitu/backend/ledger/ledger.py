@@ -6,6 +6,7 @@ per process that commits them in groups; reads run in the caller's thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,8 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from insitu.backend.ledger import checkpoints, groups, jobs, runs, schema, steps
-from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Run, Step
+from insitu.backend.ledger import checkpoints, groups, jobs, leases, runs, schema, steps
+from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.json_values import JsonObject, JsonValue
@@ -31,7 +32,7 @@ def ledger_url(state_dir: Path) -> str:
 
 
 class Ledger:
-    """Runs, groups, jobs, steps and checkpoints, with their rules. Safe to share between threads."""
+    """Runs, groups, jobs, steps, checkpoints and leases, with their rules. Safe to share between threads."""
 
     def __init__(self, url: str, *, max_batch: int = 256) -> None:
         self._engine = schema.open_engine(url)
@@ -164,6 +165,10 @@ class Ledger:
             raise InvalidRequest(f"progress of job {job_id} must lie in 0..1, got {progress}")
         self._writer.run(lambda connection: jobs.progress(connection, job_id, phase, progress, data))
 
+    def set_waiting(self, job_id: str, phase: str) -> None:
+        """Record what a queued job waits for, and emit an event if that is new."""
+        self._writer.run(lambda connection: jobs.wait_for(connection, job_id, phase))
+
     def events_since(self, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
         """Return up to `limit` events of the job after `seq` (0 is the start), oldest first."""
         table = schema.events
@@ -214,6 +219,43 @@ class Ledger:
         Remove their directories only afterwards.
         """
         return self._writer.run(lambda connection: checkpoints.prune(connection, run, keep))
+
+    # Leases
+
+    def take_lease(self, run: str, lease_id: str, step: int, seconds: float) -> Lease:
+        """Take a lease of a kept step, or renew it; raise Conflict if it has ended."""
+        return self._writer.run(lambda connection: leases.take(connection, run, lease_id, step, seconds))
+
+    def get_lease(self, run: str, lease_id: str) -> Lease:
+        """Return the lease, or raise NotFound."""
+        return self._read(lambda connection: leases.read(connection, run, lease_id))
+
+    def release_lease(self, run: str, lease_id: str) -> Lease:
+        """End the lease; harmless if it has ended already."""
+        return self._writer.run(lambda connection: leases.release(connection, run, lease_id))
+
+    def open_leases(self) -> list[Lease]:
+        """End the leases that were not renewed in time; return the open ones, oldest first."""
+        found = self._read(leases.list_open)
+        if all(lease.expires_at >= time.time() for lease in found):
+            return found
+        return self._writer.run(leases.expire)
+
+    def make_lease_ready(self, lease: Lease) -> Lease:
+        """Tell the holder that its version is served; return the lease, which may have ended meanwhile."""
+        return self._writer.run(lambda connection: leases.make_ready(connection, lease))
+
+    def explain_lease(self, lease: Lease, reason: str) -> None:
+        """Record why a lease waits."""
+        self._writer.run(lambda connection: leases.explain(connection, lease, reason))
+
+    def end_lease(self, lease: Lease, reason: str) -> Lease:
+        """End a lease for this reason."""
+        return self._writer.run(lambda connection: leases.end(connection, lease, reason))
+
+    def end_leases(self, reason: str) -> list[Lease]:
+        """End every open lease; call it before taking the first one after a start."""
+        return self._writer.run(lambda connection: leases.end_all(connection, reason))
 
     def _read(self, query: Callable[[Connection], Result]) -> Result:
         try:

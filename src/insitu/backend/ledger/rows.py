@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from insitu.json_values import JsonObject, JsonValue
-from insitu.types import GroupState, JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
+from insitu.types import (
+    GroupState,
+    JobState,
+    LeaseState,
+    LoraSettings,
+    RunState,
+    StepSettings,
+    TrajectoryGroup,
+    policy_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +106,23 @@ class Checkpoint:
     created_at: float
     pinned: bool
     """Kept until it is unpinned, however old it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A claim on one version, which is served until the claim ends."""
+
+    run: str
+    id: str
+    step: int
+    state: LeaseState
+    reason: str
+    """Why it waits or has ended; empty while it is ready."""
+    seconds: float
+    created_at: float
+    expires_at: float
+
+    @property
+    def model(self) -> str:
+        """The name that model calls use: `<run>@<step>`."""
+        return policy_name(self.run, self.step)

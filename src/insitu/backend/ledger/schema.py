@@ -139,6 +139,21 @@ pins = Table(
     ForeignKeyConstraint(["run", "step"], ["checkpoints.run", "checkpoints.step"]),
 )
 
+leases = Table(
+    "leases",
+    metadata,
+    # A separate table, like pins. Step 0, the base model, has no checkpoint to refer to.
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index("leases_by_state", "state", "created_at"),
+)
+
 precisions = Table(
     "precisions",
     metadata,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -103,6 +104,29 @@ class ModelHost:
 
     async def publish_committed(self, run: Run) -> Served:
         """Publish the run's last committed step; with merged weights, hold and drain calls first."""
+        served = await self._publish(run)
+        self.publisher.committed()
+        return served
+
+    async def lend(self, run: Run, step: int) -> Served:
+        """Load a kept step until `take_back`; with merged weights, hold and drain calls first.
+
+        A trainer that exported the step forgets it: the run is opened again at its own step when it trains.
+        """
+        served = await self._publish(replace(run, step=step))
+        if self.publisher.exports(step):
+            await self.trainer.forget_run(run.name)
+        if self.engine.publication == "adapter":  # the others stay, so there is nothing to return to
+            self.publisher.committed()
+        return served
+
+    async def take_back(self, served: Served) -> None:
+        """Unload a version that was lent, also one that was not loaded whole; merged weights go back."""
+        async with self.lease.engines():
+            await self.publisher.withdraw()
+            await self.publisher.retire(served)
+
+    async def _publish(self, run: Run) -> Served:
         checkpoint = await asyncio.to_thread(self._committed_checkpoint, run)
         async with self.lease.handover():
             if self.publisher.exports(run.step):
@@ -110,9 +134,7 @@ class ModelHost:
                     await self.open_run(run)
                     await self.publisher.prepare(run.name, run.step)
             async with self.lease.publication():
-                served = await self.publisher.publish(run.name, run.step, checkpoint)
-        self.publisher.committed()
-        return served
+                return await self.publisher.publish(run.name, run.step, checkpoint)
 
     async def retire(self, served: Served) -> None:
         """Unload a version that no call uses any more."""

@@ -182,9 +182,13 @@ class MergedPublisher(Publisher):
         self._before = None
 
     async def withdraw(self) -> None:
-        before, self._before = self._before, None
-        if before is not None:
-            await self._load(before)
+        """Load the weights before; after a failure, call it again. An engine that restarts has them too."""
+        if self._before is None:
+            return
+        withdrawn, self._current = self._current, self._before
+        await self._load(self._before)
+        self._before = None
+        await asyncio.to_thread(self._remove, withdrawn)
 
     async def retire(self, served: Served) -> None:
         """Do nothing: the new weights have replaced the old ones."""
@@ -200,18 +204,8 @@ class MergedPublisher(Publisher):
 
     async def _load(self, weights: _Weights) -> None:
         directory = weights.directory
-        if directory is None:
-            self._current = weights
-            await self._lease.replace_all()
-            return
-        await self._lease.on_each(
-            lambda engine: engine.reload_weights(directory, weights.version), calls_held=True
-        )
-        self._current = weights
-
-    async def _restore(self, engine: EngineClient) -> None:
-        if self._current is not self._base and self._current.directory is not None:
-            await engine.reload_weights(self._current.directory, self._current.version)
+        if directory is not None and directory not in (self._current.directory, self._base.directory):
+            shutil.rmtree(directory)
 
     def _directory(self, run: str, step: int) -> Path:
         return self._runs_dir / run / "merged" / f"{step:06d}"

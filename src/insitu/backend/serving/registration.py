@@ -214,7 +214,7 @@ class Registrar:
     async def _free(self, run: Run, versions: list[Served], host: ModelHost) -> None:
         await host.trainer.forget_run(run.name)
         if self._settings.publication == "adapter":
-            for served in versions:
+            for served in [served for served in versions if not self._traffic.is_lent(served)]:
                 await self._traffic.drained(self._settings.deadlines.drain, served.version)
                 await host.retire(served)
             return

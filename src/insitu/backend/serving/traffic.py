@@ -41,7 +41,10 @@ class Traffic:
     """Returns the URLs of the engines that take calls, by id; called per table, as engines get replaced."""
     runs: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     latest: dict[str, int] = field(default_factory=dict[str, int])
-    holds: list[str] = field(default_factory=list[str])
+    lent: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
+    """Versions that are served for evaluation besides, or with merged weights instead."""
+    holds: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
+    """Reasons to hold calls, each with the one name that passes; the last one counts."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Increases with every table, also across restarts of the supervisor."""
     _sent: dict[str, str] = field(default_factory=dict[str, str])
@@ -66,6 +69,19 @@ class Traffic:
     def drop_run(self, run: str) -> None:
         self.runs.pop(run, None)
         self.latest.pop(run, None)
+
+    def lend(self, run: str, step: int, served: Served) -> None:
+        """Route `<run>@<step>`, without moving the alias `<run>`."""
+        self.lent.setdefault(run, {})[step] = served
+
+    def take_back(self, run: str, step: int) -> None:
+        """Stop routing to a version that was lent, unless it is one of the run's own."""
+        self.lent[run].pop(step)
+        if not self.lent[run]:
+            del self.lent[run]
+
+    def is_lent(self, served: Served) -> bool:
+        return any(served in versions.values() for versions in self.lent.values())
 
     async def push(self) -> None:
         """Send the table, retrying until the gateway accepts it."""
@@ -111,14 +127,18 @@ class Traffic:
         return state
 
     @asynccontextmanager
-    async def held(self, reason: str) -> AsyncGenerator[None]:
-        """Hold new calls in the gateway inside this block; on exit, release them on the current table."""
-        self.holds.append(reason)
+    async def held(self, reason: str, passing: str | None = None) -> AsyncGenerator[None]:
+        """Hold new calls in the gateway inside this block; on exit, release them on the current table.
+
+        Calls to the name `passing` go on.
+        """
+        hold = (reason, passing)
+        self.holds.append(hold)
         try:
             await self.push()
             yield
         finally:
-            self.holds.remove(reason)
+            self.holds.remove(hold)
             await self.offer()
 
     async def drained(self, deadline_seconds: float, version: str | None = None) -> None:
@@ -139,11 +159,20 @@ class Traffic:
     def _table(self) -> RoutingTable:
         return RoutingTable(
             epoch=self.revision,
-            hold=Hold(self.holds[-1], self.hold_seconds) if self.holds else None,
+            hold=self._hold(),
             replicas=[ReplicaAddress(name, url) for name, url in self.replicas().items()],
             base=self.base,
-            runs={run: ServedRun(self.latest[run], versions) for run, versions in self.runs.items()},
+            runs={run: self._served_run(run) for run in self.runs | self.lent},
         )
+
+    def _hold(self) -> Hold | None:
+        if not self.holds:
+            return None
+        reason, passing = self.holds[-1]
+        return Hold(reason, self.hold_seconds, passing if len(self.holds) == 1 else None)
+
+    def _served_run(self, run: str) -> ServedRun:
+        return ServedRun(self.latest.get(run), self.lent.get(run, {}) | self.runs.get(run, {}))
 
     async def _request(
         self, kind: type[Received], method: str, path: str, body: Message | None = None

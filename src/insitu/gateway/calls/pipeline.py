@@ -230,7 +230,7 @@ class Caller:
         """Return the next attempt's target, replica and wait. Nothing is awaited after the table was read."""
         started = time.monotonic()
         while True:
-            table = await self.routes.admit()
+            table = await self.routes.admit(context.request.model)
             target = table.resolve(context.request.model)
             replica = self.pool.choose(context.labels.rollout_id, tried)
             waited = time.monotonic() - started

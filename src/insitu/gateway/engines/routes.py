@@ -58,11 +58,12 @@ class Table:
         """Return the version that `model` names now; NotFound says what is served instead."""
         run, step = parse_policy(model)
         if run in self.runs:
-            wanted = self.latest[run] if step is None else step
+            wanted = self.latest.get(run) if step is None else step
             if wanted in self.runs[run]:
                 return self.runs[run][wanted]
             served = ", ".join(policy_name(run, s) for s in sorted(self.runs[run])) or "none"
-            raise NotFound(f"Step {wanted} of run `{run}` is not served.", hint=f"served steps: {served}")
+            what = f"Run `{run}`" if wanted is None else f"Step {wanted} of run `{run}`"
+            raise NotFound(f"{what} is not served.", hint=f"served steps: {served}")
         if model in self.extra:
             return self.extra[model]
         if self.base is not None and model == self.base.name:
@@ -77,7 +78,7 @@ class Table:
         """Return every name that a client may use now."""
         base = [self.base.name] if self.base is not None and not self.base_refusal else []
         versions = [policy_name(run, step) for run, steps in self.runs.items() for step in sorted(steps)]
-        return base + list(self.extra) + list(self.runs) + versions
+        return base + list(self.extra) + list(self.latest) + versions
 
     def _offer(self) -> str:
         return "served: " + (", ".join(self.names()) or "nothing yet")
@@ -102,7 +103,7 @@ def parse_table(body: bytes) -> Table:
             }
             for name, run in sent.runs.items()
         },
-        latest={name: run.latest for name, run in sent.runs.items()},
+        latest={name: run.latest for name, run in sent.runs.items() if run.latest is not None},
     )
 
 
@@ -149,13 +150,16 @@ class Routes:
             return False
         return True
 
-    async def admit(self) -> Table:
-        """Wait out any hold, return the table. Overloaded if too many wait, Unavailable at the deadline."""
-        if (table := self._open_table()) is not None:
+    async def admit(self, model: str) -> Table:
+        """Wait out any hold on `model`, return the table.
+
+        Overloaded if too many calls wait, Unavailable at the deadline.
+        """
+        if (table := self._open_table(model)) is not None:
             return table
         with self.waiting():
             started = time.monotonic()
-            while (table := self._open_table()) is None:
+            while (table := self._open_table(model)) is None:
                 reason, allowed = self._hold_terms()
                 left = started + allowed - time.monotonic()
                 if left <= 0:
@@ -186,10 +190,12 @@ class Routes:
             if not self.in_flight[key]:
                 del self.in_flight[key]
 
-    def _open_table(self) -> Table | None:
+    def _open_table(self, model: str) -> Table | None:
         if self.closing:
             raise Unavailable("The gateway is shutting down.", hint="retry later")
-        return self.table if self.table is not None and self.table.hold is None else None
+        if self.table is None or (self.table.hold is not None and self.table.hold.passing != model):
+            return None
+        return self.table
 
     def _hold_terms(self) -> tuple[str, float]:
         if self.table is None or self.table.hold is None:
