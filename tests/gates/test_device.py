@@ -18,7 +18,7 @@ from aiohttp import web
 
 from insitu.backend import serve
 from insitu.backend.jobs import StepRunner
-from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.ledger import Job, Ledger, ledger_url
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.engine import EngineSettings, Publication
@@ -29,6 +29,7 @@ from insitu.backend.serving import registration as registration_module
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
+from insitu.backend.serving.version_leases import VersionLeases
 from insitu.gateway.app import build_app
 from insitu.gateway.shared.settings import Limits, Settings
 from insitu.records.store import RecordStore
@@ -88,6 +89,8 @@ class World:
         self.traffic = traffic
         self.registrar: Registrar
         self.runner: StepRunner
+        self.leases: VersionLeases
+        self.supervisor: Supervisor
         self.state: Path
         self.called = "run"
         self.slowest_call = 0.0
@@ -111,14 +114,18 @@ class World:
 
     async def submit(self, run: str, step: int, attempt: int = 0) -> JobState:
         """Train the step's groups, which are the same in every world."""
+        job = self.queue(run, step, attempt)
+        await self.runner.run(job, self.host)
+        return self.ledger.get_job(job.id).state
+
+    def queue(self, run: str, step: int, attempt: int = 0) -> Job:
+        """Queue a step for the supervisor's work loop."""
         ids: list[str] = []
         for number in range(2):
             group = self._group(run, step, number)
             self.ledger.put_group(group, "hash")
             ids.append(group.id)
-        job = self.ledger.create_job(run, f"{run}-{step}-{attempt}", ids, STEP, "hash")
-        await self.runner.run(job, self.host)
-        return self.ledger.get_job(job.id).state
+        return self.ledger.create_job(run, f"{run}-{step}-{attempt}", ids, STEP, "hash")
 
     def _group(self, run: str, step: int, number: int) -> TrajectoryGroup:
         calls: list[ModelCall] = []
@@ -152,10 +159,11 @@ class World:
         await self.traffic.refresh()
         assert await self.call() == 200
 
-    async def call(self) -> int:
+    async def call(self, model: str | None = None) -> int:
         """One call through the gateway; no call may take longer than its deadline."""
         started = time.monotonic()
-        body = {"model": self.called, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        messages = [{"role": "user", "content": "hello"}]
+        body = {"model": model or self.called, "messages": messages, "max_tokens": 4}
         headers = {"authorization": "Bearer default"}
         url = f"{self.traffic.gateway_url}/v1/chat/completions"
         async with self.traffic.http.post(url, json=body, headers=headers) as answer:
@@ -202,10 +210,13 @@ async def running(
         world.state = state
         world.registrar = Registrar(settings, ledger, traffic, http, state, lambda _line: None)
         world.runner = StepRunner(settings, ledger, records, traffic)
+        world.leases = VersionLeases(settings, ledger, traffic)
+        world.supervisor = Supervisor(settings, state, print)
+        await world.leases.end_all()
         await world.registrar.resume()
         stack.push_async_callback(lambda: world.host.stop())
         await world.register("run")
-        stack.push_async_callback(ended, asyncio.create_task(tend(world, Supervisor(settings, state, print))))
+        stack.push_async_callback(ended, asyncio.create_task(tend(world, world.supervisor)))
         for _ in range(2):
             stack.push_async_callback(ended, asyncio.create_task(calling(world)))
         yield world

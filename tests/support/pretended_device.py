@@ -83,6 +83,8 @@ class PretendedDevice:
     peak: float = 0.0
     exceeded: list[str] = field(default_factory=list)
     visited: list[str] = field(default_factory=list)
+    answered: list[tuple[str, Path | None]] = field(default_factory=list)
+    """The version that an engine said for each generation, and the full weights that it had."""
     faults: Faults = field(default_factory=dict)
     """Where to fail, once each: a point's name with its number of visits before, `engine.sleep#0`."""
 
@@ -264,6 +266,7 @@ class StandinVllm(StandinEngine):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         await self._awake.wait()  # vLLM's scheduler is paused: calls queue up
+        self._device.answered.append((self.behaviour.weight_version, self._merged))
         return await super()._generate(request)
 
 

@@ -232,11 +232,12 @@ class StandinBackend:
         """Serve what is leased, and nothing else besides the runs' own versions."""
         behaviour = self.engine.behaviour
         leases = await asyncio.to_thread(self.ledger.open_leases)
+        version = behaviour.weight_version
         lent: dict[str, dict[int, Served]] = {}
         for lease in leases:
             if lease.step and lease.model not in behaviour.adapters:
                 behaviour.adapters.append(lease.model)
-            base = Served((await asyncio.to_thread(self.ledger.get_run, lease.run)).base_model, "base")
+            base = Served((await asyncio.to_thread(self.ledger.get_run, lease.run)).base_model, version)
             served = Served(lease.model, lease.model) if lease.step else base
             lent.setdefault(lease.run, {})[lease.step] = served
         if lent != self._traffic.lent:

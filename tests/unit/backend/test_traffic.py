@@ -99,6 +99,35 @@ async def test_merged_weights_replace_the_base_and_earlier_versions(traffic: Tra
     assert traffic.base.refusal == "merged publication serves one version at a time, now run@2"
 
 
+async def test_lent_versions_are_routed_beside_the_others(gateway: StandinGateway, traffic: Traffic) -> None:
+    traffic.serve_version("run", 3, Served("run@3", "run@3"))
+    first, third = Served("run@1", "run@1"), Served("run@3#2", "run@3#2")
+    traffic.lend("run", 1, first)
+    traffic.lend("run", 3, third)
+    traffic.lend("closed", 2, Served("closed@2", "closed@2"))
+    await traffic.push()
+    runs = gateway.tables[-1]["runs"]
+    assert runs["run"] == {"latest": 3, "served": {"1": asdict(first), "3": asdict(Served("run@3", "run@3"))}}
+    assert (runs["closed"]["latest"], list(runs["closed"]["served"])) == (None, ["2"])
+    assert traffic.is_lent(first)
+    for run, step in (("run", 1), ("run", 3), ("closed", 2)):
+        traffic.take_back(run, step)
+    await traffic.push()
+    assert list(gateway.tables[-1]["runs"]) == ["run"]
+    assert not traffic.is_lent(first)
+
+
+async def test_one_name_passes_unless_all_calls_are_held(gateway: StandinGateway, traffic: Traffic) -> None:
+    async with traffic.held("run@1 is evaluated", passing="run@1"):
+        assert gateway.tables[-1]["hold"]["passing"] == "run@1"
+        async with traffic.held("the evaluation has ended"):
+            assert gateway.tables[-1]["hold"]["passing"] is None
+        assert gateway.tables[-1]["hold"]["passing"] == "run@1"
+    async with traffic.held("the evaluation has ended"):
+        async with traffic.held("run@1 is evaluated", passing="run@1"):
+            assert gateway.tables[-1]["hold"]["passing"] is None
+
+
 async def test_push_survives_broken_connections(gateway: StandinGateway, traffic: Traffic) -> None:
     gateway.refuse = 3
     await traffic.push()

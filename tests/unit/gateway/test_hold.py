@@ -86,6 +86,32 @@ async def test_a_hold_ends_at_its_deadline(gateway: GatewayUnderTest) -> None:
     assert (await gateway.state())["held"] == 0
 
 
+async def test_one_name_passes_a_hold(gateway: GatewayUnderTest) -> None:
+    gateway.engine.behaviour.adapters = ["run@1", "run@2"]
+    runs = adapters(1, 2, latest=2)
+    await gateway.put_table(
+        runs=runs, hold={"reason": "run@1 is evaluated", "deadline_seconds": 0.1, "passing": "run@1"}
+    )
+    status, _, call_id = await gateway.post(model="run@1")
+    assert status == 200
+    (record,) = await gateway.records()
+    assert (record.id, record.policy_version, record.policy_step) == (call_id, "run@1", 1)
+    for held in ("run", "run@2", "tiny"):
+        status, body, _ = await gateway.post(model=held)
+        assert status == 503
+        assert "run@1 is evaluated" in body["error"]["message"]
+
+
+async def test_run_with_leased_steps_only_has_no_alias(gateway: GatewayUnderTest) -> None:
+    gateway.engine.behaviour.adapters = ["run@1"]
+    await gateway.put_table(runs={"run": adapters(1, latest=1)["run"] | {"latest": None}})
+    assert (await gateway.post(model="run@1"))[0] == 200
+    status, body, _ = await gateway.post(model="run")
+    assert (status, body["error"]["hint"]) == (404, "served steps: run@1")
+    status, body, _ = await gateway.post(model="nope")
+    assert body["error"]["hint"] == "served: tiny, run@1"
+
+
 async def test_held_calls_are_bounded(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(max_held=2)
     await gateway.put_table(hold=HOLD)

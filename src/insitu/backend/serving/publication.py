@@ -182,7 +182,7 @@ class MergedPublisher(Publisher):
         self._before = None
 
     async def withdraw(self) -> None:
-        """Load the weights before; after a failure, call it again. An engine that restarts has them too."""
+        """Load the weights before; after a failure, call it again. An engine that restarts gets them too."""
         if self._before is None:
             return
         withdrawn, self._current = self._current, self._before
@@ -203,6 +203,22 @@ class MergedPublisher(Publisher):
             await asyncio.to_thread(_keep_only, self._current.directory)
 
     async def _load(self, weights: _Weights) -> None:
+        directory = weights.directory
+        if directory is None:
+            self._current = weights
+            await self._lease.replace_all()
+            return
+        await self._lease.on_each(
+            lambda engine: engine.reload_weights(directory, weights.version), calls_held=True
+        )
+        self._current = weights
+
+    async def _restore(self, engine: EngineClient) -> None:
+        if self._current is not self._base and self._current.directory is not None:
+            await engine.reload_weights(self._current.directory, self._current.version)
+
+    def _remove(self, weights: _Weights) -> None:
+        """Delete an export that no engine has any more; never the base model's own files."""
         directory = weights.directory
         if directory is not None and directory not in (self._current.directory, self._base.directory):
             shutil.rmtree(directory)
