@@ -17,8 +17,11 @@ import aiohttp
 import pytest
 
 from insitu.client import InsituClient
+from insitu.errors import Conflict
+from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
-from insitu.types import JobState, StepSettings, Trajectory, TrajectoryGroup
+from insitu.types import JobState, ModelCall, StepSettings, Trajectory, TrajectoryGroup
+from tests.support.adapter_scores import score_gaps
 from tests.support.addition import Rollouts, sample_groups
 from tests.support.backend import Backend
 
@@ -44,6 +47,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
                 os.kill(await pid_of(backend, http, victim), signal.SIGKILL)
                 await client.wait_job(job_id, 180)
             job_id = await start_step(client, rollouts, acknowledged)
+            await client.lease("faults", 2, "evaluation", seconds=600)
             assert backend.process is not None
             backend.process.kill()
             backend.process.wait(5)
@@ -54,9 +58,12 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             assert backend.engine_argument("--dtype") == "float32"
             await client.wait_job(job_id, 180)
             await check_ledger(client, acknowledged)
+            with pytest.raises(Conflict, match="the backend was restarted"):
+                await client.lease("faults", 2, "evaluation")
             # The resumed run answers and learns on.
             await client.wait_job(await start_step(client, rollouts, acknowledged), 180)
             await check_ledger(client, acknowledged)
+            await check_leases(client, rollouts, backend.state_dir)
         assert backend.interrupt() == 0
         await nothing_left(backend, others)
     finally:
@@ -104,6 +111,36 @@ async def check_ledger(client: InsituClient, acknowledged: list[str]) -> None:
     trained = [group.step for group in groups]
     assert trained == sorted(trained)
     assert set(trained) == set(steps)
+
+
+async def check_leases(client: InsituClient, rollouts: Rollouts, state_dir: Path) -> None:
+    """Merged weights of an older step and of the base answer under a lease; then the newest answer again."""
+    newest = (await client.get_run("faults")).step
+    asked = [{"role": "user", "content": "Say something."}]
+    call_ids: dict[int, str] = {}
+    for step in (newest - 1, 0):
+        async with client.leased("faults", step, deadline_seconds=120) as lease:
+            call_ids[step] = (await rollouts.chat(uuid.uuid4().hex, asked, lease.model))[1]
+    call_ids[newest] = (await rollouts.chat(uuid.uuid4().hex, asked))[1]
+    adapters = state_dir / "runs" / "faults" / "checkpoints"
+    for step, call_id in call_ids.items():
+        (call,) = await recorded(state_dir, call_id)
+        version = f"faults@{step}" if step else "base"
+        assert (call.policy_step, call.policy_version) == (step, version)
+        weights = adapters / f"{step:06d}" / "adapter" if step else None
+        assert score_gaps([call], weights) == pytest.approx([0.0], abs=1e-3), f"{version} did not answer"
+
+
+async def recorded(state_dir: Path, call_id: str) -> list[ModelCall]:
+    """Read a call, which is stored a moment after its answer."""
+    records = RecordStore(f"sqlite:///{state_dir / 'calls.db'}")
+    try:
+        async with asyncio.timeout(10):
+            while not records.exists([call_id]):
+                await asyncio.sleep(0.05)
+        return records.get([call_id])
+    finally:
+        records.close()
 
 
 async def nothing_left(backend: Backend, others: set[Path]) -> None:
