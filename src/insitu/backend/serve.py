@@ -245,14 +245,14 @@ class Supervisor:
         job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
         await leases.tend(registrar.host, job)
         shortage = await asyncio.to_thread(self._disk.shortage)
-        self._wait_for(shortage)
-        if job is None or registrar.host is None or shortage is not None:
-            return False
-        if leases.exclusive:
+        taken = False
+        if job is not None and leases.exclusive:
             await leases.say_waiting(job)
-            return False
-        await runner.run(job, registrar.host)
-        return True
+        elif job is not None and registrar.host is not None and shortage is None:
+            await runner.run(job, registrar.host)
+            taken = True
+        self._wait_for(shortage)
+        return taken
 
     def _wait_for(self, cause: str | None) -> None:
         """Say once that training waits, and once that it goes on."""

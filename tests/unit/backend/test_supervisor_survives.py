@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("ray")
 
 from insitu.backend import serve, state_disk
+from insitu.backend.ledger import Lease
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serve import Supervisor
+from insitu.backend.serving.version_leases import VersionLeases
 from insitu.backend.state_disk import ENOUGH_FREE_BYTES, LEAST_FREE_BYTES, StateDisk, make_private
 from insitu.errors import Unavailable
 from insitu.types import RunState
@@ -41,6 +43,9 @@ class StandinLedger:
     def next_job(self, ready: list[str]) -> str | None:
         assert ready == ["run"]
         return self.queued[0] if self.queued else None
+
+    def open_leases(self) -> list[Lease]:
+        return []
 
     def requeue_running(self) -> list[str]:
         self.requeued += 1
@@ -75,7 +80,9 @@ def supervisor(state: Path, said: list[str]) -> Any:
 
 
 async def works_until(supervisor: Any, runner: StandinRunner, is_there: Any) -> None:
-    working = asyncio.create_task(supervisor._work(StandinRegistrar(), runner, runner.ledger))
+    ledger: Any = runner.ledger
+    leases = VersionLeases(supervisor._settings, ledger, traffic=None)  # type: ignore[arg-type] - nothing is lent
+    working = asyncio.create_task(supervisor._work(StandinRegistrar(), runner, leases, ledger))
     async with asyncio.timeout(5):
         while not is_there():
             assert not working.done(), working.exception()
