@@ -34,15 +34,15 @@ from insitu.wire.answers import (
     GroupReceipt,
     Health,
     JobInfo,
+    LeaseInfo,
     RunInfo,
     RunList,
     StepInfo,
     StepList,
     to_error,
 )
-from insitu.wire.bodies import RunBody, StepBody
+from insitu.wire.bodies import LeaseBody, RunBody, StepBody
 from insitu.wire.group_upload import group_lines
-from insitu.wire.leases import LeaseBody, LeaseInfo
 from insitu.wire.message import read
 from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.wire.values import Scalar

@@ -16,6 +16,7 @@ from insitu.wire.values import (
     GroupStateValue,
     JobState,
     JobStateValue,
+    LeaseStateValue,
     RunStateValue,
     Stored,
 )
@@ -144,6 +145,23 @@ class CheckpointList(Answer):
     """Kept checkpoints, oldest first."""
 
     checkpoints: list[CheckpointInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo(Answer):
+    """A lease, and the name that model calls use while it is ready."""
+
+    id: str
+    run: str
+    step: Count
+    model: str
+    """`<run>@<step>`, for calls to the gateway."""
+    state: LeaseStateValue
+    reason: str
+    """Why it waits or has ended; empty while it is ready."""
+    seconds: float
+    created_at: float
+    expires_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

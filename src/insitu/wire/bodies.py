@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import MaxLen, MinLen
+from annotated_types import Interval, MaxLen, MinLen
 
 from insitu.wire.lora_settings import LoraSettings
 from insitu.wire.message import Message
 from insitu.wire.step_settings import StepSettings
-from insitu.wire.values import Arguments, Label, Name, Scalar
+from insitu.wire.values import Arguments, Label, Name, Scalar, StepCount
 
 _SHOWN = 20
 
@@ -41,3 +41,13 @@ class StepBody(Message):
         if twice:
             more = f" and {len(twice) - _SHOWN} more" if len(twice) > _SHOWN else ""
             raise ValueError(f"name each group once; named twice: {', '.join(twice[:_SHOWN])}{more}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseBody(Message):
+    """Takes a lease, or renews it: `PUT /v1/runs/{name}/leases/{id}`."""
+
+    step: StepCount
+    """A kept checkpoint's step; 0 is the base model."""
+    seconds: Annotated[float, Interval(ge=1, le=3600)] = 60.0
+    """The lease ends after this time unless it is renewed."""

@@ -10,7 +10,8 @@ from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.routes_runs import RunName
 from insitu.backend.api.settings import Services
 from insitu.types import NAME_PATTERN
-from insitu.wire.leases import LeaseBody, LeaseInfo
+from insitu.wire.answers import LeaseInfo
+from insitu.wire.bodies import LeaseBody
 
 LeaseId = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
 
