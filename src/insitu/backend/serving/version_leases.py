@@ -117,7 +117,7 @@ class VersionLeases:
             try:
                 run = await asyncio.to_thread(self._ledger.get_run, lease.run)
                 self._lent[key] = await self._lend(run, lease, _suitable(host, run))
-            except Exception as error:  # whatever a version brings about ends its lease, not the backend
+            except (InsituError, OSError) as error:  # OSError: the disk is full or broken
                 log.exception("%s cannot be served for evaluation", lease.model)
                 why = f"{lease.model} could not be loaded: {describe(error)}"
                 await asyncio.to_thread(self._ledger.end_lease, lease, why)
