@@ -36,25 +36,53 @@ REWARD_COMPONENTS = "components"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSequence:
-    """Tokens as the engine saw them, with the sampled ones marked.
+    """Tokens as the engine saw them, in stretches: tokens that were read, or the answer of one call.
 
-    All columns have one entry per token; `insitu.training.sequences.sequence_of` builds them from lists. A
-    rollout whose calls do not extend one another yields several sequences.
+    All of a stretch was sampled alike, so what is the same for its tokens is held once: suffix s. The
+    properties spread it over the tokens. `insitu.training.sequences.sequence_of` builds a sequence from
+    lists. A rollout whose calls do not extend one another yields several sequences.
     """
 
     rollout_id: str
     token_ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
-    """True where the token was sampled and enters the loss."""
     logprobs: NDArray[np.float32]
-    """The sampler's logprobs; 0 where the mask is False."""
-    advantages: NDArray[np.float32]
-    """The advantage of the call that sampled each token; 0 where the mask is False."""
-    constrained: NDArray[np.bool_]
-    """True where more than the temperature changed the distribution that the token was drawn from, and so its
-    logprob: a grammar, top_p and the like."""
-    temperatures: NDArray[np.float32]
-    """The temperature at which the token is scored; 1 where the mask is False."""
+    """The sampler's logprob of each token; 0 where the mask is False."""
+    length_s: NDArray[np.int32]
+    """The number of tokens of each stretch."""
+    trained_s: NDArray[np.bool_]
+    """True if its tokens were sampled and enter the loss."""
+    advantage_s: NDArray[np.float32]
+    """The advantage of the call that sampled it; 0 if it is not trained on."""
+    constrained_s: NDArray[np.bool_]
+    """True if more than the temperature changed the distribution that its tokens were drawn from, and so
+    their logprobs: a grammar, top_p and the like."""
+    temperature_s: NDArray[np.float32]
+    """The temperature at which its tokens are scored; 1 if it is not trained on."""
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """True for each token that enters the loss."""
+        return self.trained_s.repeat(self.length_s)
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """The advantage of each token."""
+        return self.advantage_s.repeat(self.length_s)
+
+    @property
+    def constrained(self) -> NDArray[np.bool_]:
+        """`constrained_s` of each token."""
+        return self.constrained_s.repeat(self.length_s)
+
+    @property
+    def temperatures(self) -> NDArray[np.float32]:
+        """The temperature of each token."""
+        return self.temperature_s.repeat(self.length_s)
+
+    @property
+    def num_trained(self) -> int:
+        """The number of tokens in the loss."""
+        return int(self.length_s[self.trained_s].sum())
 
 
 def policy_name(run: str, step: int) -> str:

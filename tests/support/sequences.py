@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from insitu.backend.fleet.rank_info import limits_of
 from insitu.records.call_tokens import CallTokens, call_tokens
 from insitu.training.packing import Packing, Part, pack_step
@@ -17,14 +15,7 @@ from insitu.types import ModelCall, StepSettings, TrainingSequence
 if TYPE_CHECKING:
     from insitu.backend.fleet.trainer_rank import TrainerRank
 
-COLUMNS = {
-    "token_ids": np.int32,
-    "mask": np.bool_,
-    "logprobs": np.float32,
-    "advantages": np.float32,
-    "constrained": np.bool_,
-    "temperatures": np.float32,
-}
+COLUMNS = "token_ids", "mask", "logprobs", "advantages", "constrained", "temperatures"
 
 
 def make_sequence(
@@ -42,9 +33,8 @@ def make_sequence(
 
 def altered(sequence: TrainingSequence, **columns: Sequence[float]) -> TrainingSequence:
     """The same with other columns, given as lists."""
-    kept = {name: getattr(sequence, name) for name in COLUMNS}
-    changed = {name: np.array(list(values), COLUMNS[name]) for name, values in columns.items()}
-    return TrainingSequence(sequence.rollout_id, **(kept | changed))  # type: ignore[arg-type]
+    kept = {name: getattr(sequence, name).tolist() for name in COLUMNS}
+    return sequence_of(sequence.rollout_id, **(kept | columns))
 
 
 def as_lists(sequence: TrainingSequence) -> dict[str, Any]:

@@ -88,7 +88,10 @@ def _gather(columns: Columns, ids: Ints, paths: Sequence[Ints], ids_bl: Tensor) 
     sequence_t = np.repeat(np.arange(len(columns.sampled_n)), columns.sampled_n)
     # A path has no place for the last token of its sequence, so it is one shorter for every one before.
     places_t = np.concatenate(paths)[at_t - 1 - sequence_t]
-    pairs, pick_t = _distinct(places_t, ids[at_t], columns.temperature_t)
+    advantage_t, temperature_t = (
+        column_s.repeat(columns.sampled_s) for column_s in (columns.advantage_s, columns.temperature_s)
+    )
+    pairs, pick_t = _distinct(places_t, ids[at_t], temperature_t)
     constrained_t = (columns.flags_l[at_t] & CONSTRAINED).astype(np.bool_)
     return MicroBatch(
         ids_bl,
@@ -97,10 +100,10 @@ def _gather(columns: Columns, ids: Ints, paths: Sequence[Ints], ids_bl: Tensor) 
         torch.from_numpy(pick_t),
         sampler_t=torch.from_numpy(columns.sampler_t.copy()),
         constrained_t=torch.from_numpy(constrained_t),
-        advantage_t=torch.from_numpy(columns.advantage_t.copy()),
+        advantage_t=torch.from_numpy(advantage_t),
         weight_t=torch.from_numpy(np.repeat(columns.weight_n, columns.sampled_n)),
         rollout_t=torch.from_numpy(np.repeat(columns.rollout_n, columns.sampled_n).astype(np.int64)),
-        temperature_u=None if (columns.temperature_t == 1).all() else torch.from_numpy(pairs.temperatures_u),
+        temperature_u=None if (columns.temperature_s == 1).all() else torch.from_numpy(pairs.temperatures_u),
     )
 
 

@@ -101,11 +101,11 @@ def shares_of(
     numbers = {rollout: i for i, rollout in enumerate(dict.fromkeys(s.rollout_id for s in sequences))}
     num_tokens = [0] * len(numbers)
     for sequence in sequences:
-        num_tokens[numbers[sequence.rollout_id]] += int(sequence.mask.sum())
+        num_tokens[numbers[sequence.rollout_id]] += sequence.num_trained
     weights = token_weights(num_tokens, objective.aggregation, settings.max_rollout_tokens)
     all_teach = settings.beta > 0 or settings.entropy_bonus > 0
     return [
         Share(sequence, numbers[sequence.rollout_id], weights[numbers[sequence.rollout_id]])
         for sequence in sequences
-        if sequence.mask.any() and (all_teach or sequence.advantages.any())
+        if sequence.trained_s.any() and (all_teach or sequence.advantage_s.any())
     ]

@@ -5,18 +5,19 @@ sequences share is computed once (`trie.py`). Otherwise it is a padded batch wit
 Either way, log-probabilities and gradients are the same as for each sequence alone.
 
 A sequence is computed up to its last sampled token, exclusive: nothing later is in the loss, and nothing
-later is sent. A rank receives its own micro-batches only, as columns: 5 bytes for each token and 12 more for
-each sampled one. `batching.py` makes tensors of them.
+later is sent. A rank receives its own micro-batches only, as columns: 5 bytes for each token, 4 more for
+each sampled one, and 12 for each call. `batching.py` makes tensors of them.
 
-Shape suffixes: l tokens of all sequences one after the other, t the sampled ones among them, n sequences,
-p micro-batches.
+Shape suffixes: l tokens of all sequences one after the other, t the sampled ones among them, s stretches of
+tokens sampled alike, n sequences, p micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from insitu.types import StepSettings, TrainingSequence
 
 Shares = Sequence[Share]
 
+_STRETCHES = {"length_s": np.int32, "advantage_s": np.float32, "temperature_s": np.float32}
 SAMPLED, CONSTRAINED = np.uint8(1), np.uint8(2)
 """Flags of a token: it is in the loss; more than the temperature changed its distribution."""
 
@@ -63,10 +65,13 @@ class Columns:
     flags_l: NDArray[np.uint8]
     sampler_t: NDArray[np.float32]
     """The log-probability that the sampler recorded."""
-    advantage_t: NDArray[np.float32]
-    temperature_t: NDArray[np.float32]
+    sampled_s: NDArray[np.int32]
+    """The number of sampled tokens of each stretch; the others have no stretch here."""
+    advantage_s: NDArray[np.float32]
+    temperature_s: NDArray[np.float32]
     length_n: NDArray[np.int32]
     sampled_n: NDArray[np.int32]
+    stretches_n: NDArray[np.int32]
     shared_n: NDArray[np.int32]
     """In a forest, the number of leading tokens each shares with the one before; 0 in padded rows."""
     rollout_n: NDArray[np.int32]
@@ -74,10 +79,14 @@ class Columns:
     weight_n: NDArray[np.float32]
     """Per sampled token."""
 
-    def part(self, tokens: slice, sampled: slice, sequences: slice) -> Columns:
-        """Return views of a stretch of the sequences."""
-        along = {"l": tokens, "t": sampled, "n": sequences}
-        return Columns(*(getattr(self, f.name)[along[f.name[-1]]] for f in fields(self)))
+    def parts(self, bounds: Iterable[tuple[int, int]]) -> Iterator[Columns]:
+        """Yield views of the sequences from each first one up to the last, exclusive."""
+        counts = {"l": self.length_n, "t": self.sampled_n, "s": self.stretches_n}
+        starts = {along: _starts(column) for along, column in counts.items()}
+        for first, last in bounds:
+            here = {along: slice(start_n[first], start_n[last]) for along, start_n in starts.items()}
+            here["n"] = slice(first, last)
+            yield Columns(*(getattr(self, f.name)[here[f.name[-1]]] for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +110,9 @@ class RankBatch:
 
     def parts(self) -> Iterator[Part]:
         """Yield the micro-batches, as views."""
-        columns = self.columns
-        token_n, sampled_n = (_starts(column) for column in (columns.length_n, columns.sampled_n))
-        bounds = _starts(self.num_sequences_p).tolist()
-        for first, last in pairwise(bounds):
-            tokens, sampled = slice(token_n[first], token_n[last]), slice(sampled_n[first], sampled_n[last])
-            yield Part(columns.part(tokens, sampled, slice(first, last)), self.is_forest)
+        bounds = pairwise(_starts(self.num_sequences_p).tolist())
+        for columns in self.columns.parts(bounds):
+            yield Part(columns, self.is_forest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ class Packing:
     def counts(self) -> Counts:
         sequences = [share.sequence for share in self.shares]
         return Counts(
-            num_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
+            num_tokens=sum(sequence.num_trained for sequence in sequences),
             num_sequences=len(sequences),
             num_input_tokens=sum(len(sequence.token_ids) for sequence in sequences),
             num_computed_tokens=self.num_computed_tokens,
@@ -139,9 +145,11 @@ class Packing:
     @property
     def num_bytes(self) -> int:
         """The bytes of all ranks' columns."""
-        lengths = sum(1 + _last_sampled(share.sequence) for share in self.shares)
-        sampled = sum(int(share.sequence.mask.sum()) for share in self.shares)
-        return 5 * lengths + 12 * sampled + 20 * len(self.shares)
+        sequences = [share.sequence for share in self.shares]
+        lengths = sum(map(_num_sent, sequences))
+        sampled = sum(sequence.num_trained for sequence in sequences)
+        stretches = sum(int(sequence.trained_s.sum()) for sequence in sequences)
+        return 5 * lengths + 4 * sampled + 12 * stretches + 24 * len(sequences)
 
     def rank_batch(self, rank: int) -> RankBatch:
         """Copy what one rank needs into columns of its own."""
@@ -177,7 +185,7 @@ def pack(shares: Shares, max_tokens: int, world_size: int, can_branch: bool = Tr
     the sequence alone, and long histories are the ones worth sharing. A padded row longer than `max_tokens`
     gets a micro-batch to itself.
     """
-    inputs = [share.sequence.token_ids[: _last_sampled(share.sequence)] for share in shares]
+    inputs = [share.sequence.token_ids[: _num_sent(share.sequence) - 1] for share in shares]
     deal = _pack_forests if can_branch else _pack_padded
     return deal(shares, inputs, max_tokens, world_size)
 
@@ -208,38 +216,43 @@ def _pack_forests(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world
     return Packing(shares, ranks, sum(lengths))
 
 
-def _last_sampled(sequence: TrainingSequence) -> int:
-    return len(sequence.mask) - 1 - int(sequence.mask[::-1].argmax())
+def _num_sent(sequence: TrainingSequence) -> int:
+    """Return the number of tokens up to the last sampled one, inclusive."""
+    last = int(np.flatnonzero(sequence.trained_s)[-1])
+    return int(sequence.length_s[: last + 1].sum())
 
 
 def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
     sequences = [share.sequence for share in shares]
-    length_n = np.array([1 + _last_sampled(sequence) for sequence in sequences], np.int32)
-    sampled_n = np.array([sequence.mask.sum() for sequence in sequences], np.int32)
+    length_n = np.array([_num_sent(sequence) for sequence in sequences], np.int32)
+    sampled_n = np.array([sequence.num_trained for sequence in sequences], np.int32)
     token_n, places_n = _starts(length_n).tolist(), _starts(sampled_n).tolist()
     ids_l, flags_l = np.empty(token_n[-1], np.int32), np.empty(token_n[-1], np.uint8)
-    sampler_t, advantage_t, temperature_t = (np.empty(places_n[-1], np.float32) for _ in range(3))
+    sampler_t = np.empty(places_n[-1], np.float32)
     for n, sequence in enumerate(sequences):
         here, length = slice(token_n[n], token_n[n + 1]), int(length_n[n])
-        mask, constrained = sequence.mask[:length], sequence.constrained[:length]
+        flags = SAMPLED * sequence.trained_s + CONSTRAINED * sequence.constrained_s
         ids_l[here] = sequence.token_ids[:length]
-        flags_l[here] = SAMPLED * mask + CONSTRAINED * constrained
-        places = slice(places_n[n], places_n[n + 1])
-        sampler_t[places] = sequence.logprobs[:length][mask]
-        advantage_t[places] = sequence.advantages[:length][mask]
-        temperature_t[places] = sequence.temperatures[:length][mask]
+        flags_l[here] = flags.repeat(sequence.length_s)[:length]
+        sampler_t[places_n[n] : places_n[n + 1]] = sequence.logprobs[sequence.mask]
     return Columns(
         ids_l,
         flags_l,
         sampler_t,
-        advantage_t,
-        temperature_t,
+        *(_of_trained(sequences, name) for name in _STRETCHES),
         length_n,
         sampled_n,
+        np.array([sequence.trained_s.sum() for sequence in sequences], np.int32),
         np.array(shared, np.int32),
         np.array([share.rollout for share in shares], np.int32),
         np.array([share.weight for share in shares], np.float32),
     )
+
+
+def _of_trained(sequences: Sequence[TrainingSequence], column: str) -> NDArray[Any]:
+    """Join a column of the stretches that are in the loss."""
+    kept = [getattr(sequence, column)[sequence.trained_s] for sequence in sequences]
+    return np.concatenate(kept) if kept else np.empty(0, _STRETCHES[column])
 
 
 def _starts(counts: NDArray[np.int32]) -> Ints:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from insitu.errors import InvalidRequest
 from insitu.records.call_tokens import CallTokens
@@ -13,14 +15,18 @@ from insitu.training.sampling import is_narrowed, temperature_of
 from insitu.training.strands import Place, Strands, floats_of
 from insitu.types import TrainingSequence
 
-_PER_TOKEN = {
-    "token_ids": np.int32,
-    "mask": np.bool_,
-    "logprobs": np.float32,
-    "advantages": np.float32,
-    "constrained": np.bool_,
-    "temperatures": np.float32,
-}
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Tokens that were read, or sampled alike."""
+
+    trained: bool = False
+    advantage: float = 0.0
+    constrained: bool = False
+    temperature: float = 1.0
+
+
+_READ = _Stretch()
 
 
 def sequence_of(
@@ -32,11 +38,45 @@ def sequence_of(
     constrained: Iterable[int],
     temperatures: Iterable[float] | None = None,
 ) -> TrainingSequence:
-    """Build a sequence from lists; without temperatures every token was sampled at 1."""
+    """Build a sequence from lists, one entry per token; without temperatures all were sampled at 1."""
     ids = list(token_ids)
-    lists = (ids, mask, logprobs, advantages, constrained, temperatures or [1.0] * len(ids))
-    columns = (np.array(list(c), dtype) for c, dtype in zip(lists, _PER_TOKEN.values(), strict=True))
-    return TrainingSequence(rollout_id, *columns)
+    columns = {
+        "token_ids": ids,
+        "mask": list(mask),
+        "logprobs": list(logprobs),
+        "advantages": list(advantages),
+        "constrained": list(constrained),
+        "temperatures": [1.0] * len(ids) if temperatures is None else list(temperatures),
+    }
+    if len({len(column) for column in columns.values()}) > 1:
+        listed = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise InvalidRequest(f"a sequence of rollout {rollout_id} has {listed}; they must be equally many")
+    alike = zip(
+        *(columns[name] for name in ("mask", "advantages", "constrained", "temperatures")), strict=True
+    )
+    stretches = groupby(_Stretch(bool(m), float(a), bool(c), float(t)) for m, a, c, t in alike)
+    runs = [(stretch, sum(1 for _ in same)) for stretch, same in stretches]
+    return _sequence(rollout_id, np.array(ids, np.int32), np.array(columns["logprobs"], np.float32), runs)
+
+
+def _sequence(
+    rollout_id: str,
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    runs: Iterable[tuple[_Stretch, int]],
+) -> TrainingSequence:
+    """Write the stretches, each with its number of tokens, as columns."""
+    kept = [(stretch, count) for stretch, count in runs if count]
+    return TrainingSequence(
+        rollout_id,
+        ids,
+        logprobs,
+        np.array([count for _, count in kept], np.int32),
+        np.array([stretch.trained for stretch, _ in kept], np.bool_),
+        np.array([stretch.advantage for stretch, _ in kept], np.float32),
+        np.array([stretch.constrained for stretch, _ in kept], np.bool_),
+        np.array([stretch.temperature for stretch, _ in kept], np.float32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +155,28 @@ def build_sequences(
         members.append(_Member(call, place, advantage, not (mask_constrained and call.constrained)))
         index.put(members)
     made = [_joined(rollout_id, members) for members in every]
-    sequences = [sequence for sequence in made if not mask_constrained or sequence.mask.any()]
+    sequences = [sequence for sequence in made if not mask_constrained or sequence.trained_s.any()]
     return sequences, max(0, len(every) - 1)
 
 
 def _joined(rollout_id: str, members: Sequence[_Member]) -> TrainingSequence:
-    """Write out the columns of calls of which each continues the one before."""
+    """Write out calls of which each continues the one before."""
     last = members[-1].place
-    num_tokens = last.end
-    mask, constrained = (np.zeros(num_tokens, np.bool_) for _ in range(2))
-    logprobs, advantages = (np.zeros(num_tokens, np.float32) for _ in range(2))
-    temperatures = np.ones(num_tokens, np.float32)
+    logprobs = np.zeros(last.end, np.float32)
+    runs: list[tuple[_Stretch, int]] = []
+    written = 0
     for member in members:
-        sampled = slice(member.place.num_prompt, member.place.end)
-        constrained[sampled] = member.call.constrained or is_narrowed(member.call.sampling)
+        place, sampling = member.place, member.call.sampling
+        constrained = member.call.constrained or is_narrowed(sampling)
+        answer = _Stretch(constrained=constrained)
         if member.trained:
-            mask[sampled] = True
-            logprobs[sampled] = floats_of(member.call.logprobs)
-            advantages[sampled] = member.advantage
-            temperatures[sampled] = temperature_of(member.call.sampling)
+            answer = _Stretch(True, member.advantage, constrained, temperature_of(sampling))
+            logprobs[place.num_prompt : place.end] = floats_of(member.call.logprobs)
+        runs += [(_READ, place.num_prompt - written), (answer, place.end - place.num_prompt)]
+        written = place.end
     # A copy: the strand may be longer, or the beginning of other sequences.
-    ids = last.strand.ids(num_tokens).copy()
-    return TrainingSequence(rollout_id, ids, mask, logprobs, advantages, constrained, temperatures)
+    ids = last.strand.ids(last.end).copy()
+    return _sequence(rollout_id, ids, logprobs, runs)
 
 
 def _check(call: CallTokens) -> None:
@@ -160,13 +200,9 @@ def _check(call: CallTokens) -> None:
 def check_sequence(sequence: TrainingSequence, vocabulary_size: int, max_length: int | None) -> None:
     """Reject a sequence that a model of this vocabulary and context length cannot have sampled."""
     ids, where = sequence.token_ids, f"a sequence of rollout {sequence.rollout_id}"
-    counts = {name: len(getattr(sequence, name)) for name in _PER_TOKEN}
-    if set(counts.values()) != {len(ids)}:
-        listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise InvalidRequest(f"{where} has {listed}; they must be equally many")
     if len(ids) == 0:
         return
-    if sequence.mask[0]:
+    if sequence.trained_s[0]:
         raise InvalidRequest(
             f"{where} marks its first token as sampled, which has no context to be scored in"
         )
@@ -175,5 +211,5 @@ def check_sequence(sequence: TrainingSequence, vocabulary_size: int, max_length:
     for token in (int(ids.min()), int(ids.max())):
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(f"{where} has token id {token}, the base model knows {vocabulary_size}")
-    if not sequence.temperatures.min() > 0:  # also if it is not a number
-        raise InvalidRequest(f"{where} has temperature {sequence.temperatures.min()}; it must be above 0")
+    if not sequence.temperature_s.min() > 0:  # also if it is not a number
+        raise InvalidRequest(f"{where} has temperature {sequence.temperature_s.min()}; it must be above 0")

@@ -237,11 +237,15 @@ def test_score_by_policy_and_by_base(
 def test_wrong_input_is_refused_with_its_value(trainer: TrainerRank) -> None:
     trainer.open_run("run", LoraSettings())
     sequence = make_sequence("r1", [1, 2], [0, 1], [0.0, -1.0], 1.0)
+    for columns, message in [
+        ({"logprobs": [0.0]}, "1 logprobs"),
+        ({"advantages": [0.0]}, "1 advantages"),
+        ({"constrained": []}, "0 constrained"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            altered(sequence, **columns)
     for bad, message in [
         (altered(sequence, mask=[1, 1]), "first token"),
-        (altered(sequence, logprobs=[0.0]), "1 logprobs"),
-        (altered(sequence, advantages=[0.0]), "1 advantages"),
-        (altered(sequence, constrained=[]), "0 constrained"),
         (make_sequence("r1", [1] * 65, [0] * 64 + [1], [0.0] * 65, 1.0), "65 tokens"),
         (altered(sequence, token_ids=[1, 97]), "token id 97"),
     ]:

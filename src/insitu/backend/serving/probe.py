@@ -103,7 +103,7 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
         return json.loads(path.read_text())
     if not batch:
         return []
-    moving = [sequence for sequence in batch if sequence.advantages.any()] or list(batch)
+    moving = [sequence for sequence in batch if sequence.advantage_s.any()] or list(batch)
     stride = max(1, len(moving) // _NUM_SEQUENCES)
     chosen = [sequence.token_ids[:_MAX_TOKENS].tolist() for sequence in moving[::stride][:_NUM_SEQUENCES]]
     path.parent.mkdir(parents=True, exist_ok=True)
