@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.fit import Plan
-from insitu.backend.plan.layouts import Layout, Wanted
+from insitu.backend.plan.layouts import Layout, Wanted, layouts
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import BRANCHED_ROW, GIB, trainer_memory
 from insitu.errors import CannotHonour
@@ -40,8 +42,8 @@ def check(plan: Plan) -> None:
     for parts in (plan.engine, plan.trainer):
         assert sum(part.num_bytes for part in parts) <= machine.device_bytes
     assert layout.used(plan.wanted.placement) <= machine.num_devices
-    if shared:
-        assert layout.num_ranks <= layout.engine_devices, "two ranks would share a GPU"
+    if shared and plan.wanted.num_ranks is None:
+        assert layout.num_ranks <= layout.engine_devices, "ranks beside the engines must be asked for"
     assert shape.num_heads % layout.tensor_parallel_size == 0
     assert plan.max_seq_length <= shape.max_positions
     assert plan.max_seq_length <= plan.kv_tokens
@@ -197,7 +199,7 @@ def test_host_memory_is_planned() -> None:
     [
         (gpus(1, 80), Wanted(placement="dedicated"), "needs 2 GPUs, and there is 1 GPU"),
         (gpus(4, 80), Wanted(num_replicas=4, tensor_parallel_size=2), "needs 8 GPUs"),
-        (gpus(4, 80), Wanted(num_replicas=1, tensor_parallel_size=1, num_ranks=2), "NCCL allows one per GPU"),
+        (gpus(2, 80), Wanted(num_replicas=1, num_ranks=3), "needs 3 GPUs, and there is 2 GPUs"),
         (gpus(4, 80), Wanted(placement="dedicated", num_replicas=2, num_ranks=3), "needs 5 GPUs"),
         (gpus(8, 80), Wanted(tensor_parallel_size=3), "28 heads"),
         (gpus(1, 80), Wanted(max_seq_length=65536), "at most 32768 tokens"),
@@ -211,6 +213,26 @@ def test_impossible_settings_are_rejected(machine: Machine, wanted: Wanted, said
         make_plan(known_shape("qwen2.5-7b"), machine, wanted)
     assert said in str(rejected.value)
     assert rejected.value.hint
+
+
+@pytest.mark.parametrize("placement", ["shared", "dedicated"])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_planner_and_placement_allow_the_same_divisions(count: int, placement: Placement) -> None:
+    pytest.importorskip("ray", reason="placement is Ray's")
+    from insitu.backend.fleet.placement import GpuDemand
+
+    allowed = 0
+    for replicas, parallel, ranks in itertools.product(range(1, 10), (1, 2, 4), range(1, 10)):
+        wanted = Wanted(placement, num_replicas=replicas, tensor_parallel_size=parallel, num_ranks=ranks)
+        planned = list(layouts(known_shape("qwen2.5-7b"), gpus(count, 80), wanted))
+        try:
+            GpuDemand(placement, replicas, parallel, ranks).check(count)
+            placed = True
+        except CannotHonour:
+            placed = False
+        assert planned == ([Layout(replicas, parallel, ranks)] if placed else []), (replicas, parallel, ranks)
+        allowed += placed
+    assert allowed or (count, placement) == (1, "dedicated")
 
 
 @pytest.mark.parametrize("name", NAMES)

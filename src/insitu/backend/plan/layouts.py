@@ -76,7 +76,10 @@ def describe(machine: Machine) -> str:
 
 
 def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Layout]:
-    """Yield every division of the devices that the settings allow."""
+    """Yield every division of the devices that the settings allow.
+
+    On shared devices the ranks are on the engines' GPUs; more of them, on free GPUs, must be asked for.
+    """
     for tp in _parallel_sizes(shape, machine.num_devices, wanted):
         for replicas in _choices(wanted.num_replicas, machine.num_devices // tp):
             left = machine.num_devices - replicas * tp
@@ -84,7 +87,7 @@ def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Lay
             fewest = most if wanted.placement == "shared" and not wanted.four_bit else 1
             for ranks in _choices(wanted.num_ranks, 1 if wanted.four_bit else most, fewest):
                 layout = Layout(replicas, tp, ranks)
-                if layout.used(wanted.placement) <= machine.num_devices and ranks <= most:
+                if layout.used(wanted.placement) <= machine.num_devices:
                     yield layout
 
 
@@ -148,12 +151,8 @@ def _impossible(machine: Machine, wanted: Wanted) -> str:
     given = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
     engines = (wanted.num_replicas or 1) * (wanted.tensor_parallel_size or 1)
     ranks = wanted.num_ranks or 1
-    shared = wanted.placement == "shared"
-    if shared and ranks > engines <= machine.num_devices:
-        why = f"{ranks} trainer ranks would share the engines' {engines} GPUs, and NCCL allows one per GPU"
-    else:
-        needed = max(engines, ranks) if shared else engines + ranks
-        why = f"that needs {needed} GPUs, and there is {describe(machine)}"
+    needed = max(engines, ranks) if wanted.placement == "shared" else engines + ranks
+    why = f"that needs {needed} GPUs, and there is {describe(machine)}"
     return f"{given} --placement {wanted.placement} cannot be honoured: {why}".strip()
 
 
