@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ pytestmark = pytest.mark.timeout(300)
 HOLD_SECONDS = 4.0
 CALL_SECONDS = 2 * HOLD_SECONDS
 """A call waits at most for a hold and, once released, for a replica."""
+PATIENT = Deadlines(hold=HOLD_SECONDS, drain=HOLD_SECONDS, gateway_push=2.0)
+HASTY = replace(PATIENT, step=3.0, score=1.5, publish=1.5, handover=1.5)
+"""For parts that hang; the step is really computed, so it has more time."""
 STEP = StepSettings(learning_rate=1e-2)
 VOCABULARY = 97
 
@@ -175,7 +179,12 @@ class World:
 
 @asynccontextmanager
 async def running(
-    state: Path, sizes: Sizes, model: Path, scores: StandinScores, publication: Publication = "adapter"
+    state: Path,
+    sizes: Sizes,
+    model: Path,
+    scores: StandinScores,
+    publication: Publication = "adapter",
+    deadlines: Deadlines = PATIENT,
 ) -> AsyncIterator[World]:
     """Start a world with a run that is ready, calls that never cease, and a supervisor that revives."""
     device = PretendedDevice(sizes)
@@ -188,7 +197,7 @@ async def running(
         "default",
         model=str(model),
         model_name="tiny",
-        deadlines=Deadlines(hold=HOLD_SECONDS, drain=HOLD_SECONDS, gateway_push=2.0),
+        deadlines=deadlines,
     )
     state.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -305,11 +314,15 @@ async def broken(world: World, faults: Faults) -> list[str]:
     return passed
 
 
+def of_publication(publication: Publication, points: list[str]) -> list[str]:
+    """The points where a publication differs: merged weights have the rest in common with adapters."""
+    own = ("engine.reload", "engine.reset_cache", "engine.version", "engine.wake", "trainer.export")
+    return [point for point in points if publication == "adapter" or point.startswith(own)]
+
+
 def scenarios(publication: Publication, points: list[str]) -> list[Faults]:
     """Out of memory at every point of a step, and some faults that come together."""
-    if publication == "merged":  # the rest is the same as with adapters
-        own = ("engine.reload", "engine.reset_cache", "engine.version", "engine.wake", "trainer.export")
-        points = [point for point in points if point.startswith(own)]
+    points = of_publication(publication, points)
     faults: list[Faults] = [{point: "out of memory"} for point in points]
     faults.append({"engine.wake_up.kv_cache#0": "refused"})
     if publication == "merged":
@@ -342,6 +355,31 @@ async def test_fault_at_any_point_leaves_no_half_step(
     assert len(every) >= (10 if publication == "merged" else 30)
     gate(f"half-done-steps-{publication}", half_done, 0, f"of {len(every)} faults")
     gate(f"slowest-call-{publication}", slowest, CALL_SECONDS, f"s over {len(every)} faults")
+
+
+@pytest.mark.parametrize("publication", ["adapter", "merged"])
+async def test_part_that_hangs_at_any_point_is_given_up(
+    publication: Publication, in_memory: Path, model: Path, scores: StandinScores
+) -> None:
+    async with running(in_memory / "unbroken", SMALL, model, scores, publication) as world:
+        points = of_publication(publication, await broken(world, {}))
+        wanted = [world.learned("run", step) for step in (1, 2, 3)]
+    # The trainer is killed whether it hangs before or after the deed.
+    points = [point for point in points if point.startswith("engine") or ":done" not in point]
+    slowest, longest, half_done = 0.0, 0.0, 0
+    for number, point in enumerate(points):
+        folder = in_memory / str(number)
+        async with running(folder, SMALL, model, scores, publication, HASTY) as world:
+            began = time.monotonic()
+            await broken(world, {point: "hangs"})
+            longest = max(longest, time.monotonic() - began)
+            half_done += [world.learned("run", step) for step in (1, 2, 3)] != wanted
+        assert set(world.answers) <= {200, 503}, f"{point}: calls were answered with {set(world.answers)}"
+        slowest = max(slowest, world.slowest_call)
+    assert len(points) >= (5 if publication == "merged" else 15)
+    gate(f"half-done-steps-hanging-{publication}", half_done, 0, f"of {len(points)} parts that hang")
+    gate(f"slowest-call-hanging-{publication}", slowest, CALL_SECONDS, f"s over {len(points)}")
+    gate(f"three-steps-hanging-{publication}", longest, 15, f"s over {len(points)}")
 
 
 @pytest.mark.parametrize("poison", ["token", "reward"])

@@ -5,7 +5,7 @@ ledger; the client of the engine, over HTTP; and the trainer's arithmetic, a `Tr
 The stand-in engine computes its scores with the files that were published to it.
 
 Every operation of a stand-in passes two points, `name` before it takes effect and `name:done` after. A
-fault can be injected at any of them.
+fault can be injected at any of them: the operation fails there, or never goes on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from insitu.training.packing import pack_step
 from insitu.types import LoraSettings
 from tests.support.standin_engine import Behaviour, StandinEngine
 
-Kind = Literal["out of memory", "refused", "dies"]
+Kind = Literal["out of memory", "refused", "dies", "hangs"]
 Faults = dict[str, Kind]
 LORA = LoraSettings(rank=4, alpha=8, seed=3)
 _PIDS = itertools.count(2**24)  # beyond every real process
@@ -198,9 +198,9 @@ class StandinVllm(StandinEngine):
             part = request.query.get("tags")
             point = name if part is None else f"{name}.{part}"
             try:
-                self._pass(point)
+                await self._pass(point)
                 answer = act(part, body)
-                self._pass(f"{point}:done")
+                await self._pass(f"{point}:done")
             except Refused:
                 return web.json_response({"status": "sleeping", "tags": [part]})
             except Injected as error:
@@ -213,8 +213,10 @@ class StandinVllm(StandinEngine):
 
         return handle
 
-    def _pass(self, point: str) -> None:
+    async def _pass(self, point: str) -> None:
         fault = self._device.at(point)
+        if fault == "hangs":
+            await asyncio.Event().wait()
         if fault == "refused":
             raise Refused(fault)
         if fault == "dies":
@@ -303,7 +305,8 @@ class StandinReplicaSet(ReplicaSet):
         server = StandinVllm(self._device, settings, self._scores)
         await server.start()
         actor: Any = StandinReplicaActor(server)
-        return Replica(f"replica-{index}", actor, EngineClient(self._http, server.url), server.pid, "0", 0.0)
+        engine = EngineClient(self._http, server.url, self._deadlines)
+        return Replica(f"replica-{index}", actor, engine, server.pid, "0", 0.0)
 
 
 class StandinTrainerGroup(TrainerGroup):
@@ -319,7 +322,7 @@ class StandinTrainerGroup(TrainerGroup):
         pid = next(_PIDS)
         self._process = f"trainer {pid}"
         self._actors = [self]  # type: ignore[list-item]
-        await self._do("start", lambda: self._load(pid))
+        await self._wait("start", "trainer_start", lambda: self._load(pid))
 
     def _load(self, pid: int) -> None:
         self._device.hold(self._process, self._device.sizes.context + self._device.sizes.resident)
@@ -335,14 +338,18 @@ class StandinTrainerGroup(TrainerGroup):
         sequences, settings, reference = args
         packing = pack_step(sequences, settings, self.limits, 1)
         step = self.opened.pop(run)
-        (metrics,) = await self._all("train_step", run, packing.rank_batch(0), settings, reference)
+        batch = packing.rank_batch(0)
+        (metrics,) = await self._all("train_step", run, batch, settings, reference, deadline="step")
         self.opened[run] = step + 1
         return metrics
 
-    async def _all(self, method: str, *args: Any, **_: Any) -> list[Any]:
-        if not self._actors:
-            raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")
-        return [await self._do(method, lambda: self._charged(method, args))]
+    async def _all(self, method: str, *args: Any, deadline: str) -> list[Any]:
+        self._check_running(method)
+        return await self._wait(method, deadline, lambda: self._charged(method, args))
+
+    async def _wait(self, method: str, deadline: str, act: Any) -> list[Any]:
+        """Wait for the one rank as for real ones: with their deadlines."""
+        return await self._together([asyncio.ensure_future(self._do(method, act))], deadline, method)
 
     async def _do(self, method: str, act: Any) -> Any:
         await asyncio.sleep(0)
@@ -351,6 +358,8 @@ class StandinTrainerGroup(TrainerGroup):
             result = act()
             self._pass(f"trainer.{method}:done")
         except Injected as error:
+            if error.args == ("hangs",):
+                await asyncio.Event().wait()
             if not self._process_lives:
                 await self.stop()
                 raise ActorDied(f"the trainer's {method} failed: a Ray actor died") from error

@@ -34,6 +34,9 @@ class _Own(TypedDict):
     engine_start_seconds: float
     trainer_start_seconds: float
     step_seconds: float
+    score_seconds: float
+    publish_seconds: float
+    handover_seconds: float
     drain_seconds: float
     hold_seconds: float
 
@@ -91,6 +94,24 @@ class _Options(PlanOptions, _Own):
     "--trainer-start-seconds", default=600.0, show_default=True, help="Deadline for the trainer to start."
 )
 @click.option("--step-seconds", default=3600.0, show_default=True, help="Deadline for a training step.")
+@click.option(
+    "--score-seconds",
+    default=300.0,
+    show_default=True,
+    help="Deadline for engine or trainer to score the probe's sequences.",
+)
+@click.option(
+    "--publish-seconds",
+    default=600.0,
+    show_default=True,
+    help="Deadline to open, save or export a version, and for an engine to load it.",
+)
+@click.option(
+    "--handover-seconds",
+    default=120.0,
+    show_default=True,
+    help="Deadline for an engine to sleep or wake up, or for the trainer to move.",
+)
 @click.option(
     "--drain-seconds", default=300.0, show_default=True, help="Deadline for running calls to finish."
 )
@@ -175,6 +196,9 @@ def _settings(options: _Options) -> ServeSettings:
             engine_start=options["engine_start_seconds"],
             trainer_start=options["trainer_start_seconds"],
             step=options["step_seconds"],
+            score=options["score_seconds"],
+            publish=options["publish_seconds"],
+            handover=options["handover_seconds"],
             drain=options["drain_seconds"],
             hold=options["hold_seconds"],
         ),

@@ -139,6 +139,9 @@ def test_every_knob_of_serve(model: str, served: list[ServeSettings]) -> None:
         "--step-seconds": "60",
         "--trainer-start-seconds": "61",
         "--engine-start-seconds": "62",
+        "--score-seconds": "63",
+        "--publish-seconds": "64",
+        "--handover-seconds": "65",
     }
     result = run("serve", "--model", model, *[part for pair in knobs.items() for part in pair])
     assert result.exit_code == 0, result.output
@@ -147,6 +150,9 @@ def test_every_knob_of_serve(model: str, served: list[ServeSettings]) -> None:
     assert (settings.micro_batch_tokens, settings.max_seq_length, settings.max_num_seqs) == (3000, 2048, 32)
     deadlines = settings.deadlines
     assert (deadlines.step, deadlines.trainer_start, deadlines.engine_start) == (60, 61, 62)
+    assert (deadlines.score, deadlines.publish, deadlines.handover) == (63, 64, 65)
+    rejected = run("serve", "--model", model, "--step-seconds", "0")
+    assert "--step-seconds 0: a deadline is above 0 seconds" in str(rejected.exception)
 
 
 def test_serve_on_a_cpu(model: str, served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch) -> None:

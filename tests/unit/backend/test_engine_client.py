@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +15,8 @@ from aiohttp import web
 
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.plan.engine import EngineSettings
-from insitu.errors import UpstreamError
+from insitu.backend.plan.settings import Deadlines
+from insitu.errors import DeadlineExceeded, UpstreamError
 
 
 class StandinEngine:
@@ -22,8 +25,11 @@ class StandinEngine:
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
         self.answers: dict[str, Any] = {}
+        self.hangs = False
 
     async def handle(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.Event().wait()
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.path_qs, body))
         return web.json_response(self.answers.get(request.path, {}))
@@ -38,13 +44,37 @@ async def standin() -> StandinEngine:
 async def engine(standin: StandinEngine) -> AsyncIterator[EngineClient]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", standin.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     async with aiohttp.ClientSession() as http:
         yield EngineClient(http, f"http://{host}:{port}")
     await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("deadline", "path", "ask"),
+    [
+        ("score", "/v1/completions", lambda engine: engine.score("run@1", [[1, 2]])),
+        ("publish", "/v1/load_lora_adapter", lambda engine: engine.load_adapter("run@1", Path("/w"))),
+        ("publish", "/collective_rpc", lambda engine: engine.reload_weights(Path("/w"), "run@1")),
+        ("handover", "/sleep", lambda engine: engine.sleep()),
+        ("handover", "/wake_up", lambda engine: engine.wake_up("weights")),
+    ],
+)
+async def test_an_engine_that_hangs_is_given_up(
+    standin: StandinEngine,
+    engine: EngineClient,
+    deadline: str,
+    path: str,
+    ask: Callable[[EngineClient], Awaitable[object]],
+) -> None:
+    standin.hangs = True
+    hasty = EngineClient(engine._http, engine.url, replace(Deadlines(), **{deadline: 0.05}))
+    async with asyncio.timeout(5):
+        with pytest.raises(DeadlineExceeded, match=rf"did not answer {path}.* in 0.05 s"):
+            await ask(hasty)
 
 
 async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: EngineClient) -> None:

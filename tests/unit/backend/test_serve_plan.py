@@ -137,3 +137,17 @@ def test_a_cpu_has_no_share_of_a_gpu() -> None:
             changed.check()
     engine = registered_engine(settings, settings.engine("m", "m"), {}, {"micro_batch_tokens": 512}, 16)
     assert settings_for(settings, engine).micro_batch_tokens == 512
+
+
+def test_a_registration_s_own_deadlines(model: str) -> None:
+    asked = {"step_seconds": 7200, "publish_seconds": 1800}
+    on_cpu = ServeSettings(
+        Path("/nowhere"), "cpu", choose(FACTS, "cpu", Asked()), "merged", "shared", "default"
+    )
+    for settings in (on_cpu, planned(on_gpus(model, 1, 24), model)[0]):
+        engine = registered_engine(settings, settings.engine(model, "m"), {}, asked, 16)
+        found = settings_for(settings, engine).deadlines
+        assert found == replace(settings.deadlines, step=7200, publish=1800)
+        assert "7200" not in engine.command(1)
+    with pytest.raises(CannotHonour, match="step_seconds=0 is not a positive whole number"):
+        registered_engine(on_cpu, on_cpu.engine("m", "m"), {}, {"step_seconds": 0}, 16)

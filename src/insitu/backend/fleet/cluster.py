@@ -117,14 +117,16 @@ class Actor:
         ray.kill(self._handle, no_restart=True)
 
 
-async def gather(calls: Sequence[Awaitable[Result]], deadline_seconds: float, what: str) -> list[Result]:
+async def gather(
+    calls: Sequence[Awaitable[Result]], deadline_seconds: float, what: str, hint: str = ""
+) -> list[Result]:
     """Wait for all results; raise the first failure, or DeadlineExceeded naming `what`."""
     pending = [asyncio.ensure_future(_result(call)) for call in calls]
     try:
         async with asyncio.timeout(deadline_seconds):
             return list(await asyncio.gather(*pending))
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{what} did not finish in {deadline_seconds:.0f} s") from error
+        raise DeadlineExceeded(f"{what} did not finish in {deadline_seconds:g} s", hint=hint) from error
     except RayActorError as error:
         raise ActorDied(f"{what} failed: a Ray actor died ({_first_line(error)})") from error
     except RayTaskError as error:

@@ -13,6 +13,7 @@ import aiohttp
 
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.settings import Deadlines
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
 from insitu.system.processes import end_child, free_port, spawn, tail
 from insitu.wire.engine import (
@@ -34,6 +35,7 @@ Memory = Literal["weights", "kv_cache"]
 """The parts of an engine's memory that wake up one by one."""
 
 _GRACE_SECONDS = 3.0
+_DEADLINES = Deadlines()
 _WARM_UP_PROMPT = 48
 _WARM_UP_TOKENS = 8
 
@@ -84,9 +86,10 @@ class ReplicaActor:
 class EngineClient:
     """Controls one vLLM server over its loopback HTTP API."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, deadlines: Deadlines = _DEADLINES) -> None:
         self.url = url
         self._http = http
+        self._deadlines = deadlines
 
     async def healthy(self, deadline_seconds: float = 2.0) -> bool:
         """Return True if the server passes its health check in time."""
@@ -129,10 +132,10 @@ class EngineClient:
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve a LoRA directory under a name that was never used before."""
-        await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), 120)
+        await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), self._deadlines.publish)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._post("/v1/unload_lora_adapter", UnloadAdapter(name), 60)
+        await self._post("/v1/unload_lora_adapter", UnloadAdapter(name), self._deadlines.handover)
 
     async def adapters(self) -> set[str]:
         """Return the names the server answers to, including the base model's."""
@@ -141,22 +144,24 @@ class EngineClient:
 
     async def reload_weights(self, directory: Path, version: str) -> None:
         """Replace the full weights in place and set their version; no call may be in flight."""
-        await self._post("/collective_rpc", ReloadWeights(WeightsPath(str(directory))), 600)
-        await self._post("/reset_prefix_cache", None, 60)
+        await self._post(
+            "/collective_rpc", ReloadWeights(WeightsPath(str(directory))), self._deadlines.publish
+        )
+        await self._post("/reset_prefix_cache", None, self._deadlines.handover)
         await self.set_version(version)
 
     async def set_version(self, version: str) -> None:
         """Set the version that the engine reports for its full weights."""
-        await self._post("/update_weight_version", NewVersion(version), 60)
+        await self._post("/update_weight_version", NewVersion(version), self._deadlines.handover)
 
     async def sleep(self) -> None:
         """Free the devices' memory (CUDA only); calls that are still under way are aborted."""
-        await self._post("/sleep?level=1", None, 120)
+        await self._post("/sleep?level=1", None, self._deadlines.handover)
 
     async def wake_up(self, part: Memory | None = None) -> None:
         """Take back one part of the memory, or all of it; the engine answers calls when it has both."""
         path = "/wake_up" if part is None else f"/wake_up?tags={part}"
-        state = self._parsed(EngineState, path, await self._post(path, None, 120))
+        state = self._parsed(EngineState, path, await self._post(path, None, self._deadlines.handover))
         if part != "weights" and state.status != "awake":
             raise UpstreamError(f"the engine at {self.url} is still {state.status} after {path}")
 
@@ -166,7 +171,7 @@ class EngineClient:
         All sequences go in one request, so that the same ones are always computed in the same batch.
         """
         body = Completion(model=model, prompt=sequences, max_tokens=1, temperature=1.0, prompt_logprobs=0)
-        content = await self._post("/v1/completions", body, 120)
+        content = await self._post("/v1/completions", body, self._deadlines.score)
         answer = self._parsed(ScoredPrompts, "/v1/completions", content)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         return [_logprobs(choice, ids) for choice, ids in zip(choices, sequences, strict=True)]
@@ -197,7 +202,7 @@ class EngineClient:
                     )
                 return content
         except TimeoutError as error:
-            message = f"the engine at {self.url} did not answer {path} in {deadline_seconds:.0f} s"
+            message = f"the engine at {self.url} did not answer {path} in {deadline_seconds:g} s"
             raise DeadlineExceeded(message) from error
         except aiohttp.ClientError as error:
             raise UpstreamError(f"the engine at {self.url} broke off during {path}: {error!r}") from error

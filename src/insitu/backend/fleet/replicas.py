@@ -18,6 +18,7 @@ from insitu.backend.fleet.placement import Reservation
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.settings import Deadlines
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir
@@ -49,7 +50,7 @@ class ReplicaSet:
         http: aiohttp.ClientSession,
         logs_dir: Path,
         scratch: Path,
-        start_seconds: float,
+        deadlines: Deadlines,
         threads: Sequence[Threads] = (),
         actor: type = ReplicaActor,
     ) -> None:
@@ -57,7 +58,7 @@ class ReplicaSet:
         self._http = http
         self._logs_dir = logs_dir
         self._scratch = scratch
-        self._start_seconds = start_seconds
+        self._deadlines = deadlines
         self._threads = threads
         self._actor = actor
         self._gpus: Reservation | None = None
@@ -141,13 +142,13 @@ class ReplicaSet:
 
     async def _when_ready(self, name: str, actor: Actor, settings: EngineSettings) -> Replica:
         described: list[Server] = await gather(
-            [actor.call("describe")], self._start_seconds, f"starting {name}"
+            [actor.call("describe")], self._deadlines.engine_start, f"starting {name}"
         )
         (server,) = described
-        engine = EngineClient(self._http, server.url)
-        await wait_healthy(engine, lambda: self._exit_report(actor), self._start_seconds)
+        engine = EngineClient(self._http, server.url, self._deadlines)
+        await wait_healthy(engine, lambda: self._exit_report(actor), self._deadlines.engine_start)
         began = time.monotonic()
-        await engine.warm_up(settings, self._start_seconds)
+        await engine.warm_up(settings, self._deadlines.engine_start)
         warm_up_seconds = time.monotonic() - began
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)

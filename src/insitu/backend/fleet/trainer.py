@@ -20,7 +20,7 @@ import ray
 from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
 from insitu.backend.fleet.placement import Reservation, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
-from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.plan.settings import ServeSettings, option_of
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
 from insitu.system.processes import free_port
@@ -30,7 +30,6 @@ from insitu.types import LoraSettings, StepSettings, TrainingSequence
 if TYPE_CHECKING:
     from insitu.backend.fleet.trainer_rank import TrainerRank
 
-_QUICK_SECONDS = 300.0
 _GRACE_SECONDS = 3.0
 """After one rank's failure, the others have this long to fail alike; one that has not waits for the dead."""
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class TrainerGroup:
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
             self._actors.append(Actor(self._actor, options, log_path, device))
         loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
-        self.ranks = await self._together(loading, settings.deadlines.trainer_start, "loading the trainer")
+        self.ranks = await self._together(loading, "trainer_start", "loading the trainer")
         self.limits = limits_of(self.ranks[0])
         log.info("trainer ready: %s", self.ranks)
 
@@ -128,14 +127,15 @@ class TrainerGroup:
         """Open the run at this step on all ranks, unless they already hold it."""
         if self.opened.get(run) == step:
             return
-        await self._all("open_run", run, lora, None if checkpoint is None else str(checkpoint))
+        path = None if checkpoint is None else str(checkpoint)
+        await self._all("open_run", run, lora, path, deadline="publish")
         self.opened[run] = step
 
     async def forget_run(self, run: str) -> None:
         """Discard a run's state in memory, which may be ahead of the committed step."""
         self.opened.pop(run, None)
         if self.running:
-            await self._all("close_run", run)
+            await self._all("close_run", run, deadline="handover")
 
     async def train_step(
         self, run: str, sequences: list[TrainingSequence], settings: StepSettings, reference: Path | None
@@ -154,41 +154,45 @@ class TrainerGroup:
             actor.call("do", "train_step", run, batch, settings, checkpoint)
             for actor, batch in zip(self._actors, batches, strict=True)
         ]
-        results = await self._together(calls, self._settings.deadlines.step, "the trainer's train_step")
+        results = await self._together(calls, "step", "the trainer's train_step")
         self.opened[run] = step + 1
         return results[0]
 
     async def score(self, run: str, token_ids: list[list[int]]) -> list[list[float]]:
         """Return log-probabilities under the run's policy as it is in memory."""
-        return (await self._all("score", run, token_ids))[0]
+        return (await self._all("score", run, token_ids, deadline="score"))[0]
 
     async def save(self, run: str, staging: Path) -> None:
-        await self._all("save", run, str(staging))
+        await self._all("save", run, str(staging), deadline="publish")
 
     async def export_merged(self, run: str, directory: Path) -> None:
-        await self._all("export_merged", run, str(directory), self._settings.dtype)
+        await self._all("export_merged", run, str(directory), self._settings.dtype, deadline="publish")
 
     async def off_device(self) -> None:
         """Move all ranks' weights and moments to host memory and free the devices; nothing on a CPU."""
-        await self._all("off_device")
+        await self._all("off_device", deadline="handover")
 
     async def on_device(self) -> None:
         """Move them back; training and scoring need them there."""
-        await self._all("on_device")
+        await self._all("on_device", deadline="handover")
 
     def _check_running(self, method: str) -> None:
         if not self._actors:
             raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")
 
-    async def _all(self, method: str, *args: object, deadline_seconds: float = _QUICK_SECONDS) -> list[Any]:
+    async def _all(self, method: str, *args: object, deadline: str) -> list[Any]:
         self._check_running(method)
         calls = [actor.call("do", method, *args) for actor in self._actors]
-        return await self._together(calls, deadline_seconds, f"the trainer's {method}")
+        return await self._together(calls, deadline, f"the trainer's {method}")
 
-    async def _together(self, calls: list[Awaitable[Any]], deadline_seconds: float, what: str) -> list[Any]:
-        """Wait for all ranks; if one fails while another goes on, or time is up, kill them all."""
+    async def _together(self, calls: list[Awaitable[Any]], deadline: str, what: str) -> list[Any]:
+        """Wait for all ranks; if one fails while another goes on, or time is up, kill them all.
+
+        `deadline` is the name of one of the settings' deadlines.
+        """
         try:
-            return await gather(calls, deadline_seconds, what)
+            seconds = getattr(self._settings.deadlines, deadline)
+            return await gather(calls, seconds, what, hint=f"{option_of(deadline)} sets the deadline")
         except InsituError as error:
             if isinstance(error, ActorDied | DeadlineExceeded) or not await ended(calls, _GRACE_SECONDS):
                 log.warning("all trainer ranks are stopped: %s", error)

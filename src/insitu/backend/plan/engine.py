@@ -50,6 +50,10 @@ class EngineSettings:
     max_lora_rank: int = 16
     micro_batch_tokens: int | None = None
     """The trainer's token budget, if a registration sets it: the trainer starts and stops with the engine."""
+    step_seconds: int | None = None
+    """This deadline and the next two, if a registration sets them."""
+    score_seconds: int | None = None
+    publish_seconds: int | None = None
     kv_cache_gib: int = CPU_KV_CACHE_GIB
     """Memory for the KV cache on a CPU."""
     block_size: int | None = None
@@ -146,7 +150,12 @@ _ENGINE_ARGUMENTS = (
     *("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
     *_PARSERS,
 )
-_INIT_ARGUMENTS = {"max_seq_length": "max_model_len", "micro_batch_tokens": "micro_batch_tokens"}
+DEADLINES = ("step_seconds", "score_seconds", "publish_seconds")
+"""Deadlines that a registration may set."""
+_INIT_ARGUMENTS = {
+    "max_seq_length": "max_model_len",
+    **{name: name for name in ("micro_batch_tokens", *DEADLINES)},
+}
 """Arguments of a registration, and the fields they set."""
 _PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from insitu.backend.plan.device_plan import make_plan
-from insitu.backend.plan.engine import EngineSettings, apply_arguments
+from insitu.backend.plan.engine import DEADLINES, EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.model_shape import CannotPlan, read_shape
-from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.plan.settings import Deadlines, ServeSettings
 
 
 def planned(settings: ServeSettings, model: str) -> tuple[ServeSettings, Plan | None]:
@@ -59,6 +59,7 @@ def registered_engine(
 
 def settings_for(settings: ServeSettings, engine: EngineSettings) -> ServeSettings:
     """Return the settings of replicas and trainer beside exactly this engine."""
+    settings = replace(settings, deadlines=_deadlines(settings.deadlines, engine))
     budget = engine.micro_batch_tokens or settings.micro_batch_tokens
     if settings.machine is None or settings.wanted is None:
         return replace(settings, micro_batch_tokens=budget)
@@ -68,6 +69,12 @@ def settings_for(settings: ServeSettings, engine: EngineSettings) -> ServeSettin
     )
     changed, plan = planned(replace(settings, wanted=wanted), engine.model)
     return changed if plan is not None else replace(settings, micro_batch_tokens=budget)
+
+
+def _deadlines(deadlines: Deadlines, engine: EngineSettings) -> Deadlines:
+    """Apply the deadlines that a registration sets."""
+    set_ = {name.removesuffix("_seconds"): getattr(engine, name) for name in DEADLINES}
+    return replace(deadlines, **{name: seconds for name, seconds in set_.items() if seconds is not None})
 
 
 def _with(settings: ServeSettings, plan: Plan) -> ServeSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from insitu.backend.plan.compute import Compute, Placement
@@ -24,10 +24,20 @@ class Deadlines:
     engine_start: float = 600.0
     trainer_start: float = 600.0
     step: float = 3600.0
+    score: float = 300.0
+    publish: float = 600.0
+    """For the trainer to open, save or export a version, and for an engine to load it."""
+    handover: float = 120.0
+    """For an engine to sleep or wake up, and for the trainer to come onto the devices or leave them."""
     drain: float = 300.0
     hold: float = 3600.0
     gateway_push: float = 60.0
     stop_grace: float = STOP_SECONDS
+
+
+def option_of(deadline: str) -> str:
+    """Return the option of `insitu serve` that sets a deadline."""
+    return f"--{deadline.replace('_', '-')}-seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,9 @@ class ServeSettings:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
+        for name, seconds in asdict(self.deadlines).items():
+            if not seconds > 0:
+                raise CannotHonour(f"{option_of(name)} {seconds:g}: a deadline is above 0 seconds")
         if self.four_bit_base:
             check_four_bits(self.publication, self.num_ranks)
         if self.device == "cpu":

@@ -45,7 +45,7 @@ class ModelHost:
             http,
             settings.logs_dir,
             scratch,
-            settings.deadlines.engine_start,
+            settings.deadlines,
             settings.compute.engine_threads,
         )
         self.trainer = TrainerGroup(settings, engine.model)
