@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 import ray
 
-from insitu.backend.fleet import placement
+from insitu.backend.fleet import placement, trainer
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.placement import GpuDemand, check_placement
 from insitu.backend.fleet.replica import Server
@@ -163,6 +163,48 @@ async def test_actors_are_where_they_should_be(
     print(f"gate placement-{num_gpus}: {len(POSSIBLE[num_gpus])} placements, each actor on its GPUs ok")
 
 
+def two_on_one(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None]:
+    return [shared_devices[0]] * num_ranks
+
+
+def in_other_order(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None]:
+    return [*reversed(shared_devices[:num_ranks])]
+
+
+def on_the_engine_s(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None]:
+    return [str(device) for device in range(num_ranks)]
+
+
+def beside_the_engine_s(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None]:
+    return [None] * num_ranks
+
+
+@pytest.mark.parametrize(
+    ("seats", "demand", "said"),
+    [
+        (two_on_one, GpuDemand("shared", 2, 1, 2), "two ranks share a GPU"),
+        (in_other_order, GpuDemand("shared", 2, 1, 2), "engines .*, ranks"),
+        (on_the_engine_s, GpuDemand("dedicated", 1, 1, 1), "engines .*, ranks"),
+        (beside_the_engine_s, GpuDemand("shared", 1, 1, 1), "engines .*, ranks"),
+    ],
+)
+async def test_wrong_placement_does_not_pass(
+    seats: object,
+    demand: GpuDemand,
+    said: str,
+    num_gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if num_gpus != 4:
+        pytest.skip("one cluster is enough")
+    monkeypatch.setattr(trainer, "seat_ranks", seats)
+    async with aiohttp.ClientSession() as http:
+        host = make_host(demand, tmp_path, http, monkeypatch)
+        with pytest.raises(AssertionError, match=said):
+            await placed_right(host, demand, num_gpus)
+
+
 async def test_impossible_is_refused(num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slowest = 0.0
     async with aiohttp.ClientSession() as http:
@@ -175,7 +217,7 @@ async def test_impossible_is_refused(num_gpus: int, tmp_path: Path, monkeypatch:
 async def placed_right(host: ModelHost, demand: GpuDemand, num_gpus: int) -> None:
     try:
         await host.start()
-        assert ray.available_resources().get("GPU", 0) == num_gpus - demand.num_gpus
+        free = ray.available_resources().get("GPU", 0)
         engines = [replica.devices.split(",") for replica in host.replicas.replicas.values()]
         ranks = [rank["device"] for rank in host.trainer.ranks]
     finally:
@@ -191,6 +233,7 @@ async def placed_right(host: ModelHost, demand: GpuDemand, num_gpus: int) -> Non
         on_engines = min(len(of_engines), demand.num_ranks)
         assert ranks[:on_engines] == of_engines[:on_engines], f"engines {engines}, ranks {ranks}"
         assert not {*of_engines} & {*ranks[on_engines:]}, f"engines {engines}, ranks {ranks}"
+    assert free == num_gpus - demand.num_gpus, f"{free} GPUs are free beside {demand}"
 
 
 async def refused_in(host: ModelHost) -> float:

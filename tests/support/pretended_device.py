@@ -14,7 +14,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,19 @@ from tests.support.standin_engine import Behaviour, StandinEngine
 Kind = Literal["out of memory", "refused", "dies", "hangs"]
 Faults = dict[str, Kind]
 LORA = LoraSettings(rank=4, alpha=8, seed=3)
+HANG_SECONDS = 0.3
+"""The deadline of an operation that is going to hang; the others are computed, however long that takes."""
 _PIDS = itertools.count(2**24)  # beyond every real process
+_ENGINE_POINTS = {
+    "/sleep": "engine.sleep",
+    "/wake_up": "engine.wake_up",
+    "/v1/load_lora_adapter": "engine.load",
+    "/v1/unload_lora_adapter": "engine.unload",
+    "/collective_rpc": "engine.reload",
+    "/reset_prefix_cache": "engine.reset_cache",
+    "/update_weight_version": "engine.version",
+    "/v1/completions": "engine.score",
+}
 
 
 @dataclass(frozen=True)
@@ -102,9 +114,17 @@ class PretendedDevice:
 
     def at(self, point: str) -> Kind | None:
         """Note that an operation passes a point; return the fault to act out, or None."""
-        numbered = f"{point}#{sum(seen.startswith(point + '#') for seen in self.visited)}"
+        numbered = self._numbered(point)
         self.visited.append(numbered)
         return self.faults.pop(numbered, None)
+
+    def hangs_next(self, *operations: str) -> bool:
+        """Tell whether one of these operations is going to hang, before its effect or after."""
+        points = [self._numbered(name + when) for name in operations for when in ("", ":done")]
+        return any(self.faults.get(point) == "hangs" for point in points)
+
+    def _numbered(self, point: str) -> str:
+        return f"{point}#{sum(seen.startswith(point + '#') for seen in self.visited)}"
 
     @contextmanager
     def watched(self, faults: Faults) -> Iterator[list[str]]:
@@ -182,15 +202,18 @@ class StandinVllm(StandinEngine):
             self._awake.set()
 
     def add_routes(self, app: web.Application) -> None:
-        router = app.router
-        router.add_post("/sleep", self._operation("engine.sleep", self._sleep))
-        router.add_post("/wake_up", self._operation("engine.wake_up", self._wake_up))
-        router.add_post("/v1/load_lora_adapter", self._operation("engine.load", self._load_adapter))
-        router.add_post("/v1/unload_lora_adapter", self._operation("engine.unload", self._unload_adapter))
-        router.add_post("/collective_rpc", self._operation("engine.reload", self._reload))
-        router.add_post("/reset_prefix_cache", self._operation("engine.reset_cache", self._nothing))
-        router.add_post("/update_weight_version", self._operation("engine.version", self._version))
-        router.add_post("/v1/completions", self._operation("engine.score", self._score))
+        acts = {
+            "/sleep": self._sleep,
+            "/wake_up": self._wake_up,
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
+            "/collective_rpc": self._reload,
+            "/reset_prefix_cache": self._nothing,
+            "/update_weight_version": self._version,
+            "/v1/completions": self._score,
+        }
+        for path, act in acts.items():
+            app.router.add_post(path, self._operation(_ENGINE_POINTS[path], act))
 
     def _operation(self, name: str, act: Any) -> Any:
         async def handle(request: web.Request) -> web.Response:
@@ -272,6 +295,20 @@ class StandinVllm(StandinEngine):
         return await super()._generate(request)
 
 
+class HastyEngineClient(EngineClient):
+    """The real client, but it does not wait long for an operation that is going to hang."""
+
+    def __init__(self, device: PretendedDevice, *args: Any) -> None:
+        super().__init__(*args)
+        self._device = device
+
+    async def _request(self, method: str, path: str, body: Any, deadline_seconds: float) -> bytes:
+        bare, _, tag = path.partition("?tags=")
+        point = _ENGINE_POINTS.get(bare.partition("?")[0], bare) + (f".{tag}" if tag else "")
+        seconds = HANG_SECONDS if self._device.hangs_next(point) else deadline_seconds
+        return await super()._request(method, path, body, seconds)
+
+
 class StandinReplicaActor:
     """A stand-in for the Ray actor of a replica, in this process."""
 
@@ -305,7 +342,7 @@ class StandinReplicaSet(ReplicaSet):
         server = StandinVllm(self._device, settings, self._scores)
         await server.start()
         actor: Any = StandinReplicaActor(server)
-        engine = EngineClient(self._http, server.url, self._deadlines)
+        engine = HastyEngineClient(self._device, self._http, server.url, self._deadlines)
         return Replica(f"replica-{index}", actor, engine, server.pid, "0", 0.0)
 
 
@@ -348,8 +385,16 @@ class StandinTrainerGroup(TrainerGroup):
         return await self._wait(method, deadline, lambda: self._charged(method, args))
 
     async def _wait(self, method: str, deadline: str, act: Any) -> list[Any]:
-        """Wait for the one rank as for real ones: with their deadlines."""
-        return await self._together([asyncio.ensure_future(self._do(method, act))], deadline, method)
+        """Wait for the one rank as for real ones: until the deadline, which a rank that hangs soon reaches."""
+        inside = ("trainer.micro_batch",) if method == "train_step" else ()
+        patient = self._settings
+        if self._device.hangs_next(f"trainer.{method}", *inside):
+            hasty = replace(patient.deadlines, **{deadline: HANG_SECONDS})
+            self._settings = replace(patient, deadlines=hasty)
+        try:
+            return await self._together([asyncio.ensure_future(self._do(method, act))], deadline, method)
+        finally:
+            self._settings = patient
 
     async def _do(self, method: str, act: Any) -> Any:
         await asyncio.sleep(0)
