@@ -118,9 +118,11 @@ class PretendedDevice:
         self.visited.append(numbered)
         return self.faults.pop(numbered, None)
 
-    def hangs_next(self, *operations: str) -> bool:
-        """Tell whether one of these operations is going to hang, before its effect or after."""
-        points = [self._numbered(name + when) for name in operations for when in ("", ":done")]
+    def hangs_next(self, operation: str) -> bool:
+        """Tell whether an operation is going to hang, before its effect, amid it or after."""
+        points = [self._numbered(operation), self._numbered(operation + ":done")]
+        if operation == "trainer.train_step":
+            points += [point for point in self.faults if point.startswith("trainer.micro_batch")]
         return any(self.faults.get(point) == "hangs" for point in points)
 
     def _numbered(self, point: str) -> str:
@@ -385,10 +387,9 @@ class StandinTrainerGroup(TrainerGroup):
         return await self._wait(method, deadline, lambda: self._charged(method, args))
 
     async def _wait(self, method: str, deadline: str, act: Any) -> list[Any]:
-        """Wait for the one rank as for real ones: until the deadline, which a rank that hangs soon reaches."""
-        inside = ("trainer.micro_batch",) if method == "train_step" else ()
+        """Wait for the one rank as for real ones; one that is going to hang has little time."""
         patient = self._settings
-        if self._device.hangs_next(f"trainer.{method}", *inside):
+        if self._device.hangs_next(f"trainer.{method}"):
             hasty = replace(patient.deadlines, **{deadline: HANG_SECONDS})
             self._settings = replace(patient, deadlines=hasty)
         try:
