@@ -6,9 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("ray", reason="the object store is Ray's")
+
+import ray
 
 from insitu.backend.fleet import trainer
 from insitu.errors import CannotHonour
