@@ -16,6 +16,7 @@ from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.settings import Deadlines, ServeSettings
 from insitu.errors import DeadlineExceeded
+from insitu.training.packing import Limits
 from insitu.types import LoraSettings, StepSettings
 
 SECONDS = 0.05
@@ -60,8 +61,7 @@ async def test_ranks_that_hang_are_killed(
     group = TrainerGroup(settings, "standin")
     actors = [StandinHangingActor(), StandinHangingActor()]
     group._actors = [*actors]  # type: ignore[list-item]
-    limits: Any = {"vocabulary_size": 9, "max_length": None, "max_micro_batch_tokens": 64, "can_branch": True}
-    group.ranks, group.opened = [limits], {"run": 3}
+    group.limits, group.opened = Limits(9, None, 64, can_branch=True), {"run": 3}
     async with asyncio.timeout(5):
         with pytest.raises(DeadlineExceeded, match=r"did not finish in 0\.05 s") as raised:
             await ask(group)
