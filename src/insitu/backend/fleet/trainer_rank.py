@@ -226,13 +226,15 @@ class TrainerRank:
     def export_merged(self, run: str, directory: str, dtype: str) -> dict[str, float]:
         """Write base + adapter on rank 0 as a complete model directory in the engine's `dtype`.
 
+        The same step of a run gives the same bytes, whenever it is exported.
         Weights that no adapter touches are written by the first export only; later ones on the same
         filesystem hard-link them, so keep the last export until the next one is written.
         """
         started = time.perf_counter()
-        tensors = merged_tensors(self._policy.model, self._learner(run).adapter)
-        target = _DTYPES[dtype]
-        export = MergedExport(Path(directory), self._base_directory, target, self._frozen_exports.get(target))
+        learner, target = self._learner(run), _DTYPES[dtype]
+        tensors = merged_tensors(self._policy.model, learner.adapter)
+        frozen_source = self._frozen_exports.get(target)
+        export = MergedExport(run, learner.step, Path(directory), self._base_directory, target, frozen_source)
         with_frozen = torch.zeros(1, device=self._device)
         if self._ranks.rank == 0:
             with_frozen += export.begin(tensors)

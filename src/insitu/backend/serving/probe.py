@@ -8,7 +8,8 @@ by both again (t₁, s₁). Two figures decide:
   step was, because its own rounding cancels.
 
 A third, ``applied`` = ⟨s₁ − s₀, t₁ − t₀⟩ / ‖t₁ − t₀‖², is the share of the trainer's change that the engine
-shows. bfloat16 merged weights round a part of small changes away, so shares well below 1 are normal there.
+shows. Merged weights of 16 bits are rounded without bias, but anew at every step: the share scatters around 1
+there, the more the smaller the change.
 
 On a GPU the same engine scores the same tokens slightly differently each time. So the old weights are scored
 twice, and the difference is the engine's noise: ``moved`` counts only what exceeds twice the noise, and an
@@ -165,8 +166,7 @@ def judge(
         raise ProbeFailed(
             f"after publishing {version}, {engine} still answers with the old weights: its logprobs moved by "
             f"{result.moved:.2g} of the trainer's change",
-            hint="publication did not reach the sampler: see the replica's log. Merged bfloat16 weights also "
-            "round tiny changes away: then raise the learning rate, or serve with --dtype float32",
+            hint="publication did not reach the sampler: see the replica's log",
         )
 
 

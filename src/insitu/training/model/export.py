@@ -4,7 +4,8 @@ Two weight files and an index: ``model-adapted.safetensors`` (linear layers, new
 ``model-frozen.safetensors`` (embeddings, norms: the same at every step, so written once, then linked).
 Tensors are gathered and written one at a time: the merged model is never whole in any memory. On reload, an
 engine needs every part of a layer that it fuses (q, k, v; gate, up); the adapted file has
-them all. Configuration and tokenizer files are copied from the base model.
+them all. Adapted tensors are rounded to 16 bits at random (`rounding.py`), so that small updates arrive.
+Configuration and tokenizer files are copied from the base model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from insitu.errors import CannotHonour
 from insitu.training.model.lora import MergedTensor
+from insitu.training.model.rounding import round_stochastically, seed_of
 
 ADAPTED_FILE = "model-adapted.safetensors"
 FROZEN_FILE = "model-frozen.safetensors"
@@ -33,9 +35,19 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 
 class MergedExport:
     """Writes one run's merged weights into `directory`. Readers of an earlier export keep their files: new
-    ones replace them by rename, never in place."""
+    ones replace them by rename, never in place. Run and step seed the rounding of adapted tensors."""
 
-    def __init__(self, directory: Path, base: Path, dtype: torch.dtype, frozen_source: Path | None) -> None:
+    def __init__(
+        self,
+        run: str,
+        step: int,
+        directory: Path,
+        base: Path,
+        dtype: torch.dtype,
+        frozen_source: Path | None,
+    ) -> None:
+        self._run = run
+        self._step = step
         self._directory = directory
         self._base = base
         self._dtype = dtype
@@ -67,9 +79,15 @@ class MergedExport:
                 )
             for tensor in tensors:
                 if tensor.is_adapted in files:
-                    files[tensor.is_adapted].write(tensor.name, tensor.gather())
+                    files[tensor.is_adapted].write(tensor.name, self._rounded(tensor))
         self._write_index(adapted, frozen)
         return self._directory / FROZEN_FILE
+
+    def _rounded(self, tensor: MergedTensor) -> Tensor:
+        whole = tensor.gather()
+        if not tensor.is_adapted:
+            return whole.to(self._dtype)
+        return round_stochastically(whole, self._dtype, seed_of(self._run, self._step, tensor.name))
 
     def _link_frozen(self, target: Path) -> bool:
         """Link the frozen part of an earlier export if needed; return True if it is in place."""
@@ -115,7 +133,6 @@ class _TensorFile:
 
     def __init__(self, file: IO[bytes], shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> None:
         self._file = file
-        self._dtype = dtype
         self._starts: dict[str, int] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
@@ -134,7 +151,7 @@ class _TensorFile:
         file.truncate(self._data_start + end)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        values = tensor.to(self._dtype).to("cpu").contiguous()
+        values = tensor.to("cpu").contiguous()
         self._file.seek(self._data_start + self._starts[name])
         self._file.write(values.flatten().view(torch.uint8).numpy().data)
 

@@ -1,0 +1,197 @@
+"""Measure how much of an update reaches an engine whose merged weights have 16 bits.
+
+    python benchmarks/arrival.py --json
+
+SmolLM2-135M answers addition questions and is trained on its answers, one step at learning rates 5e-5 and
+5e-4, and five steps at 5e-4. Each result is exported twice, rounded to nearest and stochastically, and
+compared with the trainer:
+
+- `share`: ⟨published - base, ΔW⟩ / ⟨ΔW, ΔW⟩ over all adapted weights;
+- `applied`: the same of log-probabilities, as the probe computes it;
+- `mean_abs`: mean |Δlogprob| between the published model and the trainer, per sampled token;
+  `mean_abs_before` is the same of the base model.
+
+Trainer and published model compute in bfloat16. The published model is Transformers', not an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.backend.plan.compute import this_cpu
+from insitu.backend.serving.probe import compare
+from insitu.testing.models import smollm2
+from insitu.training.model import export
+from insitu.types import LoraSettings, StepSettings, TrainingSequence
+from tests.support.addition import MAX_TOKENS, question
+from tests.support.sequences import make_sequence, train
+
+NUM_QUESTIONS, GROUP_SIZE, NUM_PROBED = 4, 8, 16
+CASES = [(5e-5, 1), (5e-4, 1), (5e-4, 5)]
+"""Learning rate and number of steps."""
+ROUNDINGS = ("nearest", "stochastic")
+RUN = "arrival"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Sampled sequences, and where each answer starts."""
+
+    ids: list[list[int]]
+    starts: list[int]
+
+    def of_answers(self, rows: list[list[float]]) -> list[list[float]]:
+        """Keep the log-probabilities of sampled tokens, of scores from the second token on."""
+        return [row[start - 1 :] for row, start in zip(rows, self.starts, strict=False)]
+
+
+def sample(model_dir: Path) -> Answers:
+    """Sample several answers to every question from the base model."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    generator, end, ids, starts = random.Random(0), tokenizer.eos_token_id, list[list[int]](), list[int]()
+    torch.manual_seed(0)
+    for _ in range(NUM_QUESTIONS):
+        asked = [{"role": "user", "content": question(generator)[0]}]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        rows = model.generate(
+            torch.tensor([prompt] * GROUP_SIZE),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=MAX_TOKENS,
+            pad_token_id=end,
+        )
+        for row in rows.tolist():
+            answer = row[len(prompt) :]
+            length = answer.index(end) + 1 if end in answer else len(answer)
+            ids.append(prompt + answer[:length])
+            starts.append(len(prompt))
+    return Answers(ids, starts)
+
+
+def to_sequences(answers: Answers, scores: list[list[float]]) -> list[TrainingSequence]:
+    """Give the answers random advantages: an update's size matters here, not what it teaches."""
+    generator = random.Random(1)
+    made: list[TrainingSequence] = []
+    for number, (ids, start, row) in enumerate(zip(answers.ids, answers.starts, scores, strict=True)):
+        mask = [int(place >= start) for place in range(len(ids))]
+        logprobs = [0.0] * start + row[start - 1 :]
+        made.append(make_sequence(f"rollout-{number}", ids, mask, logprobs, generator.uniform(-1, 1)))
+    return made
+
+
+@torch.no_grad()
+def score(model_dir: Path, ids: list[list[int]]) -> list[list[float]]:
+    """Score like an engine: every product in bfloat16, the softmax in float32."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    rows: list[list[float]] = []
+    for each in ids:
+        tokens = torch.tensor(each)
+        logits = model(tokens[None]).logits[0, :-1].float()
+        rows.append(logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0].tolist())
+    return rows
+
+
+@contextmanager
+def rounding(kind: str) -> Iterator[None]:
+    """Export with this kind of rounding; `stochastic` is what the trainer does."""
+    if kind == "stochastic":
+        yield
+        return
+    with mock.patch.object(export, "round_stochastically", lambda values, dtype, _seed: values.to(dtype)):
+        yield
+
+
+def share(base: dict[str, torch.Tensor], exact: Path, published: Path) -> float:
+    """Return the share of ΔW that is in the published weights."""
+    wanted, got = (load_file(path / export.ADAPTED_FILE) for path in (exact, published))
+    arrived = energy = 0.0
+    for name, whole in wanted.items():
+        change = whole - base[name].float()
+        arrived += torch.sum((got[name].float() - base[name].float()) * change, dtype=torch.float64).item()
+        energy += torch.sum(change * change, dtype=torch.float64).item()
+    return arrived / energy
+
+
+def measure(model_dir: Path, threads: int, scratch: Path) -> list[dict[str, Any]]:
+    torch.set_num_threads(threads)
+    answers = sample(model_dir)
+    stride = len(answers.ids) // NUM_PROBED
+    probed = answers.ids[::stride]
+    kept = Answers(probed, answers.starts[::stride])
+    rank = TrainerRank(0, 1, "", 0, str(model_dir), "bfloat16", threads)
+    base = load_file(model_dir / "model.safetensors")
+    engine_before = kept.of_answers(score(model_dir, probed))
+    rows: list[dict[str, Any]] = []
+    for rate, num_steps in CASES:
+        rank.open_run(RUN, LoraSettings(rank=8, alpha=16))
+        before = rank.score(RUN, answers.ids)
+        trainer_before = kept.of_answers(rank.score(RUN, probed))
+        untrained = compare(trainer_before, trainer_before, engine_before, engine_before)
+        for _ in range(num_steps):
+            train(rank, RUN, to_sequences(answers, before), StepSettings(learning_rate=rate))
+        trainer_after = kept.of_answers(rank.score(RUN, probed))
+        exact = scratch / "exact"
+        rank.export_merged(RUN, str(exact), "float32")
+        for kind in ROUNDINGS:
+            published = scratch / kind
+            with rounding(kind):
+                rank.export_merged(RUN, str(published), "bfloat16")
+                seconds = rank.export_merged(RUN, str(published), "bfloat16")["time/export_seconds"]
+            engine_after = kept.of_answers(score(published, probed))
+            probe = compare(trainer_before, trainer_after, engine_before, engine_after)
+            rows.append(
+                {
+                    "learning_rate": rate,
+                    "steps": num_steps,
+                    "rounding": kind,
+                    "share": share(base, exact, published),
+                    "applied": probe.applied,
+                    "mean_abs": probe.mean_abs,
+                    "mean_abs_before": untrained.mean_abs,
+                    "tokens": probe.num_tokens,
+                    "export_seconds": seconds,
+                }
+            )
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="insitu-arrival-") as scratch:
+        rows = measure(smollm2(), options.threads, Path(scratch))
+    if options.json:
+        print(json.dumps({"rows": rows, "engine": "Transformers in bfloat16", "cpu": this_cpu()}))
+        return
+    for row in rows:
+        print(
+            f"{row['learning_rate']:g} × {row['steps']} {row['rounding']:<10} share {row['share']:.3f} "
+            f"applied {row['applied']:.2f} mean |Δlogprob| {row['mean_abs']:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
