@@ -92,7 +92,7 @@ async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch
     rows = [{"id": i, "question": f"Say something about {i}.", "answer": "x"} for i in range(4)]
     (tmp_path / "data" / "training_data.json").write_text(json.dumps(rows))
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
-    # In float32: the tiny learning rate of the basic configuration is lost in the rounding of bfloat16.
+    # In float32: the tiny change of the basic configuration's learning rate drowns in bfloat16's noise.
     async with running_backend(tmp_path / "state", *arguments, "--dtype", "float32") as backend:
         (tmp_path / "config.yml").write_text(with_names_and_addresses(basic_configuration(), backend))
         command = [sys.executable, "-m", "insitu.cli", "finetune", "--config_file=config.yml"]

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
+from insitu.training.model.export import ADAPTED_FILE
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from tests.support.sequences import make_sequence, train
 from tests.support.trees import random_shares
@@ -144,6 +145,10 @@ def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:
     metrics = train(trainer, "run", _sequences(0, 9), _SETTINGS)
     if rank == 0:
         save_file({n: torch.tensor(v) for n, v in metrics.items()}, f"{out}/{world_size}.safetensors")
+    if world_size == 1:
+        trainer.save("run", f"{out}/saved")
+    trainer.open_run("run", _LORA, f"{out}/saved")
+    trainer.export_merged("run", f"{out}/merged-{world_size}", "bfloat16")
     if world_size > 1:
         dist.destroy_process_group()
 
@@ -156,6 +161,8 @@ def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
     for name in ("loss", "grad_norm", "mismatch/mean_abs", "entropy"):
         assert two[name].item() == pytest.approx(one[name].item(), rel=2e-2), name
     assert one["num_tokens"] == two["num_tokens"]
+    merged = [(tmp_path / f"merged-{n}" / ADAPTED_FILE).read_bytes() for n in (1, 2)]
+    assert merged[0] == merged[1], "the same step has other bytes when two ranks export it"
 
 
 def _rank_that_loses_its_peer(rank: int, port: int, out: str) -> None:
