@@ -1,4 +1,4 @@
-"""Compute the return of each call of a rollout."""
+"""Compute the returns of a rollout's calls, and line up those of its group turn by turn."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def call_returns(reward: float, call_rewards: Sequence[float] | None, num_calls:
         total += Fraction(call_reward)
         returns.append(float(total))
     return returns[::-1]
+
+
+def returns_by_turn(returns: Sequence[Sequence[float]], rewards: Sequence[float]) -> list[list[float]]:
+    """Return one list per turn of a group: what each rollout earns from its k-th call on.
+
+    A rollout that has made its last call before that turn earns its reward, and nothing more.
+    """
+    num_turns = max(map(len, returns), default=0)
+    return [
+        [own[turn] if turn < len(own) else reward for own, reward in zip(returns, rewards, strict=True)]
+        for turn in range(num_turns)
+    ]

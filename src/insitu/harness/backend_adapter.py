@@ -19,7 +19,7 @@ from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.json_values import JsonObject
 from insitu.plugins import Parts
-from insitu.returns import call_returns
+from insitu.returns import call_returns, returns_by_turn
 from insitu.types import REWARD_COMPONENTS, JobState, Trajectory, TrajectoryGroup
 from insitu.wire.answers import JobInfo, RunInfo
 
@@ -195,9 +195,10 @@ def _uploaded(rollout: Rollout) -> Trajectory:
 
 
 def _comparable(group: Sequence[Trajectory]) -> bool:
-    """Return True if the returns of the calls differ; a single rollout has nothing to be compared with."""
-    returns = {value for t in group for value in call_returns(t.reward, t.step_rewards, len(t.call_ids))}
-    return len(group) > 1 and len(returns) > 1
+    """Return True if the returns of a turn differ; a single rollout has nothing to be compared with."""
+    returns = [call_returns(t.reward, t.step_rewards, len(t.call_ids)) for t in group]
+    turns = returns_by_turn(returns, [t.reward for t in group])
+    return any(len(set(turn)) > 1 for turn in turns)
 
 
 def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:

@@ -1,55 +1,54 @@
-"""Group-relative advantages: a rollout is judged against its siblings on the same example, call by call."""
+"""Group-relative advantages: a call is judged against the same turn of its siblings on the same example."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from insitu.returns import returns_by_turn
 from insitu.types import AdvantageKind
 
 _EPSILON = 1e-6
 """Keeps nearly equal rewards from blowing up; a std up to this counts as zero."""
 
 
-def group_advantages(returns: Sequence[Sequence[float]], kind: AdvantageKind = "std") -> list[list[float]]:
-    """Return one advantage per call for a group of n rollouts; exactly zero for all if nothing differs.
+def group_advantages(
+    returns: Sequence[Sequence[float]],
+    kind: AdvantageKind = "std",
+    rewards: Sequence[float] | None = None,
+) -> list[list[float]]:
+    """Return one advantage per call for a group of n rollouts; exactly zero for all if no turn differs.
 
-    R is the return of a call (`insitu.returns`), ``R̄_i`` the mean over the calls of rollout i, so that long
-    rollouts weigh no more than short ones; mean and std are over the group::
+    R_ik is the return of call k of rollout i (`insitu.returns`). At a turn that a rollout did not reach, its
+    return is its reward (`rewards`; by default its last return). The baseline of a turn is the mean over all
+    rollouts; the std weighs long rollouts no more than short ones::
 
-        mean = Σ_i R̄_i / n
-        std² = Σ_i mean over the calls of i of (R - mean)² / (n - 1)
+        mean_k = Σ_i R_ik / n
+        std²   = Σ_i mean over the calls of i of (R_ik - mean_k)² / (n - 1)
 
-    ``std``   ``(R - mean) / (std + 1e-6)``: GRPO as published
-    ``mean``  ``R - mean``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
-    ``rloo``  ``R - mean of the others' R̄``: a baseline independent of the rollout itself
+    ``std``   ``(R - mean_k) / (std + 1e-6)``: GRPO as published
+    ``mean``  ``R - mean_k``: Dr. GRPO, which does not blow up groups that are nearly all right or all wrong
+    ``rloo``  ``R - mean of the others' R at turn k``: a baseline independent of the rollout itself
 
     Without call rewards all returns of a rollout equal its reward, and this is the rollout's advantage.
     """
     count = len(returns)
     if count < 2:
         return [[0.0] * len(own) for own in returns]
-    means = [_mean(own) for own in returns]
-    mean = math.fsum(means) / count
-    std = math.sqrt(math.fsum(map(_mean_square, returns, means, [mean] * count)) / (count - 1))
+    ends = [own[-1] for own in returns] if rewards is None else rewards
+    means = [_mean(turn) for turn in returns_by_turn(returns, ends)]
+    gaps = [[value - mean for value, mean in zip(own, means, strict=False)] for own in returns]
+    std = math.sqrt(math.fsum(map(_mean_square, gaps)) / (count - 1))
     if std <= _EPSILON:
         return [[0.0] * len(own) for own in returns]
-    if kind == "rloo":
-        between, within = count / (count - 1), 1.0
-    else:
-        between = within = 1.0 / (std + _EPSILON) if kind == "std" else 1.0
-    return [
-        [(own_mean - mean) * between + (value - own_mean) * within for value in own]
-        for own, own_mean in zip(returns, means, strict=True)
-    ]
+    scale = {"std": 1.0 / (std + _EPSILON), "mean": 1.0, "rloo": count / (count - 1)}[kind]
+    return [[gap * scale for gap in own] for own in gaps]
 
 
 def _mean(values: Sequence[float]) -> float:
     """Return the mean, exact if all values are equal."""
-    first = values[0]
-    return first + math.fsum(value - first for value in values) / len(values)
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
-def _mean_square(values: Sequence[float], own_mean: float, mean: float) -> float:
-    """Return the mean of ``(value - mean)²``: the square between rollouts plus the mean square within."""
-    return (own_mean - mean) ** 2 + math.fsum((value - own_mean) ** 2 for value in values) / len(values)
+def _mean_square(gaps: Sequence[float]) -> float:
+    return _mean([gap**2 for gap in gaps])

@@ -15,6 +15,7 @@ from insitu.training.sampling import not_undone
 from insitu.training.sequences import build_sequences
 from insitu.types import (
     REWARD_COMPONENTS,
+    AdvantageKind,
     Ending,
     StepSettings,
     TrainingSequence,
@@ -100,7 +101,7 @@ def build_batch(
     sequences: list[TrainingSequence] = []
     for group in groups:
         account.add(group)
-        advantages = group_advantages([_returns(trajectory) for trajectory in group.trajectories], kind)
+        advantages = _advantages(group, kind)
         if not any(map(any, advantages)):
             account.drop(group.trajectories, "zero_variance")
             continue
@@ -118,6 +119,11 @@ def build_batch(
                 continue
             sequences += _sequences(stored, trajectory, of_calls, settings, account)
     return Batch(sequences, account.metrics(), frozenset(account.sampling))
+
+
+def _advantages(group: TrajectoryGroup, kind: AdvantageKind) -> list[list[float]]:
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    return group_advantages([_returns(trajectory) for trajectory in group.trajectories], kind, rewards)
 
 
 def _age(group: TrajectoryGroup, stored: Mapping[str, CallTokens], step: int) -> int:

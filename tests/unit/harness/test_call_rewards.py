@@ -75,9 +75,11 @@ def trajectory(name: str, reward: float, *steps: float) -> Rollout:
         ([trajectory("a", 1.0, 0.5, 0.0), trajectory("b", 1.5)], True),
         ([trajectory("a", 0.1, 0.0, 0.5), trajectory("b", 0.5, 0.0, 0.1)], False),
         ([trajectory("a", 1.0, 0.5, 0.0)], False),
+        ([trajectory("a", 1.0, 0.5, 0.5), trajectory("b", 1.0, 0.5, 0.5)], False),
+        ([trajectory("a", 1.0, 0.5, 0.0), trajectory("b", 1.5, 0.0)], True),
     ],
 )
-def test_a_group_teaches_when_the_returns_of_its_calls_differ(group: list[Rollout], teaches: bool) -> None:
+def test_a_group_teaches_when_the_returns_of_a_turn_differ(group: list[Rollout], teaches: bool) -> None:
     config = CurriculumConfig()
     assert bool(select([group], 0, config, initial_state(config), 0).groups) is teaches
     assert _comparable([_uploaded(t) for t in group]) is teaches

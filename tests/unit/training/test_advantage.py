@@ -44,16 +44,31 @@ def test_no_spread_gives_exact_zeros(rewards: list[float], kind: AdvantageKind) 
 
 
 def test_advantages_with_step_rewards_by_hand() -> None:
-    """Rollout a: reward 1, calls worth 0.5 and -1. Rollout b: reward 0, one call."""
-    returns = [call_returns(1.0, [0.5, -1.0], 2), call_returns(0.0, None, 1)]
-    assert returns == [[0.5, 0.0], [0.0]]
-    # The means of the rollouts are 0.25 and 0, that of the group 0.125.
-    assert group_advantages(returns, "mean") == [[0.375, -0.125], [-0.125]]
-    assert group_advantages(returns, "rloo") == [[0.5, 0.0], [-0.25]]
-    # (0.375² + 0.125²) / 2 + 0.125² over n - 1 = 1
-    scale = math.sqrt(0.09375) + 1e-6
-    (a, b), (c,) = group_advantages(returns, "std")
-    assert (a, b, c) == pytest.approx((0.375 / scale, -0.125 / scale, -0.125 / scale))
+    """Rollout a: reward 1, calls worth 0.5 and -1. Rollout b: reward 0, one call worth 0.25."""
+    rewards = [1.0, 0.0]
+    returns = [call_returns(1.0, [0.5, -1.0], 2), call_returns(0.0, [0.25], 1)]
+    assert returns == [[0.5, 0.0], [0.25]]
+    # At the second turn b has ended, with its reward of 0: both earn 0 from there on.
+    assert group_advantages(returns, "mean", rewards) == [[0.125, 0.0], [-0.125]]
+    assert group_advantages(returns, "rloo", rewards) == [[0.25, 0.0], [-0.25]]
+    # 0.125² / 2 + 0.125² over n - 1 = 1
+    scale = math.sqrt(0.0234375) + 1e-6
+    (a, b), (c,) = group_advantages(returns, "std", rewards)
+    assert (a, b, c) == pytest.approx((0.125 / scale, 0.0, -0.125 / scale))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0], [0.1, 0.2, 0.3, -0.7]])
+def test_identical_rollouts_teach_nothing(steps: list[float], kind: AdvantageKind) -> None:
+    returns = [call_returns(0.3, steps, 4)] * 8
+    assert group_advantages(returns, kind, [0.3] * 8) == [[0.0] * 4] * 8
+
+
+def test_a_turn_in_which_all_earn_the_same_teaches_nothing() -> None:
+    returns = [call_returns(0.1, [step, 0.3], 2) for step in (0.7, 0.1, 0.1)]
+    found = group_advantages(returns, "std", [0.1] * 3)
+    assert [own[1] for own in found] == [0.0] * 3, "to the last bit"
+    assert found[0][0] > 0 > found[1][0] == found[2][0]
 
 
 def test_equal_rewards_with_different_steps_teach() -> None:
@@ -84,23 +99,33 @@ def test_without_step_rewards_nothing_changes(
     """To the last bit, whatever the numbers of calls; step rewards of 0 are none."""
     returns = [call_returns(reward, [0.0] * num if zeros else None, num) for reward, num, zeros in rollouts]
     expected = rollout_advantages([reward for reward, _, _ in rollouts], kind)
-    found = group_advantages(returns, kind)
+    found = group_advantages(returns, kind, [reward for reward, _, _ in rollouts])
+    assert found == group_advantages(returns, kind), "the reward is the last return"
     assert found == [[each] * num for each, (_, num, _) in zip(expected, rollouts, strict=True)]
 
 
-@given(Groups, st.sampled_from(KINDS))
-def test_every_kind_is_its_formula(returns: list[list[float]], kind: AdvantageKind) -> None:
+@given(Groups, st.data(), st.sampled_from(KINDS))
+def test_every_kind_is_its_formula(
+    returns: list[list[float]], data: st.DataObject, kind: AdvantageKind
+) -> None:
+    rewards = [data.draw(st.floats(-8, 8, width=16)) for _ in returns]
     exact = [[Fraction(value) for value in own] for own in returns]
-    means = [sum(own) / len(own) for own in exact]
-    count, mean = len(returns), sum(means) / len(means)
-    variance = sum(sum((value - mean) ** 2 for value in own) / len(own) for own in exact) / (count - 1)
-    found = group_advantages(returns, kind)
+    count, longest = len(returns), max(map(len, returns))
+    padded = [
+        own + [Fraction(reward)] * (longest - len(own)) for own, reward in zip(exact, rewards, strict=True)
+    ]
+    means = [sum(turn) / count for turn in zip(*padded, strict=True)]
+    squares = [[(value - means[k]) ** 2 for k, value in enumerate(own)] for own in exact]
+    variance = sum(sum(own) / len(own) for own in squares) / (count - 1)
+    found = group_advantages(returns, kind, rewards)
     if math.sqrt(variance) <= 2e-6:
         return
     for i, own in enumerate(exact):
-        baseline = (sum(means) - means[i]) / (count - 1) if kind == "rloo" else mean
-        scale = math.sqrt(variance) + 1e-6 if kind == "std" else 1.0
-        assert found[i] == pytest.approx([float(value - baseline) / scale for value in own], abs=1e-6)
+        for k, value in enumerate(own):
+            others = [other[k] for j, other in enumerate(padded) if j != i]
+            baseline = sum(others) / (count - 1) if kind == "rloo" else means[k]
+            scale = math.sqrt(variance) + 1e-6 if kind == "std" else 1.0
+            assert found[i][k] == pytest.approx(float(value - baseline) / scale, abs=1e-6)
 
 
 def test_example_agrees_on_which_rollouts_train() -> None:

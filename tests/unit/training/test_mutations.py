@@ -159,8 +159,8 @@ def foreign_id(world: World, _: Patch) -> World:
 def rotated_advantages(world: World, patch: Patch) -> World:
     real = selection.group_advantages
 
-    def rotated(returns: Any, kind: Any) -> list[list[float]]:
-        made = real(returns, kind)
+    def rotated(returns: Any, kind: Any, rewards: Any) -> list[list[float]]:
+        made = real(returns, kind, rewards)
         return [*made[1:], made[0]]
 
     patch.setattr(selection, "group_advantages", rotated)

@@ -65,7 +65,7 @@ def train(
 
 
 def test_only_the_tokens_of_the_rewarded_call_learn() -> None:
-    """Returns (0.5, 0) and (-0.5, 0): the second turns are as good as the group's mean."""
+    """Returns (0.5, 0) and (-0.5, 0): the second turns are equally good."""
     sequences = sequences_of({"a": [0.5, 0.0], "b": [-0.5, 0.0]}, {"a": 0.0, "b": 0.0})
     assert [s.advantages.tolist() for s in sequences] == [[0, 0, x, x, 0, 0, 0, 0] for x in (0.5, -0.5)]
     moved, _ = train(sequences, StepSettings())
@@ -81,8 +81,7 @@ def test_a_call_is_credited_with_what_follows_and_not_with_what_went_before() ->
     late = sequences_of({"a": [0.0, 1.0], "b": None}, {"a": 0.0, "b": 0.0})
     assert [s.advantages.tolist() for s in late] == [[0, 0, x, x, 0, x, x, x] for x in (0.5, -0.5)]
     early = sequences_of({"a": [1.0, 0.0], "b": None}, {"a": 0.0, "b": 0.0})
-    assert early[0].advantages.tolist() == [0, 0, 0.75, 0.75, 0, -0.25, -0.25, -0.25]
-    assert early[1].advantages.tolist() == [0, 0, -0.25, -0.25, 0, -0.25, -0.25, -0.25]
+    assert [s.advantages.tolist() for s in early] == [[0, 0, x, x, 0, 0, 0, 0] for x in (0.5, -0.5)]
 
 
 def test_without_step_rewards_every_token_carries_the_advantage_of_its_rollout() -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import SCORED, Rollout
-from insitu.returns import call_returns
+from insitu.returns import call_returns, returns_by_turn
 
 FAILED = "failed"
 NO_CALLS = "no_calls"
@@ -211,14 +211,12 @@ def _ranked(
 
 
 def _has_spread(group: Sequence[Rollout], min_diff: float) -> bool:
-    rewards = [
-        value
-        for t in group
-        if (reward := usable_reward(t)) is not None
-        for value in call_returns(reward, t.call_rewards, len(t.call_ids))
-    ]
+    """Return True if the returns of a turn differ, by `min_diff` at least."""
+    found = [(reward, t) for t in group if (reward := usable_reward(t)) is not None]
+    returns = [call_returns(reward, t.call_rewards, len(t.call_ids)) for reward, t in found]
+    turns = returns_by_turn(returns, [reward for reward, _ in found])
     # In decimals, as people wrote them: 0.9 − 0.8 is 0.1, not 0.09999999999999998.
-    spread = _decimal(max(rewards)) - _decimal(min(rewards))
+    spread = max(_decimal(max(turn)) - _decimal(min(turn)) for turn in turns)
     return spread > 0 and spread >= _decimal(min_diff)
 
 
