@@ -15,6 +15,9 @@ from insitu.wire.step_settings import Loss as Loss
 from insitu.wire.step_settings import StepSettings as StepSettings
 from insitu.wire.values import INCOMPLETE as INCOMPLETE
 from insitu.wire.values import NAME_PATTERN as NAME_PATTERN
+from insitu.wire.values import POLICY_FAILURES as POLICY_FAILURES
+from insitu.wire.values import REWARDED as REWARDED
+from insitu.wire.values import SCORED as SCORED
 from insitu.wire.values import Ending as Ending
 from insitu.wire.values import GroupState as GroupState
 from insitu.wire.values import JobState as JobState

@@ -13,6 +13,7 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
+from insitu.harness.collect.ending_rewards import check_ending_rewards
 from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
@@ -58,6 +59,7 @@ async def build_components(parts: Assembly) -> Components:
     trainer = await parts.component(Kind.TRAINER, config.trainers[chosen.trainer])
     made = Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
     check_many_steps(chosen, made.builder, made.adapter)
+    check_ending_rewards(chosen, made.builder)
     return made
 
 

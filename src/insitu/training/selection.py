@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from insitu.records.call_tokens import CallTokens
 from insitu.returns import call_returns
@@ -14,6 +14,7 @@ from insitu.training.objective import objective_of
 from insitu.training.sampling import not_undone
 from insitu.training.sequences import build_sequences
 from insitu.types import (
+    POLICY_FAILURES,
     REWARD_COMPONENTS,
     AdvantageKind,
     Ending,
@@ -114,10 +115,12 @@ def build_batch(
             account.drop(group.trajectories, "stale")
             continue
         for trajectory, of_calls in zip(group.trajectories, advantages, strict=True):
-            if settings.mask_truncated and trajectory.ending is Ending.LENGTH:
+            whole = _without_truncated(trajectory, stored) if settings.mask_truncated else trajectory
+            if not whole.call_ids:
                 account.drop([trajectory], "truncated")
                 continue
-            sequences += _sequences(stored, trajectory, of_calls, settings, account)
+            account.counts["calls_truncated"] += len(trajectory.call_ids) - len(whole.call_ids)
+            sequences += _sequences(stored, whole, of_calls[: len(whole.call_ids)], settings, account)
     return Batch(sequences, account.metrics(), frozenset(account.sampling))
 
 
@@ -129,6 +132,19 @@ def _advantages(group: TrajectoryGroup, kind: AdvantageKind) -> list[list[float]
 def _age(group: TrajectoryGroup, stored: Mapping[str, CallTokens], step: int) -> int:
     calls = (stored[call_id] for trajectory in group.trajectories for call_id in trajectory.call_ids)
     return max((step - call.policy_step for call in calls if call.run is not None), default=0)
+
+
+def _without_truncated(trajectory: Trajectory, stored: Mapping[str, CallTokens]) -> Trajectory:
+    """Return the part of a rollout that is not spoilt by an answer that was cut off at its end.
+
+    If that answer is the rollout's own, nothing is left. If the rollout went on and failed, only its last
+    call may be cut off; the calls before it led there, and learn from the reward of that ending.
+    """
+    if trajectory.ending is Ending.LENGTH:
+        return replace(trajectory, call_ids=[])
+    if trajectory.ending in POLICY_FAILURES and stored[trajectory.call_ids[-1]].finish_reason == "length":
+        return replace(trajectory, call_ids=trajectory.call_ids[:-1])
+    return trajectory
 
 
 def _sequences(

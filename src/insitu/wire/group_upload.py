@@ -22,6 +22,7 @@ from insitu.wire.message import Answer, Message, encode
 from insitu.wire.model_call import ModelCall
 from insitu.wire.values import (
     INCOMPLETE,
+    REWARDED,
     AnyObject,
     Count,
     Ending,
@@ -94,7 +95,7 @@ class TrajectoryHead(Message):
             raise ValueError(
                 f"{len(self.step_rewards)} step_rewards for {num_calls} calls: give one per call"
             )
-        if self.ending not in (Ending.COMPLETED, Ending.LENGTH):
+        if self.ending not in REWARDED:
             raise ValueError(
                 f"a rollout that ended {self.ending} carries no reward: leave it out of the group"
             )

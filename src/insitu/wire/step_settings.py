@@ -37,7 +37,8 @@ class StepSettings(Message):
     num_passes: Annotated[int, Interval(ge=1, le=32)] = 1
     """Optimizer steps over the same batch."""
     mask_truncated: bool = True
-    """Rollouts that ended at a length limit count in their group's baseline, but are not trained on."""
+    """Rollouts that ended at a length limit count in their group's baseline, but are not trained on. Of those
+    that failed and have a reward, only a last call that was cut off is left out."""
     mask_constrained: bool = False
     """Exclude tokens that a grammar constrained from the loss."""
     max_staleness: StepCount = 4

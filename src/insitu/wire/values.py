@@ -25,7 +25,7 @@ _MAX_DEPTH = 32
 
 
 class Ending(StrEnum):
-    """The outcome of a rollout. Only `completed` and `length` carry a reward."""
+    """The outcome of a rollout."""
 
     COMPLETED = "completed"
     LENGTH = "length"
@@ -35,6 +35,14 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     EVALUATOR_ERROR = "evaluator_error"
     INFRASTRUCTURE = "infrastructure"
+
+
+SCORED = (Ending.COMPLETED, Ending.LENGTH)
+"""Endings whose reward is the evaluator's."""
+POLICY_FAILURES = (Ending.CONTEXT_OVERFLOW, Ending.TIMEOUT)
+"""Endings that the policy may have caused: `finetuning.ending_rewards` may give them a reward."""
+REWARDED = (*SCORED, *POLICY_FAILURES)
+"""Endings of rollouts that may be trained on."""
 
 
 class RunState(StrEnum):

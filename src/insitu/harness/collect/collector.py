@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from insitu.datasets.example import Example
 from insitu.errors import Conflict, InsituError
 from insitu.gateway_client import GatewayClient
+from insitu.harness.collect.ending_rewards import with_ending_reward
 from insitu.harness.collect.open_groups import OpenGroups
 from insitu.harness.collect.recorded_calls import RecordedCalls, read_rollout
 from insitu.harness.collect.targets import Targets
@@ -28,24 +29,25 @@ from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
 from insitu.harness.interfaces.trajectory_builder import OnGroup
 from insitu.harness.rollouts.recorded_call import complete
-from insitu.harness.rollouts.rollout import SCORED, InMemory, Rollout, RolloutDetails
+from insitu.harness.rollouts.rollout import InMemory, Rollout, RolloutDetails
 from insitu.rewards.calls import as_calls
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem
 from insitu.rewards.judges.judged_rollout import JudgedRollout, judging
 from insitu.rewards.score import score_group, score_item
-from insitu.types import Ending
+from insitu.types import SCORED, Ending
 from insitu.workflow.execute import execute
 from insitu.workflow.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a collection."""
+    """Bounds of a collection, and the rewards of rollouts that end beyond them."""
 
     max_concurrency: int
     rollout_seconds: float
     evaluator_seconds: float
+    ending_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Collector:
         recorded, outcome = await self._recorded(rollout_id, outcome)
         outcome = recorded.corrected(outcome)
         rollout = replace(_finished(plan, rollout_id, outcome, recorded), started_at=started_at)
+        rollout = with_ending_reward(rollout, recorded, self._limits.ending_rewards)
         if rollout.ending in SCORED and self._evaluator is not None:
             rollout = await self._scored(self._evaluator, plan.example, rollout, recorded)
         self._keep(rollout, store)

@@ -28,6 +28,8 @@ _OUTAGES = (Ending.INFRASTRUCTURE, Ending.EVALUATOR_ERROR)
 class GroupBuilder(TrajectoryBuilder):
     """Runs `num_generations` rollouts of each example and stores all of them in the run directory."""
 
+    ending_rewards = True
+
     def __init__(self, config: BuilderConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         """Reject groups of one, which give no training signal, before anything else is checked."""
         if config.num_generations < 2:
@@ -128,12 +130,12 @@ class _Collecting:
         return f"epoch {self.epoch + 1}" if self.plan is None else self.plan.title
 
     def failed(self, rollouts: Sequence[Rollout]) -> bool:
-        """Return True if nothing was collected, and the run should stop rather than go on.
+        """Return True if all rollouts failed, and the run should stop rather than go on.
 
         A few examples may all fail by themselves, so a step in the middle of a run stops it only for want of
         a service. A refill never does: its step has groups already.
         """
-        if any(rollout.trainable for rollout in rollouts):
+        if any(rollout.trainable and not rollout.failed for rollout in rollouts):
             return False
         if self.plan is None or (self.epoch == 0 and self.plan.number == 0 and not self.plan.refill):
             return True

@@ -41,6 +41,15 @@ class RecordedCalls:
     """Explanation for the user in case there is nothing to train on."""
     why_partial: str = ""
     """Why calls of the rollout may be missing without a trace; empty if all were counted."""
+    num_failed: int = 0
+    """Calls that an engine or the gateway failed to answer, or not to the end."""
+
+    @property
+    def why_not_the_policy(self) -> str:
+        """Say why a failed rollout must not be blamed on the policy; empty if it may."""
+        if self.num_failed:
+            return f"{self.num_failed} of its model calls failed in the engine or the gateway"
+        return self.why_partial if self.call_ids else "it has no call to train on"
 
     @property
     def chosen(self) -> list[RecordedCall]:
@@ -84,7 +93,8 @@ async def read_rollout(
     dropped = {call["id"]: targets.dropped_as(call) or LATE for call in others}
     why_none = targets.why_none(calls, record.unrecorded)
     capture = _capture(record, dropped)
-    return RecordedCalls(calls, call_ids, dropped, capture, why_none, _why_partial(record))
+    num_failed = record.unrecorded.get("failed", 0) + sum(call["finish_reason"] == "broken" for call in calls)
+    return RecordedCalls(calls, call_ids, dropped, capture, why_none, _why_partial(record), num_failed)
 
 
 def _why_partial(record: RolloutRecord) -> str:

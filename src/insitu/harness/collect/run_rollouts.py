@@ -101,7 +101,10 @@ class RunRollouts:
         run = self.run
         finetuning, general = run.config.finetuning, run.config.eval.general
         limits = Limits(
-            general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
+            general.max_concurrency,
+            finetuning.rollout_timeout_seconds,
+            general.evaluator_timeout_seconds,
+            finetuning.ending_rewards,
         )
         binding = task.agent.binding
         targets = Targets(binding.model, frozenset(finetuning.target_functions), binding.gateway_url)

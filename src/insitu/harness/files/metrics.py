@@ -43,6 +43,8 @@ class AccountFields(TypedDict):
     truncated: int
     dropped: dict[str, int]
     endings: dict[str, int]
+    rewarded_endings: NotRequired[dict[str, int]]
+    """Missing in files of earlier releases."""
     calls: NotRequired[Mapping[str, object] | None]
     """Missing in files of earlier releases, as `calls_confirmed`."""
     calls_confirmed: NotRequired[bool | None]

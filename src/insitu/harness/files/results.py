@@ -63,7 +63,7 @@ def _score(rollout: Rollout) -> Result:
         "id": rollout.example_id,
         "score": rollout.reward,
         "reasoning": details.reasoning,
-        "error": rollout.reason if rollout.reward is None else None,
+        "error": rollout.reason if rollout.failed else None,
         "rollout_id": rollout.rollout_id,
     }
     return result | ({"step_rewards": details.call_rewards} if details.call_rewards else {})

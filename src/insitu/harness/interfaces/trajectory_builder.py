@@ -28,6 +28,9 @@ _ARGUMENTS = {
 class TrajectoryBuilder(ABC):
     """One instance serves a whole run; `start_run` and `finalize` are called in turn, epoch by epoch."""
 
+    ending_rewards: bool = False
+    """True if failed rollouts get their rewards of `finetuning.ending_rewards`."""
+
     def __init_subclass__(cls, **options: object) -> None:
         """Reject a class that was written for the former `meta` when it is defined, not in mid-run."""
         super().__init_subclass__(**options)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from insitu.harness.files.metrics import AccountFields
 from insitu.harness.loop.curriculum import REASONS, ZERO_VARIANCE, Selection, usable_reward
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up
 from insitu.harness.rollouts.episode import Trajectory
-from insitu.types import Ending
+from insitu.types import SCORED, Ending
 
 BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained")
 """Reasons for which a backend drops a submitted rollout."""
@@ -27,7 +27,9 @@ class Account:
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     """By reason: `insitu.harness.loop.curriculum.REASONS`, and after training `BACKEND_REASONS`."""
     endings: dict[str, int] = field(default_factory=dict[str, int])
-    """Failed rollouts by ending."""
+    """Failed rollouts without a reward, by ending."""
+    rewarded_endings: dict[str, int] = field(default_factory=dict[str, int])
+    """Failed rollouts with the reward of their ending, which count in their groups."""
     refilled: int = 0
     """Groups that were rolled out in place of groups whose rewards are all equal."""
     calls: Capture | None = None
@@ -38,6 +40,8 @@ class Account:
     def line(self) -> str:
         """Format as ``trained 34/64 (4 truncated): 18 zero-variance, 8 failed; calls 96 seen = …``."""
         text = self._rollouts()
+        if self.rewarded_endings:
+            text += f"; failed with a reward: {_listed(sorted(self.rewarded_endings.items()))}"
         if self.refilled:
             text += f"; {self.refilled} group{'' if self.refilled == 1 else 's'} refilled"
         if self.calls is None:
@@ -51,8 +55,7 @@ class Account:
             text += f" ({self.truncated} truncated)"
         order = (*REASONS, *BACKEND_REASONS)  # a reason in both sorts by its first place
         reasons = sorted(self.dropped.items(), key=lambda item: (-item[1], order.index(item[0])))
-        listed = ", ".join(f"{count} {reason.replace('_', '-')}" for reason, count in reasons)
-        return f"{text}: {listed}" if listed else text
+        return f"{text}: {_listed(reasons)}" if reasons else text
 
     def after_training(self, metrics: Mapping[str, float]) -> Account:
         """Move the rollouts that the backend's step metrics report as dropped from `trained` to `dropped`.
@@ -65,7 +68,8 @@ class Account:
         return replace(
             self,
             trained=self.trained - sum(dropped.values()),
-            truncated=self.truncated - dropped.get("truncated", 0),
+            # A rollout that overflowed may be dropped as truncated too, and is not counted here.
+            truncated=max(0, self.truncated - dropped.get("truncated", 0)),
             dropped=dict(Counter(self.dropped) + Counter(dropped)),
             calls=calls or self.calls,
             calls_confirmed=calls is not None if self.calls else None,
@@ -79,6 +83,7 @@ class Account:
             "truncated": self.truncated,
             "dropped": self.dropped,
             "endings": self.endings,
+            "rewarded_endings": self.rewarded_endings,
             "refilled": self.refilled,
             "calls": self.calls.to_dict() if self.calls else None,
             "calls_confirmed": self.calls_confirmed,
@@ -95,6 +100,7 @@ class Account:
             truncated=fields["truncated"],
             dropped=fields["dropped"],
             endings=fields["endings"],
+            rewarded_endings=fields.get("rewarded_endings", {}),
             refilled=fields.get("refilled", 0),
             calls=None if calls is None else Capture.from_dict(calls),
             calls_confirmed=fields.get("calls_confirmed"),
@@ -103,8 +109,9 @@ class Account:
 
 def sum_accounts(accounts: Sequence[Account]) -> Account:
     """Sum the accounts of an epoch's steps."""
-    dropped, endings = Counter[str](), Counter[str]()
+    dropped, endings, rewarded = Counter[str](), Counter[str](), Counter[str]()
     for account in accounts:
+        rewarded.update(account.rewarded_endings)
         dropped.update(account.dropped)
         endings.update(account.endings)
     calls = [account.calls for account in accounts if account.calls is not None]
@@ -115,6 +122,7 @@ def sum_accounts(accounts: Sequence[Account]) -> Account:
         truncated=sum(account.truncated for account in accounts),
         dropped=dict(dropped),
         endings=dict(endings),
+        rewarded_endings=dict(rewarded),
         refilled=sum(account.refilled for account in accounts),
         calls=add_up(calls) if calls else None,
         calls_confirmed=all(confirmed) if confirmed else None,
@@ -125,12 +133,14 @@ def make_account(groups: Sequence[Sequence[Trajectory]], selection: Selection, r
     """Compare the collected groups with the selection. Raises CaptureMismatch when calls are missing."""
     trained = [trajectory for group in selection.groups for trajectory in group]
     failed = [t for group in groups for t in group if usable_reward(t) is None]
+    rewarded = [t for group in groups for t in group if t.failed and usable_reward(t) is not None]
     return Account(
         total=sum(map(len, groups)),
         trained=len(trained),
         truncated=sum(t.ending is Ending.LENGTH for t in trained),
         dropped=dict(selection.dropped),
         endings=dict(Counter(_ending(t) for t in failed)),
+        rewarded_endings=dict(Counter(t.ending.value for t in rewarded)),
         refilled=refilled,
         calls=_calls(groups, selection),
     )
@@ -164,8 +174,12 @@ def _calls(groups: Sequence[Sequence[Trajectory]], selection: Selection) -> Capt
     return calls
 
 
+def _listed(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {name.replace('_', '-')}" for name, count in counts)
+
+
 def _ending(trajectory: Trajectory) -> str:
     # A rollout that ran to the end but has no usable reward failed in scoring.
-    if trajectory.ending in (Ending.COMPLETED, Ending.LENGTH):
+    if trajectory.ending in SCORED:
         return Ending.EVALUATOR_ERROR.value
     return trajectory.ending.value

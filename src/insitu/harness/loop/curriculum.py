@@ -20,8 +20,9 @@ from typing import Protocol
 
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.rollouts.episode import TrajectoryCollection
-from insitu.harness.rollouts.rollout import SCORED, Rollout
+from insitu.harness.rollouts.rollout import Rollout
 from insitu.returns import call_returns, returns_by_turn
+from insitu.types import REWARDED
 
 FAILED = "failed"
 NO_CALLS = "no_calls"
@@ -88,9 +89,9 @@ class _Dropped:
 
 
 def usable_reward(rollout: Rollout) -> float | None:
-    """Return the reward if it is finite and the rollout's ending earns one, else None."""
+    """Return the reward if it is finite and the rollout's ending may have one, else None."""
     reward = rollout.reward
-    if reward is None or not math.isfinite(reward) or rollout.ending not in SCORED:
+    if reward is None or not math.isfinite(reward) or rollout.ending not in REWARDED:
         return None
     return float(reward)
 

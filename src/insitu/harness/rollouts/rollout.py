@@ -16,10 +16,7 @@ from insitu.harness.rollouts.episode_items import EpisodeItem, episode_of
 from insitu.harness.rollouts.recorded_call import RecordedCall, complete
 from insitu.json_values import as_object
 from insitu.rewards.items import EvalResult
-from insitu.types import REWARD_COMPONENTS, Ending
-
-SCORED = (Ending.COMPLETED, Ending.LENGTH)
-"""The endings that earn a reward."""
+from insitu.types import REWARD_COMPONENTS, SCORED, Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +90,9 @@ class Rollout:
     generation: int
     ending: Ending
     reward: float | None
-    """None unless the ending is completed or length."""
+    """The evaluator's, or that of the ending (`finetuning.ending_rewards`); None if it has none."""
     reason: str = ""
-    """Why there is no reward."""
+    """Why it failed."""
     call_ids: Sequence[str] = ()
     """The calls to train on, in order."""
     call_rewards: Sequence[float] | None = None
@@ -113,6 +110,11 @@ class Rollout:
     def trainable(self) -> bool:
         """True if it has a reward and calls to train on."""
         return self.reward is not None and len(self.call_ids) > 0
+
+    @property
+    def failed(self) -> bool:
+        """True if there was nothing to score, or scoring failed; its ending may still have a reward."""
+        return self.reward is None or self.ending not in SCORED
 
     @property
     def capture(self) -> Capture:

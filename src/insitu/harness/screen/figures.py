@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from insitu.harness.interfaces.progress import Progress
-from insitu.types import Ending
+from insitu.types import SCORED, Ending
 
 _WINDOW_SECONDS = 10.0
 _MAX_WINDOW_SECONDS = 600
@@ -204,7 +204,7 @@ class _Phase:
     def add(self, ending: Ending, reward: float | None, tokens: int, seconds: float, now: float) -> None:
         self.running = max(0, self.running - 1)
         self._ended += 1
-        if ending not in (Ending.COMPLETED, Ending.LENGTH):
+        if ending not in SCORED:
             self._failures[ending] += 1
         if reward is not None and math.isfinite(reward):
             self._reward_sum += reward

@@ -76,6 +76,8 @@ def _reward(shown: ShownRollout) -> str:
     if rollout.reward is None:
         return "none"
     listed = ", ".join(f"{name} {value:g}" for name, value in rollout.figures.components.items())
+    if rollout.failed:
+        listed = "that of its ending"
     text = f"{rollout.reward:g}" + (f" ({listed})" if listed else "")
     return text + (f", and {math.fsum(single.values()):g} for single calls" if single else "")
 
