@@ -229,6 +229,7 @@ async def test_wrong_inline_calls_are_refused(http, changes, status):
         ({"reward": "1"}, "reward"),
         ({"reward": True}, "reward"),
         ({"ending": "infrastructure"}, "carries no reward"),
+        ({"ending": "tool_error"}, "carries no reward"),
         ({"ending": "odd"}, "ending"),
         ({"call_ids": []}, "exactly one of both"),
         ({"num_inline_calls": 1}, "exactly one of both"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.loop.account import Account, make_account
+from insitu.harness.loop.account import Account, make_account, sum_accounts
 from insitu.harness.loop.curriculum import initial_state, select
 from insitu.harness.rollouts.capture import Capture, CaptureMismatch
 from insitu.harness.rollouts.episode import Trajectory
@@ -71,6 +71,31 @@ def test_counts_come_from_the_selection() -> None:
     )
 
 
+def test_failures_with_the_reward_of_their_ending_are_counted_apart() -> None:
+    overflow, timeout = Ending.CONTEXT_OVERFLOW, Ending.TIMEOUT
+    groups = [
+        [trajectory(1.0), trajectory(0.0, overflow, calls=3), trajectory(None, timeout)],
+        [trajectory(0.0, overflow), trajectory(0.0, timeout), trajectory(0.0)],
+    ]
+    made = account(groups)
+    assert (made.trained, made.truncated) == (2, 0)
+    assert made.dropped == {"failed": 1, "zero_variance": 3}
+    assert (made.endings, made.rewarded_endings) == ({"timeout": 1}, {"context_overflow": 2, "timeout": 1})
+    assert made.line() == (
+        "trained 2/6: 3 zero-variance, 1 failed; failed with a reward: 2 context-overflow, 1 timeout; "
+        "calls 14 seen = 4 trained + 6 context-only (other-model 6) + 4 dropped (3 zero-variance, 1 failed)"
+    )
+    assert Account.from_dict(made.to_dict()) == made
+    both = sum_accounts([made, made])
+    assert both.rewarded_endings == {"context_overflow": 4, "timeout": 2}
+
+
+def test_an_overflowing_rollout_that_the_backend_drops_as_truncated_leaves_no_negative_count() -> None:
+    submitted = Account(4, 4, 1, rewarded_endings={"context_overflow": 1})
+    made = submitted.after_training({"account/truncated": 2.0})
+    assert (made.trained, made.truncated, made.dropped) == (2, 0, {"truncated": 2})
+
+
 def test_an_epoch_that_failed_as_a_whole_says_so() -> None:
     made = account([[trajectory(None, Ending.INFRASTRUCTURE) for _ in range(3)]])
     line = (
@@ -85,6 +110,7 @@ def test_an_epoch_that_failed_as_a_whole_says_so() -> None:
         "truncated": 0,
         "dropped": {"failed": 3},
         "endings": {"infrastructure": 3},
+        "rewarded_endings": {},
         "refilled": 0,
         "calls": {**calls, "dropped": {"failed": 3}},
         "calls_confirmed": None,

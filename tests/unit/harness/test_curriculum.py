@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from insitu.config.curriculum import CurriculumConfig
 from insitu.harness.loop.curriculum import REASONS, CurriculumState, Selection, initial_state, select
 from insitu.harness.rollouts.episode import Trajectory
-from insitu.types import Ending
+from insitu.types import POLICY_FAILURES, REWARDED, Ending
 
 ON = CurriculumConfig(enabled=True)
 OFF = CurriculumConfig()
@@ -191,10 +191,20 @@ def test_rewards_that_are_no_numbers_count_as_failed(config: CurriculumConfig, b
 
 
 def test_reward_of_a_rollout_that_broke_off_does_not_count() -> None:
-    broken = trajectory("x", 5.0, ending=Ending.TIMEOUT)
+    broken = trajectory("x", 5.0, ending=Ending.TOOL_ERROR)
     selection = run([[*group(0.0, 1.0), broken]], OFF)
     assert broken not in selection.groups[0]
     assert selection.dropped == {"failed": 1}
+
+
+@pytest.mark.parametrize("ending", POLICY_FAILURES)
+def test_a_failure_with_the_reward_of_its_ending_counts(ending: Ending) -> None:
+    failed = trajectory("x", 0.0, ending=ending)
+    assert failed in run([[*group(1.0, 1.0), failed]], OFF).groups[0]
+    assert run([[*group(1.0, 1.0), trajectory("x", None, ending=ending)]], OFF).dropped == {
+        "failed": 1,
+        "zero_variance": 2,
+    }
 
 
 def test_truncated_rollouts_are_kept() -> None:
@@ -310,7 +320,7 @@ def test_every_trajectory_is_selected_or_counted_once(
         rewards = [t.reward for t in g]
         assert len(g) >= 2
         assert all(r is not None and math.isfinite(r) for r in rewards)
-        assert all(t.trainable and t.ending in (Ending.COMPLETED, Ending.LENGTH) for t in g)
+        assert all(t.trainable and t.ending in REWARDED for t in g)
         assert len(set(rewards)) > 1
         assert len({t.rollout_id.split(".")[0] for t in g}) == 1
     state = selection.state
