@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from insitu.config.curriculum import CurriculumConfig
+from insitu.config.ending_rewards import EndingRewards
 from insitu.plugins import Section
-from insitu.types import POLICY_FAILURES, WORKFLOW_FUNCTION, Ending
-from insitu.wire.values import MAX_REWARD
+from insitu.types import WORKFLOW_FUNCTION
 
 
 class RewardFunction(Section):
@@ -73,20 +73,8 @@ class FinetuningConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seeds the order of the examples and the curriculum's random choices."""
     rollout_timeout_seconds: float = Field(default=600.0, gt=0)
-    ending_rewards: dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]] = Field(
-        default_factory=dict[str, float]
-    )
-    """The reward of rollouts that failed, by ending: `context_overflow`, `timeout`. Without one, a failed
-    rollout leaves its group."""
+    ending_rewards: EndingRewards = EndingRewards()
     early_stopping: EarlyStopping | None = None
-
-    @field_validator("ending_rewards")
-    @classmethod
-    def _of_the_policy(cls, value: dict[str, float]) -> dict[str, float]:
-        for name in value:
-            if name not in POLICY_FAILURES:
-                raise PydanticCustomError("insitu", "{text}", {"text": _why_no_reward(name)})
-        return value
 
     @model_validator(mode="after")
     def _something_to_refill_from(self) -> Self:
@@ -94,20 +82,3 @@ class FinetuningConfig(Section):
             text = "max_refill needs groups_per_step: a step over the whole dataset leaves no other example"
             raise PydanticCustomError("insitu", "{text}", {"text": text})
         return self
-
-
-_NO_REWARD = {
-    Ending.COMPLETED: "the evaluator scores it",
-    Ending.LENGTH: "the evaluator scores it",
-    Ending.TOOL_ERROR: "its exception may as well be a bug or an outage; catch what the policy causes in the "
-    "agent, and return an output for the evaluator to score",
-}
-"""Why endings have no reward of their own; all others say nothing about the policy."""
-
-
-def _why_no_reward(name: str) -> str:
-    allowed = " or ".join(POLICY_FAILURES)
-    if name not in set(Ending):
-        return f"{name} is no ending: give {allowed} a reward"
-    why = _NO_REWARD.get(Ending(name), "it says nothing about the policy")
-    return f"{name} gets no reward of its own, because {why}: give {allowed} one"

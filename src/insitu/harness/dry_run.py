@@ -99,8 +99,8 @@ def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
     ]
     if finetuning.max_steps is not None:
         lines.append(f"ends after {finetuning.max_steps} updates")
-    if finetuning.ending_rewards:
-        listed = ", ".join(f"{ending} {reward:g}" for ending, reward in finetuning.ending_rewards.items())
+    if failures := finetuning.ending_rewards.given:
+        listed = ", ".join(f"{ending} {reward:g}" for ending, reward in failures.items())
         lines.append(f"rewards of failed rollouts: {listed}")
     if validation is not None:
         steps = f"{options.validation_steps} updates, every " if options.validation_steps else ""

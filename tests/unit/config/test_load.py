@@ -288,3 +288,11 @@ def test_a_key_repeated_in_one_line(write: Write) -> None:
 def test_a_merged_mapping_may_be_overridden(write: Write) -> None:
     text = "llms:\n  a: &a {_type: openai, model: x, seed: 1}\n  b: {<<: *a, seed: 2}\n"
     assert load_config(write(text)).config.llms["b"].options == {"seed": 2}
+
+
+def test_an_ending_that_says_nothing_about_the_policy_gets_no_reward(write: Write, basic: str) -> None:
+    message = refused(write(basic + "  ending_rewards: {infrastructure: 0}\n"))
+    assert message.splitlines()[1:] == [
+        "  finetuning.ending_rewards: infrastructure gets no reward of its own, because it says nothing about "
+        "the policy: give context_overflow or timeout one"
+    ]

@@ -228,6 +228,16 @@ def test_a_failed_rollout_says_why(run: Path) -> None:
     assert "3 seen = 0 to train on + 1 context-only (other-function 1) + 2 dropped (2 failed)" in text
 
 
+def test_the_reward_of_an_ending_is_shown_as_such(run: Path, tmp_path: Path) -> None:
+    with make_run(tmp_path).directory as directory:
+        failed = record(8, 0, -0.5, ending="timeout", reason="no answer within 9 s", step_rewards=None)
+        directory.store("epoch-0002").append(rollout_of(failed))
+    text = insitu("show", str(run), "abcd80")
+    assert "no answer within 9 s" in text
+    assert "reward    -0.5 (that of its ending)" in text
+    assert "3 seen = 2 to train on + 1 context-only" in text
+
+
 def test_whether_a_rollout_is_trained(run: Path) -> None:
     assert "training  dropped: too-small\n" in insitu("show", str(run), "abcd10")
     assert "training  not decided" in insitu("show", str(run), "validation-0000.5.0")

@@ -58,7 +58,7 @@ def _text(line: ErrorDetails, location: Location, holder: type | None) -> str:
 def _value(line: ErrorDetails) -> str:
     """End the sentence with the value, except for an unknown key: it may be a misspelt secret."""
     unsaid = _kind(line) in ("missing", UNKNOWN_KEY) or "[key]" in line["loc"]
-    if unsaid or (line["type"] == "insitu" and line["input"] is None):
+    if unsaid or (line["type"] == "insitu" and isinstance(line["input"], dict | None)):
         return ""
     value = shown(line["input"])
     return f", not {value}" if line["msg"].startswith("Input should") else f" (it is {value})"

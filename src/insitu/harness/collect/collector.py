@@ -47,7 +47,7 @@ class Limits:
     max_concurrency: int
     rollout_seconds: float
     evaluator_seconds: float
-    ending_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    ending_rewards: Mapping[Ending, float] = field(default_factory=dict[Ending, float])
 
 
 @dataclass(frozen=True, slots=True)

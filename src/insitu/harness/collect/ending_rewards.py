@@ -10,11 +10,12 @@ from insitu.errors import InvalidRequest
 from insitu.harness.collect.recorded_calls import RecordedCalls
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.rollouts.rollout import Rollout
+from insitu.types import Ending
 
 
 def check_ending_rewards(config: FinetuningConfig, builder: TrajectoryBuilder) -> None:
     """Reject `ending_rewards` for a builder that does not give them."""
-    if config.ending_rewards and not builder.ending_rewards:
+    if config.ending_rewards.given and not builder.ending_rewards:
         raise InvalidRequest(
             f"finetuning.ending_rewards is set, but {type(builder).__qualname__} leaves failed rollouts "
             "without a reward",
@@ -23,7 +24,7 @@ def check_ending_rewards(config: FinetuningConfig, builder: TrajectoryBuilder) -
         )
 
 
-def with_ending_reward(rollout: Rollout, recorded: RecordedCalls, rewards: Mapping[str, float]) -> Rollout:
+def with_ending_reward(rollout: Rollout, recorded: RecordedCalls, rewards: Mapping[Ending, float]) -> Rollout:
     """Return a failed rollout with the reward of its ending, or with the reason for none."""
     if rollout.ending not in rewards:
         return rollout

@@ -104,7 +104,7 @@ class RunRollouts:
             general.max_concurrency,
             finetuning.rollout_timeout_seconds,
             general.evaluator_timeout_seconds,
-            finetuning.ending_rewards,
+            finetuning.ending_rewards.given,
         )
         binding = task.agent.binding
         targets = Targets(binding.model, frozenset(finetuning.target_functions), binding.gateway_url)

@@ -1,0 +1,43 @@
+"""`finetuning.ending_rewards`: what failed rollouts are worth."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from insitu.json_values import as_object
+from insitu.plugins import Section
+from insitu.types import POLICY_FAILURES, Ending
+from insitu.wire.values import MAX_REWARD
+
+_NO_REWARD = {
+    Ending.COMPLETED: "the evaluator scores it",
+    Ending.LENGTH: "the evaluator scores it",
+    Ending.TOOL_ERROR: "its exception may as well be a bug or an outage; catch what the policy causes in the "
+    "agent, and return an output for the evaluator to score",
+}
+"""Why an ending has no reward of its own; of the others, none says anything about the policy."""
+
+
+class EndingRewards(Section):
+    """Rewards of endings that the policy may have caused. Without one, such a rollout leaves its group."""
+
+    context_overflow: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+    timeout: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+
+    @property
+    def given(self) -> dict[Ending, float]:
+        """The rewards that are set."""
+        rewards = {Ending.CONTEXT_OVERFLOW: self.context_overflow, Ending.TIMEOUT: self.timeout}
+        return {ending: reward for ending, reward in rewards.items() if reward is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_policy(cls, value: object) -> object:
+        for ending in Ending:
+            if ending not in POLICY_FAILURES and ending in (as_object(value) or {}):
+                why = _NO_REWARD.get(ending, "it says nothing about the policy")
+                allowed = " or ".join(POLICY_FAILURES)
+                text = f"{ending} gets no reward of its own, because {why}: give {allowed} one"
+                raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return value
