@@ -13,8 +13,8 @@ from insitu.wire.values import MAX_REWARD
 _NO_REWARD = {
     Ending.COMPLETED: "the evaluator scores it",
     Ending.LENGTH: "the evaluator scores it",
-    Ending.TOOL_ERROR: "its exception may as well be a bug or an outage; catch what the policy causes in the "
-    "agent, and return an output for the evaluator to score",
+    Ending.TOOL_ERROR: "its exception may as well be a bug or an outage (catch in the agent what the policy "
+    "causes, and return an output for the evaluator to score)",
 }
 """Why an ending has no reward of its own; of the others, none says anything about the policy."""
 
@@ -37,7 +37,7 @@ class EndingRewards(Section):
         for ending in Ending:
             if ending not in POLICY_FAILURES and ending in (as_object(value) or {}):
                 why = _NO_REWARD.get(ending, "it says nothing about the policy")
-                allowed = " or ".join(POLICY_FAILURES)
-                text = f"{ending} gets no reward of its own, because {why}: give {allowed} one"
+                allowed = " and ".join(POLICY_FAILURES)
+                text = f"{ending} cannot have a reward here, because {why}; {allowed} can"
                 raise PydanticCustomError("insitu", "{text}", {"text": text})
         return value

@@ -24,8 +24,8 @@ def test_failures_of_the_policy_may_have_a_reward() -> None:
 def test_no_other_ending_may(ending: Ending) -> None:
     with pytest.raises(ValidationError) as error:
         FinetuningConfig.model_validate({"ending_rewards": {"timeout": 0.0, ending.value: 0.0}})
-    assert f"{ending} gets no reward of its own" in str(error.value)
-    assert "give context_overflow or timeout one" in str(error.value)
+    assert f"{ending} cannot have a reward here, because" in str(error.value)
+    assert "; context_overflow and timeout can" in str(error.value)
 
 
 @pytest.mark.parametrize(

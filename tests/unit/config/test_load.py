@@ -293,6 +293,6 @@ def test_a_merged_mapping_may_be_overridden(write: Write) -> None:
 def test_an_ending_that_says_nothing_about_the_policy_gets_no_reward(write: Write, basic: str) -> None:
     message = refused(write(basic + "  ending_rewards: {infrastructure: 0}\n"))
     assert message.splitlines()[1:] == [
-        "  finetuning.ending_rewards: infrastructure gets no reward of its own, because it says nothing about "
-        "the policy: give context_overflow or timeout one"
+        "  finetuning.ending_rewards: infrastructure cannot have a reward here, because it says nothing "
+        "about the policy; context_overflow and timeout can"
     ]
