@@ -15,11 +15,9 @@ from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.testing.contracts.contract import Contract, assert_refused, closes_twice, opened, until
 from insitu.testing.standins import make_examples, make_run, standin_reward
-from insitu.types import Ending
+from insitu.types import SCORED, Ending
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.workflow import Workflow
-
-_SCORED = (Ending.COMPLETED, Ending.LENGTH)
 
 
 class TrajectoryBuilderContract(Contract):
@@ -189,7 +187,7 @@ def assert_groups(collection: TrajectoryCollection, run: FinetuneRun) -> None:
     for trajectory in (each for group in collection.trajectories for each in group):
         what = f"{trajectory.rollout_id} of {trajectory.example_id}"
         assert isinstance(trajectory.ending, Ending), f"{what}: the ending must be an Ending"
-        scored = trajectory.ending in _SCORED
+        scored = trajectory.ending in SCORED
         assert (trajectory.reward is not None) == scored, (
             f"{what}: only completed and length have a reward; {trajectory.ending} has {trajectory.reward}"
         )
