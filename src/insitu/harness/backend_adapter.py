@@ -46,6 +46,7 @@ class BackendAdapter(TrainerAdapter):
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
         self._training = config.training
+        self.trains_equal_groups = config.training.teaches_without_advantage
         self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()
@@ -116,7 +117,7 @@ class BackendAdapter(TrainerAdapter):
         """Upload a group that has a training signal; the backend has stored it durably on return."""
         group_id = _group_id(run_id, epoch, group)
         uploaded = [_uploaded(rollout) for rollout in group if rollout.trainable]
-        if not _comparable(uploaded) or group_id in self._uploaded:
+        if not self._teaches(uploaded) or group_id in self._uploaded:
             return
         async with self._uploads:
             await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, uploaded))
@@ -165,6 +166,9 @@ class BackendAdapter(TrainerAdapter):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+    def _teaches(self, group: Sequence[Trajectory]) -> bool:
+        return _comparable(group) or (self.trains_equal_groups and len(group) > 1)
 
     async def _delete_old_checkpoints(self) -> None:
         kept = await self._client.checkpoints(self._backend.name)

@@ -4,7 +4,8 @@ Three log-probabilities of a sampled token play a part: ``sampler``, recorded by
 ``old``, the trainer's own before the first update of the step; ``new``, the trainer's now. On the first pass
 over a batch new and old are equal. ``sg[x]`` is x without gradient (stop-gradient). Every loss is::
 
-    loss = Σ_t weight_t · (sampler weight_t · surrogate_t + beta · k3(new ‖ reference)_t - bonus · entropy_t)
+    loss = Σ_t weight_t · (sampler weight_t · surrogate_t + beta · ratio_t · k3(new ‖ reference)_t
+                           - bonus · entropy_t)
 
 `objective.py` defines the surrogate and the weights of each named loss. Suffix t: one entry per token.
 
@@ -170,6 +171,15 @@ def k3_kl(log_p_t: Tensor, log_q_t: Tensor) -> Tensor:
     """``q/p - log(q/p) - 1``: unbiased, non-negative estimate of KL(p ‖ q) for tokens drawn from p."""
     difference_t = log_q_t - log_p_t
     return torch.exp(difference_t) - difference_t - 1.0
+
+
+def kl_loss(new_t: Tensor, ratio_t: Tensor, reference_t: Tensor) -> Tensor:
+    """``ratio · k3(new ‖ reference)``: its gradient is that of KL(new ‖ reference), in expectation.
+
+    k3's own gradient leaves out that the tokens were drawn from the policy itself: far from the reference it
+    points elsewhere. The ratio is 1 on the first pass and adds ``k3 · ∇new``, the part that is left out.
+    """
+    return ratio_t * k3_kl(new_t, reference_t)
 
 
 KL_SUMS = frozenset({"kl/reference"})

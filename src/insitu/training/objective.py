@@ -103,9 +103,8 @@ def shares_of(
     for sequence in sequences:
         num_tokens[numbers[sequence.rollout_id]] += sequence.num_trained
     weights = token_weights(num_tokens, objective.aggregation, settings.max_rollout_tokens)
-    all_teach = settings.beta > 0 or settings.entropy_bonus > 0
     return [
         Share(sequence, numbers[sequence.rollout_id], weights[numbers[sequence.rollout_id]])
         for sequence in sequences
-        if sequence.trained_s.any() and (all_teach or sequence.advantage_s.any())
+        if sequence.trained_s.any() and (settings.teaches_without_advantage or sequence.advantage_s.any())
     ]

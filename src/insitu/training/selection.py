@@ -95,7 +95,7 @@ def build_batch(
     """Build the sequences of all rollouts that carry a signal; drop the rest and count them by reason.
 
     `step` is the run's current step. A group is as stale as its oldest call; siblings age together. Calls
-    are read group by group, and only where rewards differ.
+    are read group by group, and only where rewards differ or a KL penalty or entropy bonus applies anyway.
     """
     kind = objective_of(settings).advantage
     account = _Account()
@@ -103,7 +103,7 @@ def build_batch(
     for group in groups:
         account.add(group)
         advantages = _advantages(group, kind)
-        if not any(map(any, advantages)):
+        if not any(map(any, advantages)) and not settings.teaches_without_advantage:
             account.drop(group.trajectories, "zero_variance")
             continue
         stored = read_tokens(

@@ -100,7 +100,7 @@ def _token_loss(scored: _Scored, batch: MicroBatch, objective: Objective, settin
     if settings.max_sampler_weight is not None:
         loss_t = loss_t * terms.sampler_weight(scored.old_t, batch.sampler_t, settings.max_sampler_weight)
     if scored.reference_t is not None:
-        loss_t = loss_t + settings.beta * terms.k3_kl(new_t, scored.reference_t)
+        loss_t = loss_t + settings.beta * terms.kl_loss(new_t, ratio_t, scored.reference_t)
     if settings.entropy_bonus > 0:
         loss_t = loss_t - settings.entropy_bonus * scored.entropy_t
     return loss_t

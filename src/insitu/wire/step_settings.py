@@ -46,3 +46,8 @@ class StepSettings(Message):
     max_rollout_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
     """The constant length of dr_grpo and rloo; None uses the step's longest rollout."""
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0
+
+    @property
+    def teaches_without_advantage(self) -> bool:
+        """True if a KL penalty or an entropy bonus gives a gradient to tokens of zero advantage."""
+        return self.beta > 0 or self.entropy_bonus > 0

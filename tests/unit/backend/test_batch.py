@@ -10,6 +10,7 @@ import pytest
 
 from insitu.backend.batch import make_batch
 from insitu.records.store import RecordStore
+from insitu.training.objective import objective_of, shares_of
 from insitu.types import Ending, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 
 
@@ -133,3 +134,16 @@ def test_step_rewards_are_reported_and_make_equal_rewards_teach(records: RecordS
     assert (batch.metrics["account/trained"], batch.metrics["account/zero_variance"]) == (2, 0)
     assert (batch.metrics["reward/mean"], batch.metrics["reward/step/mean"]) == (0.5, -0.25)
     assert (batch.metrics["reward/return/mean"], batch.metrics["reward/return/min"]) == (0.375, 0.25)
+
+
+@pytest.mark.parametrize("settings", [StepSettings(beta=0.1), StepSettings(entropy_bonus=0.1)])
+def test_equal_rewards_are_kept_for_the_kl_penalty_and_the_entropy_bonus(
+    records: RecordStore, settings: StepSettings
+) -> None:
+    flat = group(records, "flat", [0.3, 0.3], [0, 0])
+    mixed = group(records, "mixed", [0.0, 1.0], [0, 0])
+    batch = make_batch([flat, mixed], records, settings, step=0)
+    assert (batch.metrics["account/zero_variance"], batch.metrics["account/trained"]) == (0, 4)
+    taught = {s.rollout_id: bool(s.advantages.any()) for s in batch.sequences}
+    assert list(taught.values()) == [False, False, True, True]
+    assert len(shares_of(batch.sequences, objective_of(settings), settings)) == 4

@@ -343,3 +343,14 @@ def test_wider_percentile_keeps_what_a_narrow_one_kept(
     wide = select(groups, 0, config, replace(initial_state(config), current_percentile=1.0), 0)
     assert wide.groups[: len(narrow.groups)] == narrow.groups
     assert "curriculum" not in wide.dropped
+
+
+@pytest.mark.parametrize(("config", "kept"), [(OFF, 2), (ON, 1)])
+def test_equal_rewards_are_kept_where_they_teach_unless_a_curriculum_selects_by_spread(
+    config: CurriculumConfig, kept: int
+) -> None:
+    groups = [group(0.5, 0.5), group(0.0, 1.0), group(1.0)]
+    selection = select(groups, 0, config, initial_state(config), 0, keep_equal=True)
+    assert len(selection.groups) == kept
+    assert selection.dropped["too_small"] == 1, "a single rollout is still no group"
+    assert selection.dropped.get("zero_variance", 0) == 2 * (2 - kept)

@@ -114,7 +114,6 @@ def _trl_arguments(folder: Path, **config: Any) -> Any:
         gradient_accumulation_steps=2,
         num_generations=GROUP_SIZE,
         max_completion_length=MAX_LENGTH,
-        use_bias_correction_kl=False,  # TRL can weight its KL by the ratio; ours is the plain estimate
         vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=CAP,
         **({"scale_rewards": "none", "num_iterations": 2} | config),
@@ -239,8 +238,8 @@ def test_loss_and_gradient_are_trls(
     ours, gradient_nw = our_loss(rollouts, settings)
     assert theirs.gradient_nw.abs().max() > 1e-3
     assert abs(ours - theirs.loss) <= EQUAL
-    if loss == "gspo" and sampler_weights:
-        # TRL gives every token of a rollout the mean of their importance weights, we to each its own.
+    if loss == "gspo" and (sampler_weights or beta):
+        # TRL gives every token of a rollout the mean of their importance weights and KLs, we to each its own.
         theirs_n, ours_n = theirs.gradient_nw.sum(-1), gradient_nw.sum(-1)
         assert (ours_n - theirs_n).abs().max() <= EQUAL
         return

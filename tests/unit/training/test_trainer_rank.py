@@ -63,7 +63,7 @@ def reference_steps(
                 advantage = torch.tensor(s.advantages[1:])[on]
                 loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
                 loss = loss * torch.exp(old - sampler).clamp(max=2.0)
-                kl = torch.exp(base_logprobs - new) - (base_logprobs - new) - 1
+                kl = ratio * (torch.exp(base_logprobs - new) - (base_logprobs - new) - 1)
                 ((loss + settings.beta * kl).sum() / num_tokens).backward()
             torch.nn.utils.clip_grad_norm_(params, settings.max_grad_norm)
             optimizer.step()

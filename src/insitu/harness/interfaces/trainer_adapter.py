@@ -24,6 +24,8 @@ class TrainerAdapter(ABC):
     """Time limit of `wait_until_complete` for one job."""
     many_steps: bool = False
     """True if `submit` tells the steps of an epoch apart by `TrajectoryCollection.step`."""
+    trains_equal_groups: bool = False
+    """True if a group whose rewards are all equal still teaches something, as under a KL penalty."""
 
     @property
     @abstractmethod

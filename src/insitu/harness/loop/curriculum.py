@@ -109,13 +109,16 @@ def select(
     seed: int,
     others: Mapping[int, float] | None = None,
     step: int = 0,
+    keep_equal: bool = False,
 ) -> Selection:
     """Select the groups that a step of `epoch` trains on; deterministic for the same arguments.
 
     `others`: the last known mean rewards of examples that are not in the step, by position in the dataset.
+    `keep_equal`: keep groups whose rewards are all equal, unless a curriculum selects by spread.
     """
     dropped = _Dropped()
-    kept = [usable for group in groups if (usable := _teachable(group, _min_diff(config), dropped))]
+    min_diff = None if keep_equal and not config.enabled else _min_diff(config)
+    kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
     if not config.enabled:
         state = replace(state, total_groups=len(kept), included_groups=len(kept))
         return Selection(kept, state, dropped.counts(), dropped.reasons)
@@ -169,8 +172,11 @@ def as_chosen(
     return replace(selection, groups=groups, dropped=dropped.counts(), reasons=dropped.reasons)
 
 
-def _teachable(group: Sequence[Rollout], min_diff: float, dropped: _Dropped) -> list[Rollout]:
-    """Return the rollouts to train on, none if the group has no signal. Counts the dropped ones."""
+def _teachable(group: Sequence[Rollout], min_diff: float | None, dropped: _Dropped) -> list[Rollout]:
+    """Return the rollouts to train on, none if the group has no signal. Counts the dropped ones.
+
+    Without `min_diff`, rewards may all be equal.
+    """
     usable: list[Rollout] = []
     for rollout in group:
         if usable_reward(rollout) is None:
@@ -181,7 +187,7 @@ def _teachable(group: Sequence[Rollout], min_diff: float, dropped: _Dropped) -> 
             usable.append(rollout)
     if len(usable) < 2:
         reason = TOO_SMALL
-    elif not _has_spread(usable, min_diff):
+    elif min_diff is not None and not _has_spread(usable, min_diff):
         reason = ZERO_VARIANCE
     else:
         return usable

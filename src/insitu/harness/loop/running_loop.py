@@ -79,7 +79,8 @@ class RunningLoop:
         others = self._others(collection) if collection.step is not None else None
         step = collection.step or 0
         groups = collection.trajectories
-        return select(groups, epoch, curriculum, before, finetuning.seed, others, step)
+        keep_equal = self.adapter.trains_equal_groups
+        return select(groups, epoch, curriculum, before, finetuning.seed, others, step, keep_equal)
 
     def curriculum_state(self) -> dict[str, object]:
         """Return the state of the curriculum, as in curriculum_state.json."""
