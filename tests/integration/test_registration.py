@@ -11,6 +11,7 @@ import pytest
 from insitu.client import InsituClient
 from insitu.errors import ChildFailed
 from insitu.testing.models import tiny
+from insitu.types import LoraSettings
 from tests.support.backend import Backend
 
 HUB_ID = "insitu-tests/tiny"
@@ -37,6 +38,9 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
             await refused(client, "second", HUB_ID, {}, {}, "one run at a time, now first")
             # Alone on the engine, a run may change it.
             await client.close_run("first")
+            await client.register_run("head", HUB_ID, lora=LoraSettings(target_modules=["lm_head"]))
+            with pytest.raises(ChildFailed, match="lm_head cannot be adapted in this model"):
+                await client.wait_run_ready("head", 120)
             await client.register_run("third", HUB_ID, init_args={"max_seq_length": 192})
             run = await client.wait_run_ready("third", 240)
             assert run.init_args == {"max_seq_length": 192}

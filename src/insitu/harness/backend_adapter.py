@@ -20,7 +20,7 @@ from insitu.harness.rollouts.rollout import Rollout
 from insitu.json_values import JsonObject
 from insitu.plugins import Parts
 from insitu.returns import call_returns, returns_by_turn
-from insitu.types import REWARD_COMPONENTS, JobState, Trajectory, TrajectoryGroup
+from insitu.types import REWARD_COMPONENTS, JobState, LoraSettings, Trajectory, TrajectoryGroup
 from insitu.wire.answers import JobInfo, RunInfo
 
 BACKEND = "insitu"
@@ -46,6 +46,7 @@ class BackendAdapter(TrainerAdapter):
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
         self._training = config.training
+        self._lora = config.lora or LoraSettings()
         self.trains_equal_groups = config.training.teaches_without_advantage
         self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
@@ -55,9 +56,10 @@ class BackendAdapter(TrainerAdapter):
     @property
     def trained_model(self) -> TrainedModel:
         """The run on the backend."""
-        host = self._backend.url.rpartition(":")[0]
-        key = self._backend.api_key.get_secret_value()
-        return TrainedModel(self._backend.name, self._backend.base_model, f"{host}:{GATEWAY_PORT}", key)
+        backend = self._backend
+        gateway = f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}"
+        key = backend.api_key.get_secret_value()
+        return TrainedModel(backend.name, backend.base_model, gateway, key, self._lora.rank)
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""
@@ -67,6 +69,7 @@ class BackendAdapter(TrainerAdapter):
             backend.name,
             backend.base_model,
             project=backend.project,
+            lora=self._lora,
             engine_args=backend.engine_args,
             init_args=backend.init_args,
         )

@@ -154,6 +154,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         gateway_url=run.training.agent.binding.gateway_url,
         output_dir=str(run.directory.path),
         resume_command=resume_command,
+        lora_rank=model.lora_rank,
         calls=_calls(state),
     )
 

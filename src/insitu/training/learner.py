@@ -22,6 +22,7 @@ from torch import Tensor
 
 from insitu.errors import Conflict, CorruptCheckpoint
 from insitu.training.model.lora import Adapter, check_tensors
+from insitu.types import LoraSettings
 
 _FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -69,7 +70,7 @@ class Learner:
                 hint="resume with the version of insitu that wrote it",
             )
         mine = {"run": self.run, "lora": asdict(self.adapter.settings)}
-        if {key: state[key] for key in mine} != mine:
+        if {"run": state["run"], "lora": asdict(LoraSettings(**state["lora"]))} != mine:
             raise Conflict(f"the checkpoint {directory} belongs to {state}, not to {mine}")
         load_adapter(self.adapter, directory)
         self._load_optimizer(directory)

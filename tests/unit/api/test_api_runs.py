@@ -31,7 +31,8 @@ def test_views_show_every_field_of_the_rows(row, view, hidden):
 async def test_registration_is_idempotent_and_differences_are_said(http):
     body = {"name": "new", "base_model": "m", "project": "p", "lora": {"rank": 4}, "engine_args": {"a": 1}}
     first = await http.post("/v1/runs", json=body)
-    assert (first.status_code, first.json()["lora"]) == (200, {"rank": 4, "alpha": 16, "seed": 0})
+    lora = {"rank": 4, "alpha": 16, "seed": 0, "target_modules": None}
+    assert (first.status_code, first.json()["lora"]) == (200, lora)
     assert (await http.post("/v1/runs", json=body)).json() == first.json()
     assert (await http.get("/v1/runs/new")).json() == first.json()
     assert [run["name"] for run in (await http.get("/v1/runs")).json()["runs"]] == ["run", "new"]

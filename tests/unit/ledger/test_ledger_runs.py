@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,14 @@ def test_unknown_runs_are_not_found(ledger: Ledger, make_group):
     ):
         with pytest.raises(NotFound, match="nope"):
             call()
+
+
+def test_a_run_of_an_earlier_release_is_registered_again_with_its_adapter(ledger: Ledger) -> None:
+    """Its row has no `target_modules`, which is the same as none chosen."""
+    before = LoraSettings()
+    with ledger._engine.begin() as connection:
+        stored = {name: value for name, value in asdict(before).items() if name != "target_modules"}
+        connection.execute(sa.update(schema.runs).values(lora=stored))
+    assert ledger.register_run("project", "run", "model", before, {}, {}).lora == before
+    with pytest.raises(Conflict, match="q_proj"):
+        ledger.register_run("project", "run", "model", LoraSettings(target_modules=["q_proj"]), {}, {})

@@ -1,4 +1,4 @@
-"""Settings of the objective from the YAML to the step: the KL penalty."""
+"""Training settings from the YAML to the backend: the KL penalty, the adapter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from insitu.errors import Conflict
+from insitu.harness.interfaces.settings import AdapterConfig
+from insitu.types import LoraSettings
 from tests.support.finetune_bench import agent, by_generation, one_call, open_bench, position, rewards
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,3 +38,54 @@ async def test_groups_without_spread_keep_their_kl(tmp_path: Path, monkeypatch: 
         assert (line["num_groups"], line["filtered_num_groups"]) == (3, 3)
         indices = {position(t.rollout_id)[0] for g in bench.trained_groups() for t in g.trajectories}
         assert indices == {0, 1, 2}
+
+
+async def test_the_adapter_is_chosen_in_the_file_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"rank": 32, "alpha": 64, "target_modules": ["q_proj", "v_proj"], "seed": 7}
+    async with open_bench(tmp_path, monkeypatch, num_examples=2) as bench:
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(by_generation),
+            trainer_adapters={"backend": {"lora": chosen}},
+            finetuning={"num_epochs": 1},
+        )
+        summary = await bench.run()
+        assert (summary.outcome, summary.lora_rank) == ("succeeded", 32)
+        assert bench.backend.ledger.get_run("small").lora == LoraSettings(**chosen)
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(by_generation),
+            trainer_adapters={"backend": {"lora": {**chosen, "rank": 16}}},
+            finetuning={"num_epochs": 2},
+        )
+        with pytest.raises(Conflict, match=r"trainer_adapters\.backend\.lora\.rank: 32 → 16"):
+            await bench.run()
+        # In another directory it is another run, which the backend knows under the same name.
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(by_generation),
+            trainer_adapters={"backend": {"lora": {**chosen, "rank": 16}}},
+            finetuning={"num_epochs": 2, "output_dir": "other"},
+        )
+        refused = await bench.run()
+        assert refused.outcome == "failed"
+        assert "'rank': 32" in refused.reason
+        assert "'rank': 16" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("lora", "place"),
+    [
+        ({"rank": 0}, "rank"),
+        ({"rank": 513}, "rank"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"target_modules": []}, "target_modules"),
+        ({"target_modules": ["self_attn.*"]}, "target_modules"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused_by_its_place(lora: dict[str, Any], place: str) -> None:
+    backend = {"ip": "localhost", "port": 7623}
+    with pytest.raises(ValidationError, match=place):
+        AdapterConfig.model_validate({"_type": "insitu", "backend": backend, "lora": lora})

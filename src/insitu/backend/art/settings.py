@@ -13,7 +13,7 @@ from insitu.wire.art import ArtModel, InternalConfig, TrainBody
 from insitu.wire.bodies import RunBody
 from insitu.wire.message import Malformed, read_object
 
-_LORA_NAMES = {"r": "rank", "lora_alpha": "alpha", "random_state": "seed"}
+_LORA_NAMES = {"r": "rank", "lora_alpha": "alpha", "random_state": "seed", "target_modules": "target_modules"}
 _CONFIG_NAMES = {"learning_rate": "learning_rate", "beta": "beta"}
 _TRAINER_NAMES = {"learning_rate": "learning_rate", "beta": "beta", "max_grad_norm": "max_grad_norm"}
 _STEP_NAMES = {

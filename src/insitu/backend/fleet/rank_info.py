@@ -45,6 +45,8 @@ class RankInfo(TypedDict):
     max_length: int | None
     max_micro_batch_tokens: int
     can_branch: bool
+    linear_layers: list[str]
+    """Names of the layers that an adapter may sit on."""
     runs: dict[str, OpenRun]
 
 

@@ -69,6 +69,8 @@ class TrainerGroup:
         self.ranks: list[LoadedRank] = []
         self.limits: Limits
         """What the ranks can take; known once they have started for the first time."""
+        self.linear_layers: list[str] = []
+        """Names of the layers that an adapter may sit on; known once the ranks have loaded the model."""
 
     async def start(self, shared_devices: str | None = None) -> None:
         """Start all ranks and load the base model on each. `shared_devices` are the engines' GPUs."""
@@ -87,6 +89,7 @@ class TrainerGroup:
         loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
         self.ranks = await self._together(loading, "trainer_start", "loading the trainer")
         self.limits = limits_of(self.ranks[0])
+        self.linear_layers = self.ranks[0]["linear_layers"]
         log.info("trainer ready: %s", self.ranks)
 
     def _arguments(self, rank: int, port: int) -> RankArguments:

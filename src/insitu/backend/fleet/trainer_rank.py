@@ -261,6 +261,7 @@ class TrainerRank:
             "max_length": self._limits.max_length,
             "max_micro_batch_tokens": self._limits.max_micro_batch_tokens,
             "can_branch": self._limits.can_branch,
+            "linear_layers": sorted(self._adapters.linear_layers),
             "runs": {
                 run: {"step": learner.step, "lora": asdict(learner.adapter.settings)}
                 for run, learner in self._learners.items()

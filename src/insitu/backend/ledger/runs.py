@@ -60,7 +60,8 @@ def register(
             )
         )
     else:
-        _refuse_difference(name, {key: row[key] for key in asked}, asked)
+        there = {key: row[key] for key in asked} | {"lora": asdict(LoraSettings(**row["lora"]))}
+        _refuse_difference(name, there, asked)
         if row["state"] in (RunState.FAILED, RunState.CLOSED):
             transition(connection, name, RunState.REGISTERED, None)
     return read_run(connection, name)

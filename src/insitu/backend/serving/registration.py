@@ -83,6 +83,7 @@ class Registrar:
             if self.host is None or self.host.engine != wanted:
                 await self._load(wanted)
             assert self.host is not None
+            run.lora.targets(self.host.trainer.linear_layers)  # rejected now, not at the first step
             await asyncio.to_thread(self._keep_precision, run)
             async with self._calls_held(f"run {run.name} is loaded", run):
                 served = await self.host.publish_committed(run)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from insitu.config.values.document import read_scalar
 from insitu.config.values.problems import NOT_HONOURED
 from insitu.plugins import ComponentConfig, Section
-from insitu.types import NAME_PATTERN, StepSettings
+from insitu.types import NAME_PATTERN, LoraSettings, StepSettings
 from insitu.wire.values import Arguments, Label, Scalar
 
 GATEWAY_PORT = 8000
@@ -66,7 +66,7 @@ class BackendSettings(Section):
 
 def _plain(settings: object) -> object:
     """Convert the settings to what the API receives. PyYAML reads `1e-6` as text; make it a number."""
-    if isinstance(settings, StepSettings):
+    if isinstance(settings, StepSettings | LoraSettings):
         return asdict(settings)
     if not isinstance(settings, Mapping):
         return settings
@@ -84,6 +84,8 @@ class AdapterConfig(ComponentConfig):
     backend: BackendSettings
     training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
     """Settings of each update, validated as the backend will."""
+    lora: Annotated[LoraSettings | None, BeforeValidator(_plain)] = None
+    """The adapter, chosen when the run is registered; None is the default one."""
 
 
 class TrainerConfig(ComponentConfig):

@@ -15,3 +15,5 @@ class TrainedModel:
     gateway_url: str
     """The address used when the entry in `llms` has no `base_url`; without `/v1`."""
     api_key: str = field(repr=False, default="")
+    lora_rank: int = 16
+    """At least the rank of its adapter, for the command that serves it elsewhere."""

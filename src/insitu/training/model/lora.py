@@ -1,4 +1,4 @@
-"""Adapters of several runs on one base model (PEFT LoRA on all linear layers).
+"""Adapters of several runs on one base model (PEFT LoRA on linear layers, all but the head by default).
 
 PEFT does the forward pass; names and files are PEFT's, so that engines can load an adapter directly.
 """
@@ -31,6 +31,8 @@ class Adapter:
     slot: str
     settings: LoraSettings
     layers: dict[str, Any]
+    linear_layers: frozenset[str]
+    """The last name parts of all layers that an adapter may sit on."""
 
     @property
     def scaling(self) -> float:
@@ -77,7 +79,7 @@ class AdapterPool:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._targets = _linear_names(model)
+        self.linear_layers = _linear_names(model)
         self._peft: PeftModel | None = None
         self._active: str | None = None
         self._numbers = itertools.count()
@@ -88,7 +90,7 @@ class AdapterPool:
         config = LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
-            target_modules=sorted(self._targets),
+            target_modules=settings.targets(self.linear_layers),
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng():
@@ -100,7 +102,7 @@ class AdapterPool:
         layers = {
             n: m for n, m in self._model.named_modules() if isinstance(m, LoraLayer) and slot in m.lora_A
         }
-        adapter = Adapter(slot, settings, layers)
+        adapter = Adapter(slot, settings, layers, self.linear_layers)
         self._active = None
         self.activate(adapter)
         return adapter
@@ -154,9 +156,9 @@ class MergedTensor:
     _layer: Any
     _adapter: Adapter | None
 
-    @property
-    def is_adapted(self) -> bool:
-        return self._adapter is not None
+    is_adapted: bool
+    """True for all linear layers, also those without an adapter: an engine that fuses q, k and v reloads
+    them together."""
 
     @torch.no_grad()
     def gather(self) -> Tensor:
@@ -181,19 +183,22 @@ def merged_tensors(model: Any, adapter: Adapter) -> list[MergedTensor]:
     listed: list[MergedTensor] = []
     for key, tensor in model.state_dict(keep_vars=True).items():
         layer_name, is_linear, rest = key.partition(".base_layer.")
-        is_statistic = rest.startswith("weight.")  # of a 4-bit weight
+        is_statistic = ".weight." in key  # of a 4-bit weight
         if ".lora_" in key or is_statistic or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        is_adapted = bool(is_linear) and rest == "weight"
+        layer = adapter.layers.get(layer_name) if is_linear and rest == "weight" else None
         state = getattr(tensor, "quant_state", None)
+        name = key.replace(".base_layer.", ".")
+        *_, linear, part = "", *name.split(".")
         listed.append(
             MergedTensor(
-                key.replace(".base_layer.", "."),
+                name,
                 tensor.shape if state is None else state.shape,
                 tensor,
-                adapter.layers[layer_name] if is_adapted else None,
-                adapter if is_adapted else None,
+                layer,
+                None if layer is None else adapter,
+                is_adapted=part == "weight" and linear in adapter.linear_layers,
             )
         )
     return listed
@@ -205,8 +210,10 @@ def _whole(tensor: Any) -> Tensor:
     return four_bits.dequantised(tensor) if hasattr(tensor, "quant_state") else tensor.detach()
 
 
-def _linear_names(model: Any) -> set[str]:
+def _linear_names(model: Any) -> frozenset[str]:
     """Return the last name parts of all linear layers but the output head, as PEFT and engines match them."""
     head = model.get_output_embeddings()
     named = model.named_modules()
-    return {name.rpartition(".")[2] for name, m in named if isinstance(m, nn.Linear) and m is not head}
+    return frozenset(
+        name.rpartition(".")[2] for name, m in named if isinstance(m, nn.Linear) and m is not head
+    )
