@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from insitu.client import InsituClient
+from insitu.config.finetuning import FinetuningConfig
 from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
@@ -17,10 +19,18 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import Rollout
+from insitu.harness.schedule import Schedule, planned_updates
 from insitu.json_values import JsonObject
 from insitu.plugins import Parts
 from insitu.returns import call_returns, returns_by_turn
-from insitu.types import REWARD_COMPONENTS, JobState, LoraSettings, Trajectory, TrajectoryGroup
+from insitu.types import (
+    REWARD_COMPONENTS,
+    JobState,
+    LoraSettings,
+    StepSettings,
+    Trajectory,
+    TrajectoryGroup,
+)
 from insitu.wire.answers import JobInfo, RunInfo
 
 BACKEND = "insitu"
@@ -46,6 +56,8 @@ class BackendAdapter(TrainerAdapter):
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
         self._training = config.training
+        self._schedule = config.schedule or Schedule()
+        self._planned_updates = 1
         self._lora = config.lora or LoraSettings()
         self.trains_equal_groups = config.training.teaches_without_advantage
         self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
@@ -116,6 +128,11 @@ class BackendAdapter(TrainerAdapter):
                 hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
             ) from error
 
+    def check_plan(self, finetuning: FinetuningConfig, num_examples: int) -> None:
+        """Reject a schedule that the planned updates cannot follow."""
+        self._planned_updates = planned_updates(finetuning, num_examples)
+        self._schedule.check(self._planned_updates)
+
     async def accept(self, run_id: str, epoch: int, group: Sequence[Rollout]) -> None:
         """Upload a group that has a training signal; the backend has stored it durably on return."""
         group_id = _group_id(run_id, epoch, group)
@@ -140,7 +157,8 @@ class BackendAdapter(TrainerAdapter):
             )
         step = "" if trajectories.step is None else f"-s{trajectories.step}"
         key = f"{run_id}-e{epoch}{step}-a{trajectories.attempt}"
-        job = await self._client.submit_step(self._backend.name, ids, self._training, idempotency_key=key)
+        settings = self._settings(trajectories.num_updates)
+        job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
         self._uploaded.clear()
         count = sum(rollout.trainable for group in groups for rollout in group)
         if trajectories.step is None:
@@ -169,6 +187,11 @@ class BackendAdapter(TrainerAdapter):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+    def _settings(self, num_updates: int) -> StepSettings:
+        training = self._training
+        rate = self._schedule.rate(training.learning_rate, num_updates, self._planned_updates)
+        return replace(training, learning_rate=rate)
 
     def _teaches(self, group: Sequence[Trajectory]) -> bool:
         return _comparable(group) or (self.trains_equal_groups and len(group) > 1)

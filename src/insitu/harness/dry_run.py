@@ -55,6 +55,7 @@ async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
                 parts.validation_task(task, model),
                 lambda v: _found(v) if v else "none asked for",
             )
+            await checks.check("plan", _planned(loaded, made, task), str)
         for note in parts.notes:
             say(f"note    {note}")
         await checks.check("backend", _backend(made), str)
@@ -72,6 +73,11 @@ def _found(task: Task) -> str:
     return (
         f"{len(task.examples)} examples; {trained} is trained as {binding.model!r} at {binding.gateway_url}"
     )
+
+
+async def _planned(loaded: LoadedConfig, made: Components, task: Task) -> str:
+    made.adapter.check_plan(loaded.config.finetuning, len(task.examples))
+    return _updates(loaded, task)
 
 
 async def _backend(made: Components) -> str:

@@ -70,6 +70,7 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
         made = await build_components(parts)
         model = made.adapter.trained_model
         training = await parts.training_task(model)
+        made.adapter.check_plan(loaded.config.finetuning, len(training.examples))
         validation = await parts.validation_task(training, model)
         directory = stack.enter_context(
             RunDirectory.open(loaded.config.finetuning.output_dir, dump_config(loaded.config))

@@ -21,6 +21,10 @@ Score = Callable[[MicroBatch], tuple[Tensor, Tensor]]
 """Returns (log-probability, entropy) of a micro-batch's sampled tokens."""
 
 
+_BETA1, _BETA2 = 0.9, 0.999
+"""AdamW's decays of the moments."""
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """Result of an optimizer step. `skipped` means a gradient was NaN or infinite and nothing changed."""
@@ -134,6 +138,7 @@ def optimizer_step(
         torch.nn.utils.clip_grads_with_norm_(trained, settings.max_grad_norm, norm, foreach=True)
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate
+            group["betas"] = (_BETA1, _BETA2 if settings.adam_beta2 is None else settings.adam_beta2)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Update(grad_norm=float(norm), skipped=not finite)

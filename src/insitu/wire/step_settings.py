@@ -46,6 +46,8 @@ class StepSettings(Message):
     max_rollout_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
     """The constant length of dr_grpo and rloo; None uses the step's longest rollout."""
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0
+    adam_beta2: Annotated[float, Interval(ge=0, lt=1)] | None = None
+    """The decay of AdamW's second moment; None uses 0.999."""
 
     @property
     def teaches_without_advantage(self) -> bool:

@@ -43,7 +43,8 @@ def reference_steps(
     )
     policy = get_peft_model(base, config)
     params = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(params, lr=settings.learning_rate, weight_decay=0.0)
+    betas = (0.9, settings.adam_beta2 or 0.999)
+    optimizer = torch.optim.AdamW(params, lr=settings.learning_rate, betas=betas, weight_decay=0.0)
 
     def score(ids: torch.Tensor) -> torch.Tensor:
         logits = policy(ids[None]).logits[0, :-1]
@@ -71,21 +72,27 @@ def reference_steps(
     return {name: tensor.clone() for name, tensor in get_peft_model_state_dict(policy).items()}
 
 
-@pytest.mark.parametrize(("beta", "num_passes"), [(0.0, 1), (0.1, 1), (0.0, 3), (0.1, 2)])
+@pytest.mark.parametrize(
+    ("beta", "num_passes", "adam_beta2"), [(0.0, 1, None), (0.1, 1, None), (0.0, 3, 0.9), (0.1, 2, None)]
+)
 def test_steps_equal_the_plain_reference(
     beta: float,
     num_passes: int,
+    adam_beta2: float | None,
     trainer: TrainerRank,
     model_dir: Path,
     make_sequences: Make,
     tmp_path: Path,
 ) -> None:
     lora = LoraSettings(rank=4, alpha=16, seed=5)
-    settings = StepSettings(learning_rate=1e-2, loss="dapo", beta=beta, num_passes=num_passes)
+    settings = StepSettings(
+        learning_rate=1e-2, loss="dapo", beta=beta, num_passes=num_passes, adam_beta2=adam_beta2
+    )
     batches = [make_sequences(7, seed) for seed in range(3)]
     expected = reference_steps(model_dir, lora, batches, settings)
     trainer.open_run("run", lora)
     metrics = [train(trainer, "run", batch, settings) for batch in batches][-1]
+    assert metrics["learning_rate"] == 1e-2
     assert (metrics["clip/high_fraction"] + metrics["clip/low_fraction"] > 0) == (num_passes > 1)
     got = adapter_of(trainer, "run", tmp_path)
     assert got.keys() == expected.keys(), "PEFT's own names, so that engines load the file"

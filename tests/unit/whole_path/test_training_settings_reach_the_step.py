@@ -1,14 +1,16 @@
-"""Training settings from the YAML to the backend: the KL penalty, the adapter."""
+"""Training settings from the YAML to the backend: the KL penalty, the adapter, the schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from insitu.errors import Conflict
+from insitu.errors import Conflict, InvalidRequest
+from insitu.harness.dry_run import dry_run
 from insitu.harness.interfaces.settings import AdapterConfig
 from insitu.types import LoraSettings
 from tests.support.finetune_bench import agent, by_generation, one_call, open_bench, position, rewards
@@ -89,3 +91,50 @@ def test_an_adapter_that_cannot_be_is_refused_by_its_place(lora: dict[str, Any],
     backend = {"ip": "localhost", "port": 7623}
     with pytest.raises(ValidationError, match=place):
         AdapterConfig.model_validate({"_type": "insitu", "backend": backend, "lora": lora})
+
+
+failing: list[Callable[[], None]] = []
+
+
+def fails_the_second_epoch(item: Any) -> float:
+    if ".e1." in item.rollout_id and failing:
+        failing.pop()()
+    return by_generation(item)
+
+
+async def test_every_update_has_the_rate_of_its_number_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"training": {"learning_rate": 0.01}, "schedule": {"kind": "linear", "warmup_steps": 2}}
+    expected = [0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025]
+    async with open_bench(tmp_path, monkeypatch, num_examples=4) as bench:
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(fails_the_second_epoch),
+            trainer_adapters={"backend": fields},
+            finetuning={"num_epochs": 3, "groups_per_step": 2},
+        )
+        # A step of the second epoch fails: the same command repeats it, with the same rate.
+        failing.append(lambda: setattr(bench.backend, "fail_next_job", "out of luck"))
+        assert (await bench.run()).outcome == "failed"
+        assert len(bench.jobs()) == 2
+        assert (await bench.run()).outcome == "succeeded"
+        assert [job.settings.learning_rate for job in bench.jobs()] == pytest.approx(expected)
+
+
+async def test_a_schedule_that_does_not_fit_the_plan_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_bench(tmp_path, monkeypatch, num_examples=2) as bench:
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(by_generation),
+            trainer_adapters={"backend": {"schedule": {"kind": "cosine", "warmup_steps": 2}}},
+            finetuning={"num_epochs": 2},
+        )
+        with pytest.raises(InvalidRequest, match="makes 2 updates at most"):
+            await bench.run()
+        said: list[str] = []
+        assert not await dry_run(bench.loaded(), said.append)
+        assert any("FAILED" in line and "warmup_steps is 2" in line for line in said)
+        assert not bench.project.output.exists()

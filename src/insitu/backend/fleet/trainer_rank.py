@@ -152,6 +152,7 @@ class TrainerRank:
         seconds = time.perf_counter() - started
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts.num_input_tokens / seconds}
         metrics = step_metrics(totals, counts.num_tokens) | asdict(counts) | _update_metrics(updates) | speed
+        metrics["learning_rate"] = settings.learning_rate
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _learn(

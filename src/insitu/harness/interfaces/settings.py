@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from insitu.config.values.document import read_scalar
 from insitu.config.values.problems import NOT_HONOURED
+from insitu.harness.schedule import Schedule
 from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN, LoraSettings, StepSettings
 from insitu.wire.values import Arguments, Label, Scalar
@@ -84,6 +85,8 @@ class AdapterConfig(ComponentConfig):
     backend: BackendSettings
     training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
     """Settings of each update, validated as the backend will."""
+    schedule: Schedule | None = None
+    """The learning rate over the run's updates; None keeps it constant."""
     lora: Annotated[LoraSettings | None, BeforeValidator(_plain)] = None
     """The adapter, chosen when the run is registered; None is the default one."""
 

@@ -14,6 +14,7 @@ from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobSt
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 
 if TYPE_CHECKING:
+    from insitu.config.finetuning import FinetuningConfig
     from insitu.harness.interfaces.run import FinetuneRun
 
 
@@ -44,6 +45,9 @@ class TrainerAdapter(ABC):
         """Raise if the backend is not healthy; adapters override this to give a more specific reason."""
         if not await self.is_healthy():
             raise Unavailable("no healthy backend at the configured address", hint="start it: insitu serve")
+
+    def check_plan(self, finetuning: FinetuningConfig, num_examples: int) -> None:
+        """Raise if a setting does not fit the run's epochs, steps and examples, before anything starts."""
 
     async def keep(self, step: int) -> str | None:
         """Keep the checkpoint of this step, the best so far; return its path, if any."""

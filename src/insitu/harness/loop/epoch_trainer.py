@@ -116,8 +116,9 @@ class EpochTrainer(Trainer):
         if not selection.groups:
             self._step_over(events.StepEnded(epoch, line, selection.state))
             return None
-        attempt = self.state.failures[epoch]
-        ref = await loop.adapter.submit(replace(collection, trajectories=selection.groups, attempt=attempt))
+        attempt, updates = self.state.failures[epoch], self.state.num_updates
+        chosen = replace(collection, trajectories=selection.groups, attempt=attempt, num_updates=updates)
+        ref = await loop.adapter.submit(chosen)
         loop.note(events.Submitted(epoch, ref, line, selection.state))
         return ref
 

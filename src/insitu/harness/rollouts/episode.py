@@ -23,3 +23,5 @@ class TrajectoryCollection:
     """Number of jobs of this epoch that failed before."""
     step: int | None = None
     """The step's number within the epoch, from 0; None if the epoch is one step."""
+    num_updates: int = 0
+    """Updates that the run has made before this one."""
