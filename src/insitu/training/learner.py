@@ -1,4 +1,4 @@
-"""One run's state in the trainer: adapter, optimizer, RNG, step count; saved to and loaded from files.
+"""One run's state in the trainer: adapter, optimizer, RNG, loss scale, step count; saved and loaded.
 
 Files under a checkpoint directory (safetensors and JSON only)::
 
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from insitu.errors import Conflict, CorruptCheckpoint
+from insitu.training.loss_scale import LossScale
 from insitu.training.model.lora import Adapter, check_tensors
 from insitu.types import LoraSettings
 
@@ -37,6 +38,8 @@ class Learner:
         self.parameters = adapter.parameters()
         self.optimizer = torch.optim.AdamW(list(self.parameters.values()), weight_decay=0.0)
         self.step = 0
+        self.loss_scale = LossScale()
+        """Used in float16 only."""
         self._rng = _seeded_rng(adapter.settings.seed)
 
     @contextmanager
@@ -58,7 +61,13 @@ class Learner:
         save_file(moments, directory / "optimizer.safetensors")
         _write_json(directory / "optimizer.json", {"algorithm": "adamw", "num_updates": num_updates})
         save_file(self._rng, directory / "rng.safetensors")
-        state = {"format": _FORMAT, "run": self.run, "step": self.step, "lora": asdict(self.adapter.settings)}
+        state = {
+            "format": _FORMAT,
+            "run": self.run,
+            "step": self.step,
+            "lora": asdict(self.adapter.settings),
+            "loss_scale": asdict(self.loss_scale),
+        }
         _write_json(directory / "state.json", state)
 
     def load(self, directory: Path) -> None:
@@ -75,6 +84,7 @@ class Learner:
         load_adapter(self.adapter, directory)
         self._load_optimizer(directory)
         self._rng = _read_tensors(directory / "rng.safetensors")
+        self.loss_scale = LossScale.read(state.get("loss_scale"))
         self.step = int(state["step"])
 
     def _optimizer_state(self) -> tuple[dict[str, Tensor], int]:

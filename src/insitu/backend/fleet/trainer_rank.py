@@ -41,8 +41,6 @@ from insitu.types import LoraSettings, StepSettings
 log = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_FLOAT16_LOSS_SCALE = 1024.0
-"""Per-token gradients are far below 1 and would underflow in float16 without it."""
 
 
 class TrainerRank:
@@ -70,7 +68,6 @@ class TrainerRank:
         self._base_model = base_model
         self._base_directory = model_directory(base_model)
         self._dtype = _DTYPES[dtype]
-        self._loss_scale = _FLOAT16_LOSS_SCALE if dtype == "float16" else 1.0
         self._device = torch.device(device)
         started = time.perf_counter()
         mesh = None
@@ -140,9 +137,8 @@ class TrainerRank:
         started = time.perf_counter()
         learner, objective = self._learner(run), objective_of(settings)
         batches = [collate(part).to(self._device) for part in batch.parts()]
-        passes = Passes(
-            batches, batch.num_rollouts, objective, settings, self._ranks.add_up, self._loss_scale
-        )
+        scale = self._loss_scale(learner)
+        passes = Passes(batches, batch.num_rollouts, objective, settings, self._ranks.add_up, scale)
         reference = None if reference_dir is None else Path(reference_dir)
         counts = batch.counts
         totals, updates = (
@@ -153,6 +149,8 @@ class TrainerRank:
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts.num_input_tokens / seconds}
         metrics = step_metrics(totals, counts.num_tokens) | asdict(counts) | _update_metrics(updates) | speed
         metrics["learning_rate"] = settings.learning_rate
+        if self._dtype is torch.float16:
+            metrics["loss_scale"] = scale
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     def _learn(
@@ -171,12 +169,33 @@ class TrainerRank:
                     if updates[-1].skipped:
                         break
             on_failure.pop_all()
+        self._after_updates(learner, updates)
         return totals, updates
+
+    def _after_updates(self, learner: Learner, updates: Sequence[Update]) -> None:
+        """Adapt the loss scale of float16, and say that an update was skipped."""
+        before = self._loss_scale(learner)
+        if self._dtype is torch.float16:
+            for update in updates:
+                learner.loss_scale = learner.loss_scale.after(skipped=update.skipped)
+        if updates[-1].skipped:
+            after = self._loss_scale(learner)
+            scale = "" if after == before else f"; the loss scale goes from {before:g} to {after:g}"
+            log.warning(
+                "run %s: an update of step %d was skipped, its gradient is not finite%s",
+                learner.run,
+                learner.step + 1,
+                scale,
+            )
+
+    def _loss_scale(self, learner: Learner) -> float:
+        """Return the factor of the loss: without one, small gradients would underflow in float16."""
+        return learner.loss_scale.value if self._dtype is torch.float16 else 1.0
 
     def _update(self, learner: Learner, settings: StepSettings) -> Update:
         parameters = list(learner.parameters.values())
         self._ranks.add_up_all([p.grad for p in parameters if p.grad is not None])
-        return optimizer_step(parameters, learner.optimizer, settings, self._loss_scale)
+        return optimizer_step(parameters, learner.optimizer, settings, self._loss_scale(learner))
 
     @torch.no_grad()
     def score(self, run: str, token_ids: list[list[int]], adapter: bool = True) -> list[list[float]]:

@@ -231,6 +231,8 @@ class EpochTrainer(Trainer):
             counted = {name: float(each) for name, each in metrics.items() if isinstance(each, int | float)}
             account = Account.from_dict(submitted.line["account"]).after_training(counted)
             step = status.metadata.get("step")
+            if counted.get("skipped"):
+                self.loop.run.progress.warn(f"Step {step}: an update was skipped, its gradient is not finite")
             line: StepLine = {
                 **submitted.line,
                 "account": account.to_dict(),
