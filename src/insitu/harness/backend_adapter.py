@@ -59,7 +59,7 @@ class BackendAdapter(TrainerAdapter):
         self._schedule = config.schedule or Schedule()
         self._planned_updates = 1
         self._lora = config.lora or LoraSettings()
-        self.trains_equal_groups = config.training.teaches_without_advantage
+        self.trains_equal_groups = config.training.trains_equal_groups
         self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()

@@ -11,6 +11,7 @@ from insitu.records.call_tokens import CallTokens
 from insitu.returns import call_returns
 from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
+from insitu.training.overlong import penalised
 from insitu.training.sampling import not_undone
 from insitu.training.sequences import build_sequences
 from insitu.types import (
@@ -58,6 +59,8 @@ class _Account:
     staleness: list[int] = field(default_factory=list[int])
     sampling: Counter[str] = field(default_factory=Counter[str])
     """Calls trained on, by each sampling setting that training cannot undo."""
+    penalties: list[float] = field(default_factory=list[float])
+    """Per rollout: reward lost by its length; empty without such a penalty."""
 
     def add(self, group: TrajectoryGroup) -> None:
         self.counts["groups"] += 1
@@ -83,6 +86,9 @@ class _Account:
             figures[f"reward/component/{name}"] = math.fsum(values) / len(values)
         for name, count in self.sampling.items():
             figures[f"sampling/{name}_calls"] = float(count)
+        if self.penalties:
+            figures["account/overlong"] = float(sum(penalty > 0 for penalty in self.penalties))
+            figures["reward/overlong_penalty"] = math.fsum(self.penalties) / len(self.penalties)
         if self.staleness:
             figures["staleness/mean"] = sum(self.staleness) / len(self.staleness)
             figures["staleness/max"] = float(max(self.staleness))
@@ -102,13 +108,16 @@ def build_batch(
     sequences: list[TrainingSequence] = []
     for group in groups:
         account.add(group)
+        stored = None
+        if settings.overlong_tokens is not None:
+            stored = read_tokens(_call_ids(group))
+            group, penalties = penalised(group, stored, settings)
+            account.penalties += penalties
         advantages = _advantages(group, kind)
         if not any(map(any, advantages)) and not settings.teaches_without_advantage:
             account.drop(group.trajectories, "zero_variance")
             continue
-        stored = read_tokens(
-            [call_id for trajectory in group.trajectories for call_id in trajectory.call_ids]
-        )
+        stored = read_tokens(_call_ids(group)) if stored is None else stored
         age = _age(group, stored, step)
         account.staleness.append(age)
         if age > settings.max_staleness:
@@ -127,6 +136,10 @@ def build_batch(
 def _advantages(group: TrajectoryGroup, kind: AdvantageKind) -> list[list[float]]:
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return group_advantages([_returns(trajectory) for trajectory in group.trajectories], kind, rewards)
+
+
+def _call_ids(group: TrajectoryGroup) -> list[str]:
+    return [call_id for trajectory in group.trajectories for call_id in trajectory.call_ids]
 
 
 def _age(group: TrajectoryGroup, stored: Mapping[str, CallTokens], step: int) -> int:

@@ -48,8 +48,27 @@ class StepSettings(Message):
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0
     adam_beta2: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """The decay of AdamW's second moment; None uses 0.999."""
+    overlong_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
+    """Sampled tokens of a rollout from which on it loses the whole `overlong_penalty`; None: no penalty."""
+    overlong_buffer: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
+    """Tokens before `overlong_tokens` over which the penalty grows from 0; None uses a fifth of them."""
+    overlong_penalty: Annotated[float, Interval(gt=0, le=1e9)] | None = None
+    """Reward that an overlong rollout loses; None uses 1."""
+
+    def check(self) -> None:
+        """Reject a penalty on length that has no length, or that begins before the first token."""
+        if self.overlong_tokens is None:
+            if self.overlong_buffer is not None or self.overlong_penalty is not None:
+                raise ValueError("overlong_buffer and overlong_penalty need overlong_tokens")
+        elif self.overlong_buffer is not None and self.overlong_buffer > self.overlong_tokens:
+            raise ValueError("overlong_buffer is longer than overlong_tokens")
 
     @property
     def teaches_without_advantage(self) -> bool:
         """True if a KL penalty or an entropy bonus gives a gradient to tokens of zero advantage."""
         return self.beta > 0 or self.entropy_bonus > 0
+
+    @property
+    def trains_equal_groups(self) -> bool:
+        """True if a group whose rewards are all equal may teach: by these two, or by its lengths."""
+        return self.teaches_without_advantage or self.overlong_tokens is not None

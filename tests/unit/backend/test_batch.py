@@ -11,6 +11,7 @@ import pytest
 from insitu.backend.batch import make_batch
 from insitu.records.store import RecordStore
 from insitu.training.objective import objective_of, shares_of
+from insitu.training.overlong import penalty_of
 from insitu.types import Ending, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 
 
@@ -147,3 +148,46 @@ def test_equal_rewards_are_kept_for_the_kl_penalty_and_the_entropy_bonus(
     taught = {s.rollout_id: bool(s.advantages.any()) for s in batch.sequences}
     assert list(taught.values()) == [False, False, True, True]
     assert len(shares_of(batch.sequences, objective_of(settings), settings)) == 4
+
+
+def of_lengths(records: RecordStore, *lengths: int) -> TrajectoryGroup:
+    """A group of equal rewards; the last rollout has its tokens in two calls."""
+    trajectories: list[Trajectory] = []
+    for number, length in enumerate(lengths):
+        parts = [length] if number < len(lengths) - 1 else [length - 1, 1]
+        calls = [
+            replace(
+                record_of(f"r{number}", f"c{number}-{turn}"), output_ids=[3] * part, logprobs=[-1.0] * part
+            )
+            for turn, part in enumerate(parts)
+        ]
+        records.append(calls)
+        trajectories.append(Trajectory(f"r{number}", [call.id for call in calls], 0.5))
+    return TrajectoryGroup("g", "run", trajectories)
+
+
+def record_of(rollout: str, name: str) -> ModelCall:
+    return ModelCall(name, rollout, "run", "run", 0, "run@0", [1, 2], [3], [-1.0], "stop")
+
+
+def test_overlong_rollouts_lose_reward_softly_and_are_counted(records: RecordStore) -> None:
+    group_of_four = of_lengths(records, 5, 6, 8, 12)
+    settings = StepSettings(advantage="mean", overlong_tokens=10, overlong_buffer=4, overlong_penalty=2.0)
+    batch = make_batch([group_of_four], records, settings, step=0)
+    # 5 and 6 tokens lose nothing, 8 half of it, 12 all of it: the mean reward is 0.5 - 0.75.
+    advantages = {s.rollout_id: float(s.advantages.max() + s.advantages.min()) for s in batch.sequences}
+    assert advantages == {"r0": 0.75, "r1": 0.75, "r2": -0.25, "r3": -1.25}
+    assert (batch.metrics["account/overlong"], batch.metrics["reward/overlong_penalty"]) == (2, 0.75)
+    assert (batch.metrics["account/zero_variance"], batch.metrics["reward/mean"]) == (0, 0.5)
+    off = make_batch([group_of_four], records, StepSettings(), step=0).metrics
+    assert off["account/zero_variance"] == 4
+    assert "account/overlong" not in off
+
+
+def test_the_penalty_on_length_is_that_of_dapo_by_default_and_leaves_short_groups_alone(
+    records: RecordStore,
+) -> None:
+    settings = StepSettings(overlong_tokens=100)
+    assert [penalty_of(n, settings) for n in (0, 80, 90, 100, 500)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    metrics = make_batch([of_lengths(records, 5, 6)], records, settings, step=0).metrics
+    assert (metrics["account/overlong"], metrics["account/zero_variance"]) == (0, 2)

@@ -138,3 +138,36 @@ async def test_a_schedule_that_does_not_fit_the_plan_is_refused_before_anything_
         assert not await dry_run(bench.loaded(), said.append)
         assert any("FAILED" in line and "warmup_steps is 2" in line for line in said)
         assert not bench.project.output.exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"overlong_buffer": 5},
+        {"overlong_penalty": 1.0},
+        {"overlong_tokens": 5, "overlong_buffer": 6},
+    ],
+)
+def test_a_penalty_on_length_that_contradicts_itself_is_refused(settings: dict[str, Any]) -> None:
+    backend = {"ip": "localhost", "port": 7623}
+    with pytest.raises(ValidationError, match="overlong_tokens"):
+        AdapterConfig.model_validate({"_type": "insitu", "backend": backend, "training": settings})
+
+
+def always_half(item: Any) -> float:
+    return 0.5
+
+
+async def test_groups_of_equal_rewards_reach_the_penalty_on_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_bench(tmp_path, monkeypatch, num_examples=2) as bench:
+        bench.project.configure(
+            workflow=agent(one_call),
+            eval=rewards(always_half),
+            trainer_adapters=training(overlong_tokens=1),
+            finetuning={"num_epochs": 1},
+        )
+        assert (await bench.run()).outcome == "succeeded"
+        assert len(bench.trained_groups()) == 2
+        assert bench.epochs()[0]["training"]["account/overlong"] == 8
