@@ -87,12 +87,12 @@ def prepare(workload: str, folder: Path, threads: int) -> None:
 def count_tokens(rollouts: Calls) -> dict[str, int]:
     """Count tokens: sampled, stored in all calls, and computed by either way of batching."""
     every = [call for calls in rollouts for call in calls]
-    lengths = [len(call.prompt_ids) + len(call.output_ids) for call in every]
+    rows = [len(sequence.token_ids) for sequence in sequences_of(rollouts)]
     return {
         "sampled": sum(len(call.output_ids) for call in every),
-        "calls": sum(lengths),
+        "calls": sum(len(call.prompt_ids) + len(call.output_ids) for call in every),
         "packed": packed(rollouts).num_computed_tokens,
-        "padded": len(every) * max(lengths),
+        "padded": len(rows) * max(rows),
     }
 
 

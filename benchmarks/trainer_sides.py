@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from trainer_data import LORA, NUM_ROLLOUTS, SETTINGS, Calls, advantages, packed, read_calls
+from torch.nn.utils.rnn import pad_sequence
+from trainer_data import LORA, NUM_ROLLOUTS, SETTINGS, Calls, packed, read_calls, sequences_of
 from transformers import AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
@@ -128,32 +129,36 @@ def bare_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:
 
 
 def trl_inputs(rollouts: Calls) -> list[dict[str, Tensor]]:
-    """Lay out a padded row for each call, as TRL's trainer does; `TRL_ROWS` rows at a time."""
-    calls = [
-        (call, advantage)
-        for turn in zip(*rollouts, strict=True)
-        for call, advantage in zip(turn, advantages(), strict=True)
-    ]
-    width = max(len(call.prompt_ids) for call, _ in calls)
-    num_sampled = sum(len(call.output_ids) for call, _ in calls)
+    """Lay out a row for each rollout, padded as TRL's trainer pads; `TRL_ROWS` rows at a time.
+
+    The turns of a rollout extend each other, so they are one row; its tool mask hides what the tools said.
+    """
+    sequences = sequences_of(rollouts)
+    num_sampled = sum(int(sequence.mask.sum()) for sequence in sequences)
     batches: list[dict[str, Tensor]] = []
-    for first in range(0, len(calls), TRL_ROWS):
-        part = calls[first : first + TRL_ROWS]
-        missing = [width - len(call.prompt_ids) for call, _ in part]
-        prompts = [[0] * pad + call.prompt_ids for pad, (call, _) in zip(missing, part, strict=True)]
-        masks = [[0] * pad + [1] * (width - pad) for pad in missing]
-        completions = torch.tensor([call.output_ids for call, _ in part])
+    for first in range(0, len(sequences), TRL_ROWS):
+        part = sequences[first : first + TRL_ROWS]
+        starts = [int(sequence.mask.argmax()) for sequence in part]  # the first sampled token
+        ids = [torch.from_numpy(sequence.token_ids).long() for sequence in part]
+        sampled = [torch.from_numpy(sequence.mask).long() for sequence in part]
+        prompts = [row[:start] for row, start in zip(ids, starts, strict=True)]
+        completions = [row[start:] for row, start in zip(ids, starts, strict=True)]
         batches.append(
             {
-                "prompt_ids": torch.tensor(prompts),
-                "prompt_mask": torch.tensor(masks),
-                "completion_ids": completions,
-                "completion_mask": torch.ones_like(completions),
-                "advantages": torch.tensor([advantage for _, advantage in part]),
+                "prompt_ids": _padded(prompts, "left"),
+                "prompt_mask": _padded([torch.ones_like(row) for row in prompts], "left"),
+                "completion_ids": _padded(completions, "right"),
+                "completion_mask": _padded([torch.ones_like(row) for row in completions], "right"),
+                "tool_mask": _padded([m[start:] for m, start in zip(sampled, starts, strict=True)], "right"),
+                "advantages": torch.tensor([float(s.advantages[s.mask][0]) for s in part]),
                 "num_items_in_batch": torch.tensor(num_sampled),
             }
         )
     return batches
+
+
+def _padded(rows: list[Tensor], side: Literal["left", "right"]) -> Tensor:
+    return pad_sequence(rows, batch_first=True, padding_side=side)
 
 
 def trl_installed_side(folder: Path, dtype: str, threads: int) -> tuple[Step, Means]:

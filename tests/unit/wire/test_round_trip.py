@@ -96,9 +96,18 @@ def whole(kind: type[Message]) -> st.SearchStrategy[Any]:
     made = st.fixed_dictionaries({name: strategy(hints[name]) for name in names})
     if kind is TrajectoryHead:
         made = made.map(_fitting_head)
+    if kind is StepSettings:
+        made = made.map(_fitting_penalty)
     if kind is InlineCall:
         made = made.map(lambda f: f | {"logprobs": [-0.5] * len(f["output_ids"]), "finish_reason": "stop"})
     return made.map(lambda fields: typing.cast("Any", kind)(**fields))
+
+
+def _fitting_penalty(fields: dict[str, Any]) -> dict[str, Any]:
+    longest, buffer = fields["overlong_tokens"], fields["overlong_buffer"]
+    if longest is None:
+        return fields | {"overlong_buffer": None, "overlong_penalty": None}
+    return fields | {"overlong_buffer": buffer and min(buffer, longest)}
 
 
 def _fitting_head(fields: dict[str, Any]) -> dict[str, Any]:
