@@ -36,8 +36,8 @@ class Population:
         return 1 / (1 + np.exp(-odds))
 
     def true_difference(self) -> float:
-        """The difference over all tasks, from two million of them."""
-        before, after = self.draw(np.random.default_rng(7), 2_000_000)
+        """The difference over all tasks, from a million of them."""
+        before, after = self.draw(np.random.default_rng(7), 1_000_000)
         return float(np.mean(after - before))
 
 

@@ -58,6 +58,18 @@ Result = TypeVar("Result")
     "--validation-config-file",
     help="Validate with the workflow, reward and dataset of this configuration.",
 )
+@click.option(
+    "--validation_samples",
+    "--validation-samples",
+    type=int,
+    help="Rollouts of each validation example. Default: 1.",
+)
+@click.option(
+    "--validation_temperature",
+    "--validation-temperature",
+    type=float,
+    help="Temperature of validations, 0 for greedy answers. Default: that of `llms`.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would run, without running it.")
 def finetune(
     config_file: Path, override: tuple[tuple[str, str], ...], dry_run: bool, **given: str | float | None

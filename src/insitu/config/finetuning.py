@@ -45,6 +45,10 @@ class RunConfiguration(Section):
     validation_steps: int | None = Field(default=None, ge=1)
     """Updates between two validations, besides those of `validation_interval`."""
     validation_config_file: Path | None = None
+    validation_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each validation example; None: one."""
+    validation_temperature: float | None = Field(default=None, ge=0)
+    """The trained model's temperature in validations, 0 for greedy answers; None: as in `llms`."""
 
 
 class FinetuningConfig(Section):

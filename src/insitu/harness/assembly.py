@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 from insitu.config.config import Config
+from insitu.config.llms import LLMConfig
 from insitu.config.load import LoadedConfig, load_config
 from insitu.datasets.dataset import Dataset
 from insitu.datasets.dataset_config import dataset_config
@@ -107,7 +109,14 @@ class Assembly:
         return Task(await self.agent(model), examples, await self._reward())
 
     async def validation_task(self, training: Task, model: TrainedModel) -> Task | None:
-        """Build the validation task; return None without a validation dataset."""
+        """Build the validation task, with its own temperature; return None without a validation dataset."""
+        task = await self._validation_task(training, model)
+        temperature = self.config.finetuning.run_configuration.validation_temperature
+        if task is None or temperature is None:
+            return task
+        return task.with_binding(at_temperature(task.agent.binding, temperature))
+
+    async def _validation_task(self, training: Task, model: TrainedModel) -> Task | None:
         options = self.config.finetuning.run_configuration
         if options.validation_config_file is not None:
             other = await self._stack.enter_async_context(
@@ -150,6 +159,16 @@ class Assembly:
         if self.config.workflow is None:
             raise InvalidRequest("`workflow` is missing", hint="name your agent there, or use --endpoint")
         return self.config.workflow
+
+
+def at_temperature(binding: LLMBinding, temperature: float) -> LLMBinding:
+    """Return the binding with another temperature of the trained model."""
+    llms = dict(binding.llms)
+    for name in binding.trained:
+        entry = llms[name]
+        assert isinstance(entry, LLMConfig)
+        llms[name] = entry.model_copy(update={"temperature": temperature})
+    return replace(binding, llms=llms)
 
 
 def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:

@@ -15,6 +15,7 @@ from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
 from insitu.harness.collect.ending_rewards import check_ending_rewards
 from insitu.harness.files.run_directory import RunDirectory
+from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
@@ -22,8 +23,10 @@ from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.loop.best import gain_of
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import check_many_steps
+from insitu.harness.loop.validation import check_samples
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.screen.summary import Summary
@@ -60,6 +63,7 @@ async def build_components(parts: Assembly) -> Components:
     made = Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
     check_many_steps(chosen, made.builder, made.adapter)
     check_ending_rewards(chosen, made.builder)
+    check_samples(chosen, made.builder)
     return made
 
 
@@ -137,7 +141,9 @@ def _failure(statuses: Sequence[TrainingJobStatus]) -> str:
 def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, resume_command: str) -> Summary:
     state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
     rewards = {e["step"]: e["avg_reward"] for e in state.validations if e["avg_reward"] is not None}
+    errors = {e["step"]: e.get("standard_error") for e in state.validations}
     model, best = made.adapter.trained_model, state.best
+    gain = gain_of(state)
     return Summary(
         outcome=outcome,
         reason=reason,
@@ -157,7 +163,18 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         resume_command=resume_command,
         lora_rank=model.lora_rank,
         calls=_calls(state),
+        error_before=errors.get(0),
+        error_after=errors.get(state.step) if state.step else None,
+        best_remeasured=_remeasured(state),
+        gain=gain.sentence("step 0", f"step {best.step}") if gain and best else "",
     )
+
+
+def _remeasured(state: LoopState) -> str:
+    again = state.remeasured.get(state.best.step) if state.best else None
+    if again is None or again["avg_reward"] is None:
+        return ""
+    return plus_minus(again["avg_reward"], again.get("standard_error"), 4)
 
 
 def _calls(state: LoopState) -> Capture | None:

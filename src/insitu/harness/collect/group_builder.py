@@ -11,6 +11,7 @@ from pathlib import Path
 from insitu.errors import InvalidRequest
 from insitu.harness.collect.run_rollouts import Groups, RunRollouts
 from insitu.harness.files.run_directory import epoch_name
+from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import BuilderConfig
 from insitu.harness.interfaces.step_plan import StepPlan
@@ -47,11 +48,13 @@ class GroupBuilder(TrajectoryBuilder):
         """Take the run whose examples are rolled out."""
         self._initialized = RunRollouts(run, self._num_generations)
 
-    async def run_eval(self, *, name: str | None = None, title: str | None = None) -> list[Rollout]:
-        """Run each validation example once on the current weights."""
+    async def run_eval(
+        self, *, name: str | None = None, title: str | None = None, plan: EvalPlan | None = None
+    ) -> list[Rollout]:
+        """Run each validation example on the current weights, once unless the plan says otherwise."""
         self._num_evaluations += 1
         name = name or f"evaluation-{self._num_evaluations:04d}"
-        return await self._rollouts.of_evaluation(name, title or name)
+        return await self._rollouts.of_evaluation(name, title or name, plan or EvalPlan())
 
     async def start_run(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from insitu.harness.collect.collector import Collector, Limits
 from insitu.harness.collect.targets import Targets
@@ -13,6 +13,7 @@ from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.run_directory import epoch_name
+from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun, Task
 from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.trajectory_builder import OnGroup
@@ -57,11 +58,14 @@ class RunRollouts:
         await self._write_results(name, store)
         return groups
 
-    async def of_evaluation(self, name: str, title: str) -> list[Rollout]:
-        """Run every validation example once; the training examples when there are none."""
+    async def of_evaluation(self, name: str, title: str, plan: EvalPlan) -> list[Rollout]:
+        """Run every validation example as often as planned; the training examples when there are none."""
         task = self.run.validation or self.run.training
-        with self._phase(name, _Shown(title, range(len(task.examples)), 1)) as store:
-            groups = await self._collector(task).collect(store, f"{self.run.run_id}.{name}", 1)
+        if plan.model is not None:
+            task = task.with_binding(replace(task.agent.binding, model=plan.model))
+        with self._phase(name, _Shown(title, range(len(task.examples)), plan.num_samples)) as store:
+            prefix = f"{self.run.run_id}.{name}"
+            groups = await self._collector(task).collect(store, prefix, plan.num_samples)
         await self._write_results(name, store)
         return [rollout for group in groups for rollout in group]
 
@@ -107,7 +111,13 @@ class RunRollouts:
             finetuning.ending_rewards.given,
         )
         binding = task.agent.binding
-        targets = Targets(binding.model, frozenset(finetuning.target_functions), binding.gateway_url)
+        # The run's own name, also while an earlier version of it answers.
+        targets = Targets(
+            run.training.agent.binding.model,
+            frozenset(finetuning.target_functions),
+            binding.gateway_url,
+            binding.model,
+        )
         return Collector(task, targets, run.gateway, limits, run.progress, Redaction(run.config))
 
     async def _write_results(self, name: str, store: RolloutStore) -> None:

@@ -19,13 +19,15 @@ class Targets:
     run: str
     functions: frozenset[str]
     gateway_url: str = ""
+    model: str = ""
+    """The name that calls must use; empty: the run's."""
 
     def dropped_as(self, call: RecordedCall) -> str | None:
         """Return why a call is not trained on: `other_model`, `other_function`, `incomplete`; None if it is.
 
-        A fixed version (`<run>@<step>`) is another model: only the newest one is trained.
+        A fixed version (`<run>@<step>`) is another model, unless it is the one being evaluated.
         """
-        if call["run"] != self.run or call["model"] != self.run:
+        if call["run"] != self.run or call["model"] != (self.model or self.run):
             return OTHER_MODEL
         if _function(call) not in self.functions:
             return OTHER_FUNCTION
@@ -41,10 +43,11 @@ class Targets:
             return self._why_no_calls(unrecorded or {})
         ours = [call for call in calls if self.dropped_as(call) != OTHER_MODEL]
         if not ours:
+            name = self.model or self.run
             models = ", ".join(sorted({str(call["model"]) for call in calls}))
             return (
-                f"its {_count(len(calls))} went to {models}, not to {self.run}: the agent must name the "
-                f"model {self.run!r} (`context.llm().model`, for commands OPENAI_MODEL)"
+                f"its {_count(len(calls))} went to {models}, not to {name}: the agent must name the "
+                f"model {name!r} (`context.llm().model`, for commands OPENAI_MODEL)"
             )
         targeted = [call for call in ours if self.dropped_as(call) != OTHER_FUNCTION]
         if not targeted:

@@ -14,6 +14,7 @@ from typing import NotRequired, TypedDict
 import orjson
 
 from insitu.harness.files.run_directory import write_atomic
+from insitu.harness.gains.gain import GainFields
 
 
 class Statistics(TypedDict):
@@ -104,6 +105,16 @@ class ValidationEntry(TypedDict):
     endings: dict[str, int]
     pass_share: NotRequired[float]
     """The share of the epoch's examples that had been used; missing at the end of an epoch."""
+    standard_error: NotRequired[float | None]
+    """Of `avg_reward`, over examples; missing in files of earlier releases, as the rest."""
+    num_samples: NotRequired[int]
+    """Rollouts per example."""
+    rewards: NotRequired[Mapping[str, Sequence[float]]]
+    """Of each example; only in the journal."""
+    remeasured: NotRequired[bool]
+    """True if the step was measured again because it was the best."""
+    gain: NotRequired[GainFields | None]
+    """The difference from step 0, of a step that was measured again."""
 
 
 STEPS_FILE = "steps.jsonl"
@@ -116,6 +127,7 @@ _EPOCH_FIELDS = (
 )
 _REWARD_FIELDS = ("epoch", "avg_reward", "min_reward", "max_reward", "filtered_avg_reward", "timestamp")
 _VALIDATION_FIELDS = ("epoch", "step", "avg_reward", "num_examples", "num_failed", "endings", "timestamp")
+_MORE_VALIDATION_FIELDS = ("standard_error", "num_samples", "pass_share", "remeasured", "gain")
 _CURRICULUM_FIELDS = (*CurriculumFields.__annotations__, "config")
 
 
@@ -127,7 +139,9 @@ def write_metrics(
 ) -> None:
     """Write the four files by epoch. The last of several lines of one epoch (or validation) counts."""
     trained = _in_order({(line["epoch"],): line for line in epochs})
-    checked = _in_order({(entry["epoch"], entry["step"]): entry for entry in validations})
+    checked = _in_order(
+        {(each["epoch"], each["step"], each.get("remeasured", False)): each for each in validations}
+    )
     lines = [_pick(line, _EPOCH_FIELDS) | line for line in trained]
     write_atomic(directory / "training_metrics.jsonl", b"".join(map(_line, lines)))
     _write_json(directory / "reward_history.json", [_pick(line, _REWARD_FIELDS) for line in trained])
@@ -155,8 +169,9 @@ def _pick(record: Mapping[str, object], fields: Iterable[str]) -> dict[str, obje
 
 
 def _validation(entry: Mapping[str, object]) -> dict[str, object]:
-    optional = {"pass_share": entry["pass_share"]} if "pass_share" in entry else {}
-    return _pick(entry, _VALIDATION_FIELDS) | optional
+    return _pick(entry, _VALIDATION_FIELDS) | _pick(
+        entry, (name for name in _MORE_VALIDATION_FIELDS if name in entry)
+    )
 
 
 def _line(record: Mapping[str, object]) -> bytes:

@@ -62,6 +62,8 @@ def make_figure(epochs: Epochs, validations: Validations, title: str) -> Figure:
 def _draw_rewards(axes: Axes, epochs: Epochs, validations: Validations) -> None:
     collected = _in_order([(line["epoch"], line.get("avg_reward")) for line in epochs])
     selected = _in_order([(line["epoch"], line.get("filtered_avg_reward")) for line in epochs])
+    again = [entry for entry in validations if entry.get("remeasured")]
+    validations = [entry for entry in validations if not entry.get("remeasured")]
     validated = _in_order([(_position(entry), entry.get("avg_reward")) for entry in validations])
     curves = [
         ("training: all groups", collected, _TRAINING, "-", "o"),
@@ -77,10 +79,24 @@ def _draw_rewards(axes: Axes, epochs: Epochs, validations: Validations) -> None:
         if len(values) > _FEW_POINTS:
             line.set_linewidth(1.3)
             line.set_markevery(_between_gaps(values))
+    _draw_errors(axes, validations, _VALIDATION)
+    if again:
+        points = [(_position(entry), entry["avg_reward"] or math.nan) for entry in again]
+        label = "best, measured again"
+        axes.plot(*zip(*points, strict=True), "D", label=label, markerfacecolor="white", color=_VALIDATION)
+        _draw_errors(axes, again, _VALIDATION)
     everything = [value for _, (_, values), *_ in curves for value in values if math.isfinite(value)]
     if len(set(everything)) == 1:
         room = 0.1 * max(1.0, abs(everything[0]))
         axes.set_ylim(everything[0] - room, everything[0] + room)
+
+
+def _draw_errors(axes: Axes, validations: Validations, colour: str) -> None:
+    """Draw a standard error up and down from each validation that has one."""
+    for entry in validations:
+        reward, error = entry.get("avg_reward"), entry.get("standard_error")
+        if reward is not None and error:
+            axes.errorbar(_position(entry), reward, error, color=colour, capsize=2.5, linewidth=0.9)
 
 
 def _draw_curriculum(axes: Axes, epochs: Epochs) -> None:

@@ -8,7 +8,8 @@
 | `step` | a step is over, trained or not | its line in steps.jsonl, curriculum |
 | `epoch` | an epoch is over, trained or not | its line in training_metrics.jsonl, curriculum |
 | `validated` | a validation is over | its entry in validation_history.json |
-| `best` | a checkpoint was kept | step, reward, path |
+| `best` | a step is the best so far, its checkpoint kept | step, reward, path |
+| `remeasured` | the best step was measured again | its entry in validation_history.json |
 | `ended` | the run is over | outcome, number of epochs |
 
 Kinds of events and keys that this release does not know, from a newer one, are passed over.
@@ -87,8 +88,16 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
+class Remeasured:
+    """The best step was measured again, with new samples."""
+
+    kind: ClassVar[str] = "remeasured"
+    entry: ValidationEntry
+
+
+@dataclass(frozen=True, slots=True)
 class Best:
-    """The checkpoint to use was kept."""
+    """A step is the best so far, and its checkpoint was kept; step 0 has none."""
 
     kind: ClassVar[str] = "best"
     step: int
@@ -105,8 +114,12 @@ class Ended:
     num_epochs: int
 
 
-Event: TypeAlias = Registered | Submitted | Failed | StepEnded | EpochEnded | Validated | Best | Ended
-OneKind = TypeVar("OneKind", Registered, Submitted, Failed, StepEnded, EpochEnded, Validated, Best, Ended)
+Event: TypeAlias = (
+    Registered | Submitted | Failed | StepEnded | EpochEnded | Validated | Best | Remeasured | Ended
+)
+OneKind = TypeVar(
+    "OneKind", Registered, Submitted, Failed, StepEnded, EpochEnded, Validated, Best, Remeasured, Ended
+)
 
 
 def note(journal: Journal, event: OneKind) -> OneKind:
@@ -145,7 +158,9 @@ def _event(record: JsonObject) -> Event | None:
         case EpochEnded.kind:
             return EpochEnded(_int(record, "epoch"), _line(record), _curriculum(record))
         case Validated.kind:
-            return Validated(cast(ValidationEntry, _object(record, "entry", ("epoch", "step", "avg_reward"))))
+            return Validated(_entry(record))
+        case Remeasured.kind:
+            return Remeasured(_entry(record))
         case Best.kind:
             return Best(
                 _int(record, "step"), _number_or_none(record, "reward"), _text_or_none(record, "path")
@@ -158,6 +173,10 @@ def _event(record: JsonObject) -> Event | None:
 
 def _line(record: JsonObject) -> StepLine:
     return cast(StepLine, _object(record, "line", ("epoch",)))
+
+
+def _entry(record: JsonObject) -> ValidationEntry:
+    return cast(ValidationEntry, _object(record, "entry", ("epoch", "step", "avg_reward")))
 
 
 def _ref(record: JsonObject) -> TrainingJobRef:

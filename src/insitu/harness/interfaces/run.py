@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from insitu.config.config import Config
 from insitu.datasets.example import Example
@@ -45,6 +45,10 @@ class Task:
     agent: Agent
     examples: Sequence[Example]
     evaluator: Evaluator | GroupEvaluator
+
+    def with_binding(self, binding: LLMBinding) -> Task:
+        """Return the task with other models, or others of their settings."""
+        return replace(self, agent=replace(self.agent, binding=binding))
 
 
 @dataclass(frozen=True, slots=True)

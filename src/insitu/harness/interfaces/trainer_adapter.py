@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,13 @@ class TrainerAdapter(ABC):
 
     async def keep(self, step: int) -> str | None:
         """Keep the checkpoint of this step, the best so far; return its path, if any."""
+
+    def leased(self, step: int, run: str | None = None) -> AbstractAsyncContextManager[str | None]:  # noqa: ARG002 - the interface's
+        """Keep a step served inside the block, 0 for the base model; give the model name to call.
+
+        `run`: another run of the same backend. The name is None if only the newest step can be served.
+        """
+        return nullcontext()
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Trajectory]) -> None:
         """Take a finished group while others still run: send it now or leave it to `submit`."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.rewards.items import EvalItem, EvalResult
@@ -20,7 +21,7 @@ OnGroup = Callable[[Sequence[Trajectory]], Awaitable[None]]
 _ARGUMENTS = {
     "start_run": "run_id, *, epoch, on_group, plan",
     "finalize": "run_id, *, epoch",
-    "run_eval": "*, name, title",
+    "run_eval": "*, name, title, plan",
     "compute_reward": "output_item",
 }
 
@@ -47,10 +48,14 @@ class TrajectoryBuilder(ABC):
         """Prepare: load the dataset and check whatever can be checked."""
 
     @abstractmethod
-    async def run_eval(self, *, name: str | None = None, title: str | None = None) -> list[Trajectory]:
+    async def run_eval(
+        self, *, name: str | None = None, title: str | None = None, plan: EvalPlan | None = None
+    ) -> list[Trajectory]:
         """Run and score the validation examples once each (the training examples when there are none).
 
-        Rollouts already run under the same `name` are not run again. People are shown the `title`.
+        Rollouts already run under the same `name` are not run again. People are shown the `title`. With a
+        `plan`, run each example `plan.num_samples` times, and call `plan.model` in place of the run's name.
+        A builder without the parameter validates with one sample, and only the newest weights.
         """
 
     @abstractmethod

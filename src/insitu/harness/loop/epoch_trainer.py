@@ -26,6 +26,7 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.account import Account
+from insitu.harness.loop.best import announcement, is_better, listed_validations, remeasure_best
 from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.running_loop import RunningLoop
@@ -94,6 +95,7 @@ class EpochTrainer(Trainer):
         if self._last_validation_due():
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
+        await self._announce_best()
         self.loop.note(events.Ended("succeeded", self.state.next_epoch))
         if self.state.open_steps:
             self._write_files()
@@ -296,13 +298,21 @@ class EpochTrainer(Trainer):
             self._write_files()
 
     async def _keep_if_best(self) -> None:
-        """Keep the checkpoint of the last validation if none before was better."""
+        """Keep the checkpoint of the last validation if none before was better; step 0 has none to keep."""
         if not self.state.validations:
             return
-        entry, best = self.state.validations[-1], self.state.best
-        reward, step = entry["avg_reward"], entry["step"]
-        if step and reward is not None and (best is None or best.reward is None or reward > best.reward):
-            self.loop.note(events.Best(step, reward, await self.loop.adapter.keep(step)))
+        entry = self.state.validations[-1]
+        if is_better(entry, self.state.best):
+            step = entry["step"]
+            path = await self.loop.adapter.keep(step) if step else None
+            self.loop.note(events.Best(step, entry["avg_reward"], path))
+
+    async def _announce_best(self) -> None:
+        """Measure the best step again and say whether it is better than the model before training."""
+        await remeasure_best(self.loop)
+        if said := announcement(self.state):
+            self.loop.run.progress.info(said)
+            self._write_files()
 
     async def _keep_last_without_validation(self) -> None:
         if self.loop.run.validation is None and self.state.step:
@@ -312,7 +322,8 @@ class EpochTrainer(Trainer):
     def _write_files(self, output_dir: Path | None = None) -> None:
         directory = output_dir or self.loop.run.directory.path
         epochs = [*self.state.epochs, *self.loop.open_epoch_line()]
-        write_metrics(directory, epochs, self.state.validations, self.get_curriculum_state())
+        validations = listed_validations(self.state)
+        write_metrics(directory, epochs, validations, self.get_curriculum_state())
         alias = self.loop.run.config.eval.general.workflow_alias
         title = f"{self.loop.run.run_id}: {alias or self.loop.run.training.agent.binding.model}"
-        write_plot(directory / "reward_plot.png", epochs, self.state.validations, title)
+        write_plot(directory / "reward_plot.png", epochs, validations, title)

@@ -10,7 +10,16 @@ from typing import cast
 from insitu.config.curriculum import CurriculumConfig
 from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
-from insitu.harness.interfaces.events import Best, EpochEnded, Event, Failed, StepEnded, Submitted, Validated
+from insitu.harness.interfaces.events import (
+    Best,
+    EpochEnded,
+    Event,
+    Failed,
+    Remeasured,
+    StepEnded,
+    Submitted,
+    Validated,
+)
 from insitu.harness.loop.curriculum import initial_state
 
 
@@ -28,7 +37,9 @@ class LoopState:
     failures: Counter[int] = field(default_factory=Counter[int])
     """Failed jobs by epoch."""
     best: Best | None = None
-    """The checkpoint to use."""
+    """The step with the best validation; 0 is the untrained model."""
+    remeasured: dict[int, ValidationEntry] = field(default_factory=dict[int, ValidationEntry])
+    """The steps that were measured again because they were the best."""
     example_rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """The last known mean reward of each example, None without spread; kept for a curriculum over steps."""
 
@@ -91,6 +102,8 @@ class LoopState:
                 self.validations.append(event.entry)
             case Best():
                 self.best = event
+            case Remeasured():
+                self.remeasured[event.entry["step"]] = event.entry
             case _:  # `registered` and `ended` are for the adapter and for readers of the file
                 pass
 

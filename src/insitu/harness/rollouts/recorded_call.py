@@ -26,6 +26,7 @@ class RecordedCall(TypedDict):
     tools: NotRequired[list[JsonObject] | None]
     answer: NotRequired[JsonObject | None]
     timings: NotRequired[dict[str, float]]
+    sampling: NotRequired[JsonObject]
     prompt_ids: NotRequired[list[int]]
     output_ids: NotRequired[list[int]]
     logprobs: NotRequired[list[float]]

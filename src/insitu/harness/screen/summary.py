@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.safe_output import printable
 
@@ -30,6 +31,7 @@ class Summary:
     reward_before: float | None
     """On the validation data, before the first update; None without validation data."""
     reward_after: float | None
+    """On the same data, after the last update."""
     best_step: int | None
     """0 when the untrained model was best; None when nothing was compared."""
     best_reward: float | None
@@ -43,6 +45,13 @@ class Summary:
     lora_rank: int = 16
     calls: Capture | None = None
     """The model calls of all epochs; None when no epoch has counted them."""
+    error_before: float | None = None
+    """The standard error of `reward_before`."""
+    error_after: float | None = None
+    best_remeasured: str = ""
+    """The reward of the best step when it was measured again, with its standard error."""
+    gain: str = ""
+    """Whether the best step is better than the model before training; empty if that was not measured."""
 
 
 def exit_code(summary: Summary) -> int:
@@ -74,6 +83,8 @@ def _results(summary: Summary) -> list[str]:
     rows = [("validation reward", _change(summary))]
     if best := _best(summary):
         rows.append(("best checkpoint", best))
+    if summary.gain:
+        rows.append(("gain", summary.gain))
     if summary.calls is not None:
         rows.append(("model calls", summary.calls.line().removeprefix("calls ")))
     rows.append(("results", printable(summary.output_dir)))
@@ -85,12 +96,14 @@ def _change(summary: Summary) -> str:
     if before is None and after is None:
         return "no validation data" if summary.outcome == "succeeded" else "not measured"
     if before is None or after is None:
-        known = f"{before:.4f} before" if before is not None else f"{after:.4f} after"
-        return f"{known}, not measured {'after' if after is None else 'before'}"
+        if before is not None:
+            return f"{plus_minus(before, summary.error_before, 4)} before, not measured after"
+        return f"{plus_minus(after or 0.0, summary.error_after, 4)} after, not measured before"
     change = f"{after - before:+.4f}"
     if before > 0 and after > 0:
         change += f", {after / before:.2f} times"
-    return f"{before:.4f} before, {after:.4f} after ({change})"
+    shown = plus_minus(before, summary.error_before, 4), plus_minus(after, summary.error_after, 4)
+    return f"{shown[0]} before, {shown[1]} after ({change})"
 
 
 def _best(summary: Summary) -> str | None:
@@ -101,6 +114,8 @@ def _best(summary: Summary) -> str | None:
     reward = "" if summary.best_reward is None else f", reward {summary.best_reward:.4f}"
     if summary.best_step == 0:
         return f"none: the model was best before training{reward}"
+    if summary.best_remeasured:
+        reward = f", reward {summary.best_remeasured} measured again ({summary.best_reward:.4f} when chosen)"
     where = f", {printable(summary.checkpoint_path)}" if summary.checkpoint_path else ""
     return f"step {summary.best_step}{reward}{where}"
 
