@@ -55,7 +55,8 @@ def coverage(
     for _ in range(repetitions):
         before, after = population.draw(random, num_examples)
         gain = compare(measure(random, before, num_samples), measure(random, after, num_samples))
-        assert gain is not None and gain.interval is not None
+        assert gain is not None
+        assert gain.interval is not None
         hits += gain.interval.low <= true <= gain.interval.high
     return hits / repetitions
 

@@ -9,6 +9,7 @@ import click
 
 _COMMANDS = {
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
+    "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),

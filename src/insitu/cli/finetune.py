@@ -107,14 +107,14 @@ def _run(loaded: LoadedConfig) -> int:
     command = shlex.join(["insitu", *Redaction(loaded.config).hide_arguments(sys.argv[1:])])
     with open_progress() as progress:
         try:
-            summary = asyncio.run(_until_signal(run(loaded, progress, command)))
+            summary = asyncio.run(until_signal(run(loaded, progress, command)))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # stopped before the run directory was opened
     print_lines(lines(summary))
     return exit_code(summary)
 
 
-async def _until_signal(running: Coroutine[None, None, Result]) -> Result:
+async def until_signal(running: Coroutine[None, None, Result]) -> Result:
     """Cancel the run on Ctrl-C or SIGTERM so that it cleans up; a second signal ends the process at once."""
     import asyncio
     import signal

@@ -129,6 +129,17 @@ class Assembly:
         examples = await self.examples(config, "--validation_dataset")
         return Task(training.agent, examples, training.evaluator)
 
+    async def evaluation_task(self, model: TrainedModel) -> Task:
+        """Build the validation task without the training examples."""
+        training = Task(await self.agent(model), (), await self._reward())
+        task = await self.validation_task(training, model)
+        if task is None:
+            raise InvalidRequest(
+                "there is no validation dataset",
+                hint="set finetuning.run_configuration.validation_dataset, or use --validation_dataset",
+            )
+        return task
+
     async def as_validation_of(self, training: Assembly, model: TrainedModel) -> Task:
         """Build a task from this configuration's workflow, reward and dataset, with the model in training."""
         given = training.config.finetuning.run_configuration.validation_dataset
@@ -169,6 +180,16 @@ def at_temperature(binding: LLMBinding, temperature: float) -> LLMBinding:
         assert isinstance(entry, LLMConfig)
         llms[name] = entry.model_copy(update={"temperature": temperature})
     return replace(binding, llms=llms)
+
+
+def outside_binding(binding: LLMBinding, base_url: str, model: str, api_key: str) -> LLMBinding:
+    """Return the binding with a model of another server in place of the trained one; nothing is recorded."""
+    llms = dict(binding.llms)
+    for name in binding.trained:
+        entry = llms[name]
+        assert isinstance(entry, LLMConfig)
+        llms[name] = entry.model_copy(update={"base_url": base_url})
+    return replace(binding, llms=llms, model=model, api_key=api_key, recorded=False)
 
 
 def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from insitu.client import InsituClient
@@ -183,6 +184,12 @@ class BackendAdapter(TrainerAdapter):
             if other.pinned and other.step != step:
                 await self._client.unpin_checkpoint(self._backend.name, other.step)
         return found[0].path
+
+    @asynccontextmanager
+    async def leased(self, step: int, run: str | None = None) -> AsyncGenerator[str | None]:
+        """Have the backend serve a step, in place of the newest one where it can serve only one."""
+        async with self._client.leased(run or self._backend.name, step) as lease:
+            yield lease.model
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -48,6 +48,8 @@ class LLMBinding:
     gateway_url: str = ""
     """The gateway's root, without `/v1`."""
     api_key: str = field(default="", repr=False)
+    recorded: bool = True
+    """False: trained entries are called at their own `base_url`, and their calls belong to no rollout."""
 
     def settings(
         self,
@@ -67,7 +69,7 @@ class LLMBinding:
                 hint=f"known: {', '.join(self.llms) or 'none'}",
             )
         trained = name in self.trained
-        bound = trained or self.is_gateway(entry.base_url)
+        bound = (trained and self.recorded) or self.is_gateway(entry.base_url)
         url = (entry.base_url or OPENAI_URL).rstrip("/")
         return LLMSettings(
             name=name,

@@ -49,27 +49,34 @@ def test_the_standard_error_is_the_spread_of_repeated_measurements() -> None:
 def test_a_clear_difference_is_real_in_both_directions() -> None:
     low, high = measured(*[(0.0, 0.5)] * 20), measured(*[(0.5, 1.0)] * 19, (0.0, 0.0))
     gain = compare(low, high)
-    assert gain is not None and gain.interval is not None
+    assert gain is not None
+    assert gain.interval is not None
     assert gain.verdict is Verdict.BETTER
     assert gain.interval.low < gain.difference < gain.interval.high
-    assert gain.sentence("base", "run@3").startswith("The difference is real: run@3 is better than base (+0.4")
+    assert gain.sentence("base", "run@3").startswith(
+        "The difference is real: run@3 is better than base (+0.4"
+    )
     back = compare(high, low)
-    assert back is not None and back.verdict is Verdict.WORSE
+    assert back is not None
+    assert back.verdict is Verdict.WORSE
     assert "run@3 is worse than base" in back.sentence("base", "run@3")
 
 
 def test_no_difference_is_not_announced() -> None:
     gain = compare(measured(*[(1.0,), (0.0,)] * 16), measured(*[(0.0,), (1.0,)] * 16))
-    assert gain is not None and gain.verdict is Verdict.UNCLEAR
+    assert gain is not None
+    assert gain.verdict is Verdict.UNCLEAR
     assert "the interval includes 0" in gain.sentence("a", "b")
     equal = compare(measured(*[(1.0,)] * 16), measured(*[(1.0,)] * 16))
-    assert equal is not None and equal.verdict is Verdict.UNCLEAR, "all equal: nothing was seen"
+    assert equal is not None
+    assert equal.verdict is Verdict.UNCLEAR, "all equal: nothing was seen"
 
 
 def test_too_few_examples_have_no_interval() -> None:
     few = [(0.0,)] * (MIN_EXAMPLES - 1)
     gain = compare(measured(*few), measured(*[(1.0,)] * len(few)))
-    assert gain is not None and (gain.verdict, gain.interval) == (Verdict.TOO_FEW, None)
+    assert gain is not None
+    assert (gain.verdict, gain.interval) == (Verdict.TOO_FEW, None)
     assert f"{MIN_EXAMPLES} are needed" in gain.sentence("a", "b")
 
 
@@ -106,9 +113,12 @@ def test_the_interval_is_as_wide_as_students_for_normal_differences() -> None:
 def test_the_best_of_several_needs_more_evidence() -> None:
     one, other = measured(*[(0.0,)] * 20), measured(*[(1.0,), (0.0,)] * 10)
     alone, chosen = compare(one, other), compare(one, other, num_candidates=10)
-    assert alone is not None and chosen is not None and alone.interval is not None
+    assert alone is not None
+    assert chosen is not None
+    assert alone.interval is not None
     assert (alone.confidence, chosen.confidence) == (0.95, 0.99)
-    assert chosen.interval is not None and chosen.interval.low < alone.interval.low
+    assert chosen.interval is not None
+    assert chosen.interval.low < alone.interval.low
     assert "99 % interval" in chosen.figures()
 
 

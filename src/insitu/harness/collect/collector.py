@@ -70,11 +70,12 @@ class Collector:
         self,
         task: Task,
         targets: Targets,
-        gateway: GatewayClient,
+        gateway: GatewayClient | None,
         limits: Limits,
         progress: Progress,
         redaction: Redaction,
     ) -> None:
+        """Without a `gateway`, no call is on record: rollouts are scored by their output alone."""
         self._task = task
         self._targets = targets
         self._gateway = gateway
@@ -145,8 +146,10 @@ class Collector:
         phase = plan.prefix.partition(".")[2]  # without the run's id, which every run has of its own
         context = agent.context(rollout_id, plan.example, f"{phase}.{plan.slot}")
         outcome = await execute(agent.workflow, plan.example.input, context, self._limits.rollout_seconds)
-        recorded, outcome = await self._recorded(rollout_id, outcome)
-        outcome = recorded.corrected(outcome)
+        recorded = RecordedCalls()
+        if self._gateway is not None:
+            recorded, outcome = await self._recorded(self._gateway, rollout_id, outcome)
+            outcome = recorded.corrected(outcome)
         rollout = replace(_finished(plan, rollout_id, outcome, recorded), started_at=started_at)
         rollout = with_ending_reward(rollout, recorded, self._limits.ending_rewards)
         if rollout.ending in SCORED and self._evaluator is not None:
@@ -155,9 +158,11 @@ class Collector:
         num_tokens = rollout.figures.num_output_tokens
         self._progress.rollout_ended(rollout.ending, rollout.reward, num_tokens, outcome.seconds)
 
-    async def _recorded(self, rollout_id: str, outcome: Outcome) -> tuple[RecordedCalls, Outcome]:
+    async def _recorded(
+        self, gateway: GatewayClient, rollout_id: str, outcome: Outcome
+    ) -> tuple[RecordedCalls, Outcome]:
         try:
-            return await read_rollout(self._gateway, self._targets, rollout_id), outcome
+            return await read_rollout(gateway, self._targets, rollout_id), outcome
         except InsituError as error:
             reason = f"its recorded calls cannot be read: {error.message}"
             return RecordedCalls(), replace(outcome, ending=Ending.INFRASTRUCTURE, reason=reason)
@@ -170,7 +175,7 @@ class Collector:
         with judging(JudgedRollout(rollout_id, self._task.agent.binding.is_gateway)) as judged:
             result = await score_item(evaluator, _item(example, rollout), self._limits.evaluator_seconds)
         scored = rollout.scored(result)
-        if not judged.num_asked:
+        if not judged.num_asked or self._gateway is None:
             return scored
         try:
             judge = await read_rollout(self._gateway, self._targets, rollout_id, recorded)

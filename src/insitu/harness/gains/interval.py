@@ -51,9 +51,7 @@ def difference_interval(
     return Interval(float(low), float(high), confidence)
 
 
-def _resampled_means(
-    values: NDArray[np.float64], seed: int, resamples: int
-) -> Iterator[NDArray[np.float64]]:
+def _resampled_means(values: NDArray[np.float64], seed: int, resamples: int) -> Iterator[NDArray[np.float64]]:
     """Yield the means of `resamples` draws with replacement, in parts that fit into memory."""
     import numpy as np
 
@@ -65,7 +63,7 @@ def _resampled_means(
 
 
 def _widened(tail: float, count: int) -> float:
-    """Return the share to cut off at each end so that `tail` of a normal mean's intervals miss on each side."""
+    """Return the share to cut off at each end, so that a normal mean is missed by `tail` on each side."""
     return NormalDist().cdf(-math.sqrt(count / (count - 1)) * _student(tail, count - 1))
 
 

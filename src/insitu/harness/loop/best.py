@@ -86,8 +86,8 @@ async def _measured_again(loop: RunningLoop, chosen: ValidationEntry) -> Validat
     newest = step == loop.state.step
     if not newest and not takes_plans(loop.builder):
         loop.run.progress.warn(
-            f"Step {step}, the best, is not measured again: {type(loop.builder).__qualname__}.run_eval has no "
-            "parameter `plan` (docs/plugins.md)"
+            f"Step {step}, the best, is not measured again: {type(loop.builder).__qualname__}.run_eval has "
+            "no parameter `plan` (docs/plugins.md)"
         )
         return None
     lease: AbstractAsyncContextManager[str | None] = nullcontext() if newest else loop.adapter.leased(step)

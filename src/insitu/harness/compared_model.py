@@ -1,0 +1,78 @@
+"""Models to compare, as `insitu eval` takes them: `base`, `my-run@12`, or `http://host:9000/v1#model`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from insitu.errors import InvalidRequest
+from insitu.types import NAME_PATTERN
+from insitu.workflow.binding import gateway_root
+
+BASE = "base"
+_FORMS = "base, <run>@<step>, or <address>#<model>[#<variable with the key>]"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStep:
+    """A kept step of a run on the configured backend; step 0 is the base model."""
+
+    label: str
+    step: int
+    run: str | None = None
+    """None: the run of the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideModel:
+    """Any model behind the OpenAI protocol."""
+
+    label: str
+    base_url: str
+    model: str
+    key_variable: str | None = None
+    """The environment variable that holds the key; None: no key is sent."""
+
+    def key(self) -> str:
+        """Read the key. A server without keys gets a placeholder, because clients insist on one."""
+        if self.key_variable is None:
+            return "none"
+        key = os.environ.get(self.key_variable, "")
+        if not key:
+            raise InvalidRequest(
+                f"the key of {self.label} is to be in {self.key_variable}, which is not set",
+                hint=f"export {self.key_variable}=…",
+            )
+        return key
+
+
+ComparedModel: TypeAlias = ServedStep | OutsideModel
+
+
+def read_model(text: str) -> ComparedModel:
+    """Read one argument of `insitu eval`."""
+    if text == BASE:
+        return ServedStep(text, 0)
+    if "://" in text:
+        return _outside(text)
+    if Path(text).is_dir():
+        raise InvalidRequest(
+            f"{text} is a directory, and the backend serves only its own steps",
+            hint=f"serve it yourself (vllm serve <base> --enable-lora --lora-modules mine={text}), then "
+            "name it: http://127.0.0.1:8000/v1#mine",
+        )
+    run, _, step = text.rpartition("@")
+    if not NAME_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
+        raise InvalidRequest(f"{text!r} is no model to compare", hint=f"write {_FORMS}")
+    return ServedStep(text, int(step), run)
+
+
+def _outside(text: str) -> OutsideModel:
+    url, *rest = text.split("#")
+    if not 1 <= len(rest) <= 2 or not all(rest):
+        raise InvalidRequest(f"{text!r} does not name a model", hint=f"write {_FORMS}")
+    gateway_root(url)  # rejects what is no address
+    return OutsideModel(rest[0], url.rstrip("/"), rest[0], rest[1] if len(rest) > 1 else None)
