@@ -89,6 +89,7 @@ bench: setup  ## figures of the gateway, of a step, of the trainer alone and of 
 	$(BIN)/python benchmarks/step.py --json
 	$(BIN)/python benchmarks/trainer.py --json
 	$(BIN)/python benchmarks/rollouts.py --json
+	$(BIN)/python benchmarks/interval.py --json
 
 workflows: $(CHECKERS)/.ready  ## check .github: schemas, timeouts, permissions, injection
 	$(CHECKERS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -110,8 +110,9 @@ def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
         lines.append(f"rewards of failed rollouts: {listed}")
     if validation is not None:
         steps = f"{options.validation_steps} updates, every " if options.validation_steps else ""
+        samples = f" × {options.validation_samples}" if options.validation_samples else ""
         lines.append(
-            f"validation: {len(validation.examples)} examples before epoch 1, every "
+            f"validation: {len(validation.examples)} examples{samples} before epoch 1, every "
             f"{steps}{options.validation_interval} epochs and after the last"
         )
     lines.append(f"files: {finetuning.output_dir}")

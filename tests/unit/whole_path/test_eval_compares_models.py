@@ -6,16 +6,20 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from insitu.errors import Conflict, InvalidRequest, NotFound
 from insitu.harness.compared_model import OutsideModel, ServedStep, read_model
 from insitu.harness.evaluate import evaluate
 from insitu.harness.gains.gain import Verdict
 from insitu.harness.screen.comparison_table import comparison_lines
+from insitu.system.processes import free_port
 from tests.support.finetune_bench import FinetuneBench, agent, ask, open_bench, rewards
 
 SETTINGS = {"validation_dataset": "validation.json", "validation_samples": 2}
@@ -78,36 +82,46 @@ async def test_two_steps_are_compared_and_nothing_is_left_behind(
         assert not bench.backend.ledger.open_leases(), "the leases were released"
 
 
+@asynccontextmanager
+async def standin_server(asked: list[tuple[str, str, str]]) -> AsyncIterator[str]:
+    """A server of the OpenAI protocol that notes path, key and model of every call."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append((request.path, request.headers["Authorization"], body["model"]))
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "hello"}}]})
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+        await site.start()
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        await runner.cleanup()
+
+
 async def test_any_model_behind_the_openai_protocol_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTHER_KEY", "default")
-    async with open_bench(tmp_path, monkeypatch) as bench:
+    monkeypatch.setenv("OTHER_KEY", "its-own-key")
+    asked: list[tuple[str, str, str]] = []
+    async with open_bench(tmp_path, monkeypatch) as bench, standin_server(asked) as url:
         await train(bench, num_epochs=1)
-        # Another address of the same server: its calls are not addressed to a rollout.
-        outside = f"{bench.backend.gateway_url.replace('127.0.0.1', '127.0.0.2')}/v1#tiny#OTHER_KEY"
-        url = bench.backend.gateway_url
-        settings = bench.loaded(**SETTINGS)
-        monkeypatch.setattr("insitu.harness.evaluate.outside_binding", at(url))
-        found = await evaluate(settings, [outside, "small@1"], bench.progress, tmp_path / "kept")
+        settings, kept = bench.loaded(**SETTINGS), tmp_path / "kept"
+        models = [f"{url}#org/other#OTHER_KEY", "small@1"]
+        found = await evaluate(settings, models, bench.progress, kept)
+        assert set(asked) == {("/v1/chat/completions", "Bearer its-own-key", "org/other")}
+        assert len(asked) == 16
         assert found.before.measurement.mean == pytest.approx(0.3)
         assert found.after.measurement.mean == pytest.approx(0.35)
-        names = sorted(file.name for file in (tmp_path / "kept").iterdir() if file.suffix != ".tokens")
-        assert names == ["1-tiny.jsonl", "2-small-1.jsonl", "comparison.json"]
-        kept = json.loads((tmp_path / "kept" / "comparison.json").read_text())
-        assert kept == found.to_dict()
+        names = sorted(file.name for file in kept.iterdir() if file.suffix != ".tokens")
+        assert names == ["1-org-other.jsonl", "2-small-1.jsonl", "comparison.json"]
+        assert json.loads((kept / "comparison.json").read_text()) == found.to_dict()
         with pytest.raises(Conflict, match="is not empty"):
-            await evaluate(settings, [outside, "small@1"], bench.progress, tmp_path / "kept")
-
-
-def at(url: str) -> Any:
-    """`outside_binding`, with the address at which the stand-in listens."""
-    from insitu.harness.assembly import outside_binding
-
-    def bound(binding: Any, _base_url: str, model: str, api_key: str) -> Any:
-        return outside_binding(binding, f"{url}/v1", model, api_key)
-
-    return bound
+            await evaluate(settings, models, bench.progress, kept)
 
 
 async def test_a_model_without_any_reward_is_an_error(
