@@ -66,7 +66,7 @@ def read_model(text: str) -> ComparedModel:
         )
     run, _, step = text.rpartition("@")
     if not NAME_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
-        raise InvalidRequest(f"{text!r} is no model to compare", hint=f"write {_FORMS}")
+        raise InvalidRequest(f"{text!r} does not name a model to compare", hint=f"write {_FORMS}")
     return ServedStep(text, int(step), run)
 
 
@@ -74,5 +74,5 @@ def _outside(text: str) -> OutsideModel:
     url, *rest = text.split("#")
     if not 1 <= len(rest) <= 2 or not all(rest):
         raise InvalidRequest(f"{text!r} does not name a model", hint=f"write {_FORMS}")
-    gateway_root(url)  # rejects what is no address
+    gateway_root(url)  # rejects anything but an address
     return OutsideModel(rest[0], url.rstrip("/"), rest[0], rest[1] if len(rest) > 1 else None)

@@ -69,7 +69,7 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """What both measurements share."""
+    """The parts that both measurements share."""
 
     loaded: LoadedConfig
     task: Task

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from insitu.datasets.example import Example
 from insitu.errors import InvalidRequest, NotFound
+from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.trained_model import TrainedModel
@@ -46,12 +47,23 @@ class StandinBuilder(TrajectoryBuilder):
         self.num_initialized += 1
         self._runs.append(run)
 
-    async def run_eval(self, *, name: str | None = None, title: str | None = None) -> list[Trajectory]:  # noqa: ARG002 - the interface's
-        """Return a reward of 0.5 for every validation example."""
+    async def run_eval(
+        self,
+        *,
+        name: str | None = None,
+        title: str | None = None,  # noqa: ARG002 - the interface's
+        plan: EvalPlan | None = None,
+    ) -> list[Trajectory]:
+        """Return rewards of 0.5 for every validation example."""
         self.evaluations.append(name or "")
         run = self._runs[-1]
         task = run.validation or run.training
-        return [make_trajectory(f"v{n}", each.id, 0, 0.5) for n, each in enumerate(task.examples)]
+        samples = range(plan.num_samples if plan else 1)
+        return [
+            make_trajectory(f"v{at}.{n}", each.id, n, 0.5)
+            for at, each in enumerate(task.examples)
+            for n in samples
+        ]
 
     async def start_run(
         self,

@@ -137,3 +137,15 @@ def test_no_global_state_and_no_import_before_use() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_validations_have_error_bars_and_the_best_is_shown_again() -> None:
+    again = {"epoch": 4, "avg_reward": 0.3, "standard_error": 0.06, "remeasured": True}
+    measured = [{**VALIDATIONS[0], "standard_error": 0.02}, *VALIDATIONS[1:]]
+    figure = make_figure(EPOCHS, [*measured, again], "title")
+    drawn = curves(figure)
+    assert data(drawn["validation"])[-1] == (4, 0.4), "the second measurement is a point of its own"
+    assert data(drawn["best, measured again"]) == [(4, 0.3)]
+    bars = [bar.get_segments()[0].tolist() for bar in figure.axes[0].collections]
+    assert bars == [pytest.approx([[0, 0.03], [0, 0.07]]), pytest.approx([[4, 0.24], [4, 0.36]])]
+    assert legend(figure).count("validation") == 1

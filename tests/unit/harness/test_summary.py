@@ -113,3 +113,18 @@ def test_without_validation_or_gain_it_says_so() -> None:
 def test_a_reason_from_elsewhere_cannot_steer_the_terminal() -> None:
     said = lines(replace(GOOD, outcome="failed", reason="\x1b[2Jboo\nFinished. All is well"))
     assert said[0] == "FAILED - \\x1b[2Jboo\n    Finished. All is well"
+
+
+def test_the_gain_is_shown_with_its_errors_and_the_second_measurement() -> None:
+    measured = replace(
+        GOOD,
+        error_before=0.05,
+        error_after=0.041,
+        best_remeasured="0.6160 ± 0.0410",
+        gain="The difference is real: step 15 is better than step 0 (+0.216).",
+    )
+    text = "\n".join(lines(measured))
+    assert "0.4000 ± 0.0500 before, 0.6000 ± 0.0410 after (+0.2000, 1.50 times)" in text
+    assert "step 15, reward 0.6160 ± 0.0410 measured again (0.6500 when chosen), /data" in text
+    assert "  gain               The difference is real: step 15 is better than step 0 (+0.216)." in text
+    assert "gain" not in "\n".join(lines(GOOD))

@@ -14,7 +14,7 @@ _ERROR_SHARE = 0.05
 
 
 class Verdict(StrEnum):
-    """What a comparison shows."""
+    """The outcome of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -49,7 +49,7 @@ class Gain:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the interval excludes 0, and on which side it lies."""
+        """The outcome: the interval lies above 0, below it, or around it."""
         if self.interval is None:
             return Verdict.TOO_FEW
         if self.interval.low > 0:

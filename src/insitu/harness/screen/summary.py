@@ -51,7 +51,7 @@ class Summary:
     best_remeasured: str = ""
     """The reward of the best step when it was measured again, with its standard error."""
     gain: str = ""
-    """Whether the best step is better than the model before training; empty if that was not measured."""
+    """The comparison of the best step with the model before training; empty if it was not measured."""
 
 
 def exit_code(summary: Summary) -> int:

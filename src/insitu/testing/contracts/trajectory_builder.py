@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trajectory_builder import OnGroup, TrajectoryBuilder
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
@@ -135,6 +137,19 @@ class TrajectoryBuilderContract(Contract):
             same = "what was run under a name must not be run again under it"
             assert len(agent.ran) == ran, same
             assert [e.rollout_id for e in again] == [e.rollout_id for e in found], same
+
+        self.within_deadline(test)
+
+    def test_run_eval_takes_as_many_samples_as_planned(self) -> None:
+        async def test() -> None:
+            agent, validation = _Agent(), make_examples(3, "held-out")
+            async with self._opened(workflow=agent, validation=validation) as (builder, _):
+                if "plan" not in inspect.signature(builder.run_eval).parameters:
+                    return  # it says that it takes one
+                found = await builder.run_eval(name="validation-0000", plan=EvalPlan(num_samples=2))
+            counted = Counter(each.example_id for each in found)
+            assert counted == {each.id: 2 for each in validation}, f"two samples each, not {counted}"
+            assert len({each.rollout_id for each in found}) == 6, "every sample is a rollout of its own"
 
         self.within_deadline(test)
 
