@@ -146,6 +146,6 @@ def test_validations_have_error_bars_and_the_best_is_shown_again() -> None:
     drawn = curves(figure)
     assert data(drawn["validation"])[-1] == (4, 0.4), "the second measurement is a point of its own"
     assert data(drawn["best, measured again"]) == [(4, 0.3)]
-    bars = [bar.get_segments()[0].tolist() for bar in figure.axes[0].collections]
-    assert bars == [pytest.approx([[0, 0.03], [0, 0.07]]), pytest.approx([[4, 0.24], [4, 0.36]])]
+    bars = [tuple(bar.get_segments()[0].ravel()) for bar in figure.axes[0].collections]
+    assert bars == [pytest.approx((0, 0.03, 0, 0.07)), pytest.approx((4, 0.24, 4, 0.36))]
     assert legend(figure).count("validation") == 1
