@@ -34,7 +34,7 @@ NUM_TURNS = 2
 MAX_CONCURRENCY = 4
 ARGUMENTS = ("--validation_dataset=validation.json", "--validation_interval=2")
 VALIDATED = [0, 2, 4]
-EVENTS = ("submitted", "epoch", "validated", "best")
+EVENTS = ("submitted", "epoch", "validated", "best", "remeasured")
 START_SECONDS = 1.0
 MAX_RUN_SECONDS = 60.0
 FILES = {
@@ -102,9 +102,19 @@ class KilledRun:
         query = "SELECT rollout_id, count(*) FROM calls WHERE rollout_id LIKE ? GROUP BY rollout_id"
         for rollout_id, count in _rows(self.state_dir / "calls.db", query, f"{run_id}.%"):
             phase, index, generation, _ = rollout_id.removeprefix(f"{run_id}.").split(".")
-            file = phase if phase.startswith("validation") else f"epoch-{int(phase[1:]):04d}"
+            named = phase.startswith(("validation", "remeasured"))
+            file = phase if named else f"epoch-{int(phase[1:]):04d}"
             found[file, int(index), int(generation)][rollout_id] += count
         return found
+
+    @property
+    def best(self) -> dict[str, Any]:
+        return [event for event in self.project.lines("journal.jsonl") if event["event"] == "best"][-1]
+
+    @property
+    def remeasured(self) -> list[int]:
+        """The steps that a finished run has measured again: its best one, unless nothing beat step 0."""
+        return [step for step in [self.best["step"]] if step]
 
     def killed(self) -> None:
         """Look at what a kill has left behind."""
@@ -124,7 +134,8 @@ class KilledRun:
         async with backend.client() as client:
             steps = await client.steps(self.name)
             assert [step.step for step in steps] == list(range(1, NUM_EPOCHS + 1))
-            assert sum(checkpoint.pinned for checkpoint in await client.checkpoints(self.name)) == 1
+            pinned = [each.step for each in await client.checkpoints(self.name) if each.pinned]
+            assert pinned == self.remeasured
         ledger = self.state_dir / "ledger.db"
         jobs = _rows(ledger, "SELECT state, step FROM jobs WHERE run = ? ORDER BY seq", self.name)
         assert jobs == [(JobState.SUCCEEDED, step.step) for step in steps]
@@ -136,6 +147,7 @@ class KilledRun:
         disk, recorded = self.on_disk(), self.recorded()
         assert set(disk) == {
             *((f"validation-{e:04d}", i, 0) for e in VALIDATED for i in range(NUM_VALIDATED)),
+            *((f"remeasured-{s:06d}", i, 0) for s in self.remeasured for i in range(NUM_VALIDATED)),
             *(
                 (f"epoch-{e:04d}", i, g)
                 for e in range(NUM_EPOCHS)
@@ -162,12 +174,14 @@ class KilledRun:
         assert [line["step"] for line in project.lines("training_metrics.jsonl")] == [1, 2, 3, 4]
         assert [line["step"] for line in project.lines("steps.jsonl")] == [1, 2, 3, 4]
         assert [entry["epoch"] for entry in project.json("reward_history.json")] == list(range(NUM_EPOCHS))
-        assert [entry["epoch"] for entry in project.json("validation_history.json")] == VALIDATED
+        history = project.json("validation_history.json")
+        assert [each["epoch"] for each in history if "remeasured" not in each] == VALIDATED
+        assert [each["step"] for each in history if "remeasured" in each] == self.remeasured
         events = Counter(event["event"] for event in project.lines("journal.jsonl"))
         assert (events["submitted"], events["epoch"], events["validated"]) == (4, 4, 3)
-        rewards = [entry["avg_reward"] for entry in project.json("validation_history.json")]
-        best = [event for event in project.lines("journal.jsonl") if event["event"] == "best"][-1]
-        assert best["reward"] == max(rewards[1:])
+        assert events["remeasured"] == len(self.remeasured)
+        rewards = [each["avg_reward"] for each in history if "remeasured" not in each]
+        assert self.best["reward"] == max(rewards)
         picture = (project.output / "reward_plot.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert b"IEND" in picture[-16:]

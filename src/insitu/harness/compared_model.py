@@ -75,4 +75,5 @@ def _outside(text: str) -> OutsideModel:
     if not 1 <= len(rest) <= 2 or not all(rest):
         raise InvalidRequest(f"{text!r} does not name a model", hint=f"write {_FORMS}")
     gateway_root(url)  # rejects anything but an address
-    return OutsideModel(rest[0], url.rstrip("/"), rest[0], rest[1] if len(rest) > 1 else None)
+    url, model = url.rstrip("/"), rest[0]
+    return OutsideModel(f"{url}#{model}", url, model, rest[1] if len(rest) > 1 else None)

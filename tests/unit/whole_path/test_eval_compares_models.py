@@ -118,7 +118,9 @@ async def test_any_model_behind_the_openai_protocol_is_compared(
         assert found.before.measurement.mean == pytest.approx(0.3)
         assert found.after.measurement.mean == pytest.approx(0.35)
         names = sorted(file.name for file in kept.iterdir() if file.suffix != ".tokens")
-        assert names == ["1-org-other.jsonl", "2-small-1.jsonl", "comparison.json"]
+        port = url.split(":")[2].removesuffix("/v1")
+        outside = f"1-http-127-0-0-1-{port}-v1-org-other.jsonl"
+        assert names == [outside, "2-small-1.jsonl", "comparison.json"]
         assert json.loads((kept / "comparison.json").read_text()) == found.to_dict()
         with pytest.raises(Conflict, match="is not empty"):
             await evaluate(settings, models, bench.progress, kept)
@@ -163,7 +165,8 @@ def test_models_are_read_from_the_command_line() -> None:
     assert read_model("base") == ServedStep("base", 0)
     assert read_model("my-run@12") == ServedStep("my-run@12", 12, "my-run")
     outside = read_model("https://api.example.org/v1/#org/model-7b#MY_KEY")
-    assert outside == OutsideModel("org/model-7b", "https://api.example.org/v1", "org/model-7b", "MY_KEY")
+    label = "https://api.example.org/v1#org/model-7b"
+    assert outside == OutsideModel(label, "https://api.example.org/v1", "org/model-7b", "MY_KEY")
     plain = read_model("http://127.0.0.1:9000/v1#mine")
     assert isinstance(plain, OutsideModel)
     assert plain.key() == "none"
