@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from enum import StrEnum
@@ -103,7 +104,7 @@ def compare(
     the interval widens: in at most 5 % of the cases without any difference, one is called better.
     """
     old, new = before.example_means, after.example_means
-    differences = [new[example_id] - old[example_id] for example_id in old if example_id in new]
+    differences = [_difference(old[example_id], new[example_id]) for example_id in old if example_id in new]
     if not differences:
         return None
     tail = min(_ERROR_SHARE / 2, _ERROR_SHARE / num_candidates)
@@ -115,3 +116,8 @@ def compare(
         num_examples=len(differences),
         num_unpaired=len(old.keys() ^ new.keys()),
     )
+
+
+def _difference(before: float, after: float) -> float:
+    """Return the difference of two means, and 0 where rounding alone sets them apart."""
+    return 0.0 if math.isclose(before, after, rel_tol=1e-12) else after - before

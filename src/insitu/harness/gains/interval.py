@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ MIN_EXAMPLES = 5
 """With fewer, a bootstrap has too few different values to choose from."""
 RESAMPLES = 10_000
 _VALUES_AT_ONCE = 2_000_000
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +47,29 @@ def difference_interval(
     count = len(differences)
     if count < MIN_EXAMPLES:
         return None
-    means = np.concatenate(list(_resampled_means(np.asarray(differences, dtype=float), seed, resamples)))
+    values = np.asarray(differences, dtype=float)
+    means = np.concatenate([weights @ values for weights in _resamples(count, seed, resamples)])
+    means[np.abs(means) < _ROUNDING * np.abs(values).max()] = 0.0  # no difference is not a tiny one
     tail = _widened((1 - confidence) / 2, count)
     low, high = np.quantile(means, (tail, 1 - tail))
     return Interval(float(low), float(high), confidence)
 
 
-def _resampled_means(values: NDArray[np.float64], seed: int, resamples: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the means of `resamples` draws with replacement, in parts that fit into memory."""
+def _resamples(count: int, seed: int, resamples: int) -> Iterator[NDArray[np.float64]]:
+    """Yield draws with replacement, in parts that fit into memory; see `_weights`."""
+    rows = max(1, _VALUES_AT_ONCE // count)
+    for part, start in enumerate(range(0, resamples, rows)):
+        yield _weights(count, min(rows, resamples - start), seed, part)
+
+
+@lru_cache(maxsize=2)  # every comparison of as many examples uses the same draws
+def _weights(count: int, rows: int, seed: int, part: int) -> NDArray[np.float64]:
+    """Return a row for each draw of `count` examples, with the share that each of them has in it."""
     import numpy as np
 
-    random = np.random.default_rng(seed)
-    rows = max(1, _VALUES_AT_ONCE // len(values))
-    for start in range(0, resamples, rows):
-        shape = (min(rows, resamples - start), len(values))
-        yield values[random.integers(0, len(values), shape)].mean(axis=1)
+    draws = np.random.default_rng((seed, part)).integers(0, count, (rows, count))
+    places = (draws + count * np.arange(rows)[:, None]).ravel()
+    return np.bincount(places, minlength=rows * count).reshape(rows, count) / count
 
 
 def _widened(tail: float, count: int) -> float:
