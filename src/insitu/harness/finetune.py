@@ -167,6 +167,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         error_after=errors.get(state.step) if state.step else None,
         best_remeasured=_remeasured(state),
         gain=gain.sentence("step 0", f"step {best.step}") if gain and best else "",
+        verdict=_verdict(state),
     )
 
 
@@ -175,6 +176,11 @@ def _remeasured(state: LoopState) -> str:
     if again is None or again["avg_reward"] is None:
         return ""
     return plus_minus(again["avg_reward"], again.get("standard_error"), 4)
+
+
+def _verdict(state: LoopState) -> str:
+    verdict = state.steps[-1].get("verdict") if state.steps else None
+    return "" if verdict is None else verdict["sentence"]
 
 
 def _calls(state: LoopState) -> Capture | None:

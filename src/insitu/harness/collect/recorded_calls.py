@@ -79,7 +79,14 @@ class RecordedCalls:
             num_output_tokens=sum(call["num_output_tokens"] for call in self.calls),
             policy_steps=tuple(sorted({call["policy_step"] for call in self.chosen})),
             capture=self.capture,
+            temperature=_mean_temperature(self.chosen),
         )
+
+
+def _mean_temperature(calls: Sequence[RecordedCall]) -> float | None:
+    sent = [call.get("sampling", {}).get("temperature") for call in calls]
+    known = [float(each) for each in sent if isinstance(each, int | float)]
+    return sum(known) / len(known) if known else None
 
 
 async def read_rollout(

@@ -54,6 +54,14 @@ class AccountFields(TypedDict):
     line: str
 
 
+class VerdictFields(TypedDict):
+    """Whether the run learns, see `insitu.harness.verdicts.verdict.Verdict`."""
+
+    code: str
+    causes: list[str]
+    sentence: str
+
+
 class EpochLine(Statistics):
     """A line of training_metrics.jsonl."""
 
@@ -71,6 +79,8 @@ class EpochLine(Statistics):
     step: int | None
     training: NotRequired[Mapping[str, float | None]]
     """The backend's figures; missing when nothing was trained."""
+    verdict: NotRequired[VerdictFields]
+    """Missing in files of earlier releases; of an epoch, the verdict after its last step."""
     complete: NotRequired[bool]
     """False for an epoch that is under way, or that `max_steps` has ended."""
 
@@ -82,6 +92,10 @@ class StepLine(EpochLine):
     """Its number within the epoch, from 0."""
     num_rewarded: NotRequired[int]
     """Rollouts that have a reward."""
+    num_truncated: NotRequired[int]
+    """Rollouts that ended at the token limit, trained on or not."""
+    temperature: NotRequired[float | None]
+    """The mean temperature of the calls to train on, as the gateway recorded it."""
     num_examples: NotRequired[int]
     """Examples of the pass that it used up; missing when the epoch is one step, as the rest."""
     dataset: NotRequired[str]

@@ -105,4 +105,5 @@ def _figures(written: Mapping[str, object]) -> RolloutFigures:
         policy_steps=tuple(map(whole, items(written.get("policy_steps")))),
         capture=None if capture is None else Capture.from_dict(members(capture)),
         components=numbers(written.get(REWARD_COMPONENTS)),
+        temperature=optional_number(written.get("temperature")),
     )

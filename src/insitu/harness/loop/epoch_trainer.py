@@ -33,6 +33,8 @@ from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import collect_step
 from insitu.harness.loop.validation import early_stop, validate
+from insitu.harness.verdicts.run_settings import RunSettings
+from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.fields import members
 from insitu.plugins import Parts
@@ -208,6 +210,8 @@ class EpochTrainer(Trainer):
             progress.info(f"Training {run_id} completed successfully.")
         seconds = time.monotonic() - began
         progress.epoch_ended(epoch + 1, num_epochs, line["avg_reward"], line["account"]["line"], seconds)
+        if "num_examples" not in steps[-1]:  # else the step has shown it
+            show_verdict(line, progress)
         progress.info(f"Completed epoch {epoch + 1}/{num_epochs}")
         return status
 
@@ -245,7 +249,8 @@ class EpochTrainer(Trainer):
         return status
 
     def _step_over(self, ended: events.StepEnded) -> None:
-        self.loop.note(ended)
+        line = with_verdict(self.state.steps, ended.line, RunSettings.of(self.loop.run))
+        self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
 
     def _show_step(self, line: StepLine, seconds: float) -> None:
@@ -258,6 +263,7 @@ class EpochTrainer(Trainer):
         title = f"Epoch {line['epoch'] + 1}{of}, step {number} ({update})"
         account = line["account"]["line"]
         loop.run.progress.step_ended(title, line["avg_reward"], account, seconds, loop.pass_share)
+        show_verdict(line, loop.run.progress)
 
     def _enough_steps(self) -> bool:
         most = self.loop.run.config.finetuning.max_steps

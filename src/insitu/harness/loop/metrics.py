@@ -11,6 +11,7 @@ from insitu.harness.files.metrics import EpochLine, Statistics, StepLine
 from insitu.harness.loop.account import Account, make_account, sum_accounts
 from insitu.harness.loop.curriculum import Selection, usable_reward
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.types import Ending
 
 Number = TypeVar("Number", int, float)
 _COUNTS = "account/"
@@ -41,6 +42,8 @@ def step_line(
         "run_id": collection.run_id,
         **statistics(collection.trajectories),
         "num_rewarded": len(_rewards(collection.trajectories)),
+        "num_truncated": sum(t.ending is Ending.LENGTH for group in collection.trajectories for t in group),
+        "temperature": _temperature(collection.trajectories),
         "filtered_avg_reward": selected["avg_reward"],
         "filtered_min_reward": selected["min_reward"],
         "filtered_max_reward": selected["max_reward"],
@@ -77,12 +80,19 @@ def epoch_line(steps: Sequence[StepLine]) -> EpochLine:
         "account": sum_accounts([Account.from_dict(step["account"]) for step in steps]).to_dict(),
         "step": max(_known(step["step"] for step in steps), default=None),
     }
+    if (verdict := last.get("verdict")) is not None:
+        line["verdict"] = verdict
     trained = [training for step in steps if (training := step.get("training")) is not None]
     return {**line, "training": _training(trained)} if trained else line
 
 
 def _rewards(groups: Sequence[Sequence[Trajectory]]) -> list[float]:
     return [reward for group in groups for t in group if (reward := usable_reward(t)) is not None]
+
+
+def _temperature(groups: Sequence[Sequence[Trajectory]]) -> float | None:
+    known = _known(t.figures.temperature for group in groups for t in group)
+    return figures.fmean(known) if known else None
 
 
 def _training(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

@@ -25,6 +25,7 @@ class RecordedCall(TypedDict):
     messages: NotRequired[list[JsonObject] | None]
     tools: NotRequired[list[JsonObject] | None]
     answer: NotRequired[JsonObject | None]
+    sampling: NotRequired[JsonObject]
     timings: NotRequired[dict[str, float]]
     sampling: NotRequired[JsonObject]
     prompt_ids: NotRequired[list[int]]

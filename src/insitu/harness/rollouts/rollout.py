@@ -49,6 +49,8 @@ class RolloutFigures:
     """The account of its model calls; None if whoever ran it kept none."""
     components: Mapping[str, float] = field(default_factory=dict[str, float])
     """The parts of a composite reward, by name."""
+    temperature: float | None = None
+    """The mean temperature of the calls to train on; None if none is recorded."""
 
     def to_dict(self) -> dict[str, object]:
         """Serialize as `metadata` of a stored rollout."""
@@ -59,6 +61,8 @@ class RolloutFigures:
         }
         if self.capture is not None:
             written["capture"] = self.capture.to_dict()
+        if self.temperature is not None:
+            written["temperature"] = self.temperature
         return written | ({REWARD_COMPONENTS: dict(self.components)} if self.components else {})
 
 

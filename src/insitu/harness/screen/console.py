@@ -93,6 +93,10 @@ class _ConsoleProgress(Figures):
         parts += left(run.seconds_left) if run and epoch < num_epochs else []
         self.info(" - ".join(parts))
 
+    def verdict(self, sentence: str, *, warning: bool) -> None:
+        super().verdict(sentence, warning=warning)
+        self._queue("WARNING" if warning else "INFO", f"Verdict: {sentence}")
+
     def _queue(self, level: str, message: str) -> None:
         self._num_lost += len(self._lines) == _MAX_QUEUED
         self._lines.append((level, printable(message)))

@@ -69,6 +69,8 @@ class Snapshot:
     phase: PhaseFigures | None
     training: TrainingFigures | None
     run: RunFigures | None
+    verdict: str | None = None
+    """The latest one."""
 
 
 class Figures(Progress):
@@ -79,6 +81,7 @@ class Figures(Progress):
         self._lock = Lock()
         self._phase: _Phase | None = None
         self._training: tuple[str, float, float] | None = None
+        self._verdict: str | None = None
         self._epochs: tuple[int, int] | None = None
         self._epoch_seconds: list[float] = []
         self._epoch_ended_at = 0.0
@@ -155,6 +158,10 @@ class Figures(Progress):
             self._epoch_seconds.append(seconds)
             self._epoch_ended_at = self._clock()
 
+    def verdict(self, sentence: str, *, warning: bool) -> None:  # noqa: ARG002 - shown, not counted
+        with self._lock:
+            self._verdict = sentence
+
     def snapshot(self) -> Snapshot:
         """Return the current figures."""
         with self._lock:
@@ -164,7 +171,7 @@ class Figures(Progress):
             if self._training:
                 name, fraction, started_at = self._training
                 training = TrainingFigures(name, fraction, now - started_at)
-            return Snapshot(phase, training, self._run_figures(now))
+            return Snapshot(phase, training, self._run_figures(now), self._verdict)
 
     def _run_figures(self, now: float) -> RunFigures | None:
         if self._epochs is None:

@@ -55,7 +55,7 @@ class LiveScreen:
 
 
 def display(snapshot: Snapshot, width: int) -> RenderableType:
-    """Render the live lines, at most four."""
+    """Render the live lines, at most five."""
     from rich.table import Table
     from rich.text import Text
 
@@ -76,6 +76,9 @@ def display(snapshot: Snapshot, width: int) -> RenderableType:
     if run := snapshot.run:
         text = ", ".join([f"{run.epochs_done}/{run.num_epochs} epochs", *left(run.seconds_left)])
         grid.add_row(Text("run", style="bold"), _bar(run.epochs_done, run.num_epochs, bar_width, text))
+    if snapshot.verdict:
+        # Cut off by a narrow terminal; the line above the display has it all.
+        grid.add_row(Text("verdict", style="bold"), Text(printable(snapshot.verdict)))
     return grid
 
 

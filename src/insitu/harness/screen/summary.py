@@ -52,6 +52,8 @@ class Summary:
     """The reward of the best step when it was measured again, with its standard error."""
     gain: str = ""
     """The comparison of the best step with the model before training; empty if it was not measured."""
+    verdict: str = ""
+    """Whether it learned, or why not; empty if no step is over."""
 
 
 def exit_code(summary: Summary) -> int:
@@ -87,6 +89,8 @@ def _results(summary: Summary) -> list[str]:
         rows.append(("gain", summary.gain))
     if summary.calls is not None:
         rows.append(("model calls", summary.calls.line().removeprefix("calls ")))
+    if summary.verdict:
+        rows.append(("verdict", printable(summary.verdict)))
     rows.append(("results", printable(summary.output_dir)))
     return [f"  {name:<19}{text}" for name, text in rows]
 

@@ -1,0 +1,210 @@
+"""The rules of the verdict, as a table: the most important cause first.
+
+A rule speaks when all its conditions hold, and goes on until one of them is past its `release`, so that a
+figure near a limit does not make it flicker. docs/training.md shows the same table; a test compares them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+_HOLDS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
+
+
+class State(StrEnum):
+    """What the rewards of a run show so far."""
+
+    TOO_EARLY = "too_early"
+    LEARNING = "learning"
+    LEVEL = "level"
+    """The rewards have risen and rise no more."""
+    NOT_LEARNING = "not_learning"
+    FALLING = "falling"
+
+
+ALWAYS = frozenset(State)
+UNLESS_RISING = ALWAYS - {State.LEARNING}
+UNLESS_LEARNT = frozenset({State.NOT_LEARNING, State.FALLING})
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A limit on one of the `Measures`."""
+
+    figure: str
+    sign: Literal["<", ">"]
+    limit: float
+    release: float
+    """The limit while the rule speaks."""
+
+    def holds(self, figures: Mapping[str, float], *, speaking: bool) -> bool:
+        """Return True if the figure was measured and is past its limit."""
+        value = figures.get(self.figure)
+        return value is not None and _HOLDS[self.sign](value, self.release if speaking else self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause: when it is told, in which words, and what to try."""
+
+    name: str
+    conditions: tuple[Condition, ...]
+    states: frozenset[State]
+    """The states in which it is told."""
+    steps: int
+    """Steps that the run needs before it is told."""
+    sentence: str
+    setting: str
+    source: str
+    """Where the limits come from."""
+    covers: tuple[str, ...] = ()
+    """Less specific rules that are not told beside it."""
+
+    def applies(self, state: State, num_steps: int, figures: Mapping[str, float], *, speaking: bool) -> bool:
+        """Return True if the rule is to be told; `speaking` if it was after the step before."""
+        if state not in self.states or num_steps < self.steps:
+            return False
+        return all(condition.holds(figures, speaking=speaking) for condition in self.conditions)
+
+
+RULES = (
+    Rule(
+        name="updates_skipped",
+        conditions=(Condition("skipped", ">", 0.3, 0.1),),
+        states=ALWAYS,
+        steps=2,
+        sentence="{skipped:.0%} of the latest updates were skipped, because their gradient was not finite",
+        setting="lower {training}.learning_rate, or serve with --dtype float32",
+        source="such a gradient leaves the weights as they were; twice in a few steps is no accident",
+    ),
+    Rule(
+        name="not_arriving",
+        conditions=(Condition("applied", "<", 0.5, 0.6),),
+        states=ALWAYS,
+        steps=2,
+        sentence="only {applied:.0%} of what training changes reaches the model that answers the agent",
+        setting="raise {training}.learning_rate, or serve with --dtype float32 or --publication adapter",
+        source="`probe/applied` is 1 for exact publication; below 0.5 most of an update is lost",
+    ),
+    Rule(
+        name="mismatch",
+        conditions=(Condition("mismatch", ">", 0.03, 0.02),),
+        states=ALWAYS,
+        steps=2,
+        sentence="the model that answers and the model in training disagree (mismatch/kl {mismatch:.2g}, "
+        "healthy is below 0.01)",
+        setting="serve with --dtype float32 or float16, or lower {training}.learning_rate",
+        source="simulation: the corrected gradient keeps a cosine of 0.98 at 0.011 and of 0.92 at 0.042",
+    ),
+    Rule(
+        name="context_overflow",
+        conditions=(Condition("overflow", ">", 0.2, 0.1),),
+        states=ALWAYS,
+        steps=1,
+        sentence="{overflow:.0%} of the rollouts outgrew the model's context and were dropped, so nothing "
+        "teaches the agent to be brief",
+        setting="serve with a larger --max-seq-length, or let the agent keep less of its history",
+        source="simulation: a policy that is never told of its overflows learns to overflow",
+    ),
+    Rule(
+        name="failed_rollouts",
+        conditions=(Condition("failed", ">", 0.3, 0.2),),
+        states=ALWAYS,
+        steps=1,
+        sentence="{failed:.0%} of the rollouts failed, most with `{ending}`",
+        setting="see why with `insitu trajectories list {output_dir} --ending {ending}`",
+        source="chosen: with a third of the rollouts missing, a group of 8 is one of 5",
+    ),
+    Rule(
+        name="low_temperature",
+        conditions=(Condition("temperature", "<", 0.5, 0.6), Condition("equal", ">", 0.5, 0.4)),
+        states=ALWAYS,
+        steps=1,
+        sentence="the agent's calls are sampled at temperature {temperature:.2g}, and {equal:.0%} of the "
+        "rollouts earn the same as all others of their example",
+        setting="set {llm}.temperature to 1, and in the agent's code if it is set there",
+        source="rollouts of one example must differ to be compared; RL recipes sample at 1",
+        covers=("no_spread", "unusual_temperature"),
+    ),
+    Rule(
+        name="constant_reward",
+        conditions=(Condition("reward_range", "<", 1e-9, 1e-9), Condition("num_rewarded", ">", 15, 15)),
+        states=ALWAYS,
+        steps=2,
+        sentence="every rollout so far has earned the same reward, {reward:.4g}",
+        setting="check {evaluator} on a few rollouts (`insitu trajectories list {output_dir}`), give part of "
+        "the reward for partial success, or begin with easier examples",
+        source="16 rollouts without a success rule out a success rate of 17 % or more (at 5 %)",
+    ),
+    Rule(
+        name="solved",
+        conditions=(Condition("equal", ">", 0.7, 0.6), Condition("unused_level", ">", 0.9, 0.85)),
+        states=ALWAYS,
+        steps=2,
+        sentence="{equal:.0%} of the rollouts belong to examples that are solved every time",
+        setting="stop here, or go on with harder examples",
+        source="the limit of `no_spread`, with rewards within a tenth of the best of the run",
+    ),
+    Rule(
+        name="no_spread",
+        conditions=(Condition("equal", ">", 0.7, 0.6), Condition("unused_level", "<", 0.9, 0.95)),
+        states=UNLESS_RISING,
+        steps=4,
+        sentence="{equal:.0%} of the rollouts earn the same as all others of their example, so there is "
+        "nothing to compare",
+        setting="raise {builder}.num_generations, set finetuning.max_refill, give part of the reward for "
+        "partial success, or begin with easier examples",
+        source="above 70 %, fewer than a third of the rollouts teach anything",
+    ),
+    Rule(
+        name="truncated",
+        conditions=(Condition("truncated", ">", 0.3, 0.2),),
+        states=UNLESS_LEARNT,
+        steps=4,
+        sentence="{truncated:.0%} of the rollouts were cut off at the token limit, and those are not trained "
+        "on",
+        setting="raise {llm}.max_tokens, or ask for shorter answers in the prompt",
+        source="chosen; a run that learns to be brief starts above it and is not blamed while it learns",
+    ),
+    Rule(
+        name="entropy_collapse",
+        conditions=(Condition("entropy", "<", 0.2, 0.3), Condition("reward_level", "<", 0.8, 0.85)),
+        states=UNLESS_LEARNT,
+        steps=6,
+        sentence="the model has stopped trying different answers before it found good ones (its entropy is "
+        "{entropy:.0%} of that at the start)",
+        setting="lower {training}.learning_rate, or set {training}.entropy_bonus to 0.001",
+        source="chosen; a run that has found good answers loses entropy too and is not blamed",
+    ),
+    Rule(
+        name="unusual_temperature",
+        conditions=(Condition("temperature_gap", ">", 0.3, 0.25),),
+        states=UNLESS_LEARNT,
+        steps=4,
+        sentence="the agent's calls are sampled at temperature {temperature:.2g}",
+        setting="set {llm}.temperature to 1, and in the agent's code if it is set there",
+        source="RL recipes sample at 1; colder samples differ less, hotter ones are mostly noise",
+    ),
+    Rule(
+        name="narrowed_sampling",
+        conditions=(Condition("narrowed", ">", 0.5, 0.4),),
+        states=UNLESS_LEARNT,
+        steps=4,
+        sentence="{narrowed:.0%} of the calls are sampled with {sampling}, which training cannot undo",
+        setting="remove {sampling} from {llm} and from the agent's code",
+        source="simulation: at top_p 0.8 the gradient keeps a cosine of 0.82 to the true one",
+    ),
+    Rule(
+        name="too_few_updates",
+        conditions=(Condition("planned_updates", "<", 10, 10),),
+        states=frozenset({State.TOO_EARLY, State.NOT_LEARNING}),
+        steps=1,
+        sentence="the whole run is planned for {planned_updates:.0f} updates, and a rise takes ten or more",
+        setting="set finetuning.groups_per_step to 16 or less, or raise finetuning.num_epochs",
+        source="decision 0007: 5 to 11 updates to half of the reward, at a high learning rate",
+    ),
+)

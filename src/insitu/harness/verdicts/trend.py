@@ -1,0 +1,66 @@
+"""Trend: does a series rise, or is it noise?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LEAST_POINTS = 4
+_FLAT = 1e-9
+"""A range this small beside the values is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A straight line through points, by least squares."""
+
+    slope: float
+    error: float
+    """The standard error of the slope, from the scatter of the points around the line."""
+    num_points: int
+
+    @property
+    def z(self) -> float:
+        """The slope in standard errors, as if many points had been measured.
+
+        Few points can lie on a line by chance. So the t-value is mapped to the normal deviate of the same
+        probability (Wallace's approximation).
+        """
+        return _normal(self.slope, self.error, self.num_points - 2)
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Trend | None:
+    """Fit a line to (x, y); None for too few points, or if all have the same x."""
+    if len(points) < _LEAST_POINTS or _flat([x for x, _ in points]):
+        return None
+    if _flat([y for _, y in points]):
+        return Trend(0.0, 0.0, len(points))
+    mean_x, mean_y = (statistics.fmean(axis) for axis in zip(*points, strict=True))
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    return Trend(slope, math.sqrt(rest / (len(points) - 2) / spread), len(points))
+
+
+def rise(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return by how many standard errors the mean has risen, as `Trend.z` counts them."""
+    degrees = len(before) + len(after) - 2
+    if min(len(before), len(after)) < 2 or _flat([*before, *after]):
+        return 0.0
+    squares = sum(statistics.variance(part) * (len(part) - 1) for part in (before, after))
+    error = math.sqrt(squares / degrees * (1 / len(before) + 1 / len(after)))
+    return _normal(statistics.fmean(after) - statistics.fmean(before), error, degrees)
+
+
+def _normal(difference: float, error: float, degrees: int) -> float:
+    if difference == 0.0:
+        return 0.0
+    t = difference / error if error > 0 else math.copysign(math.inf, difference)
+    scale = (8 * degrees + 1) / (8 * degrees + 3)
+    return math.copysign(scale * math.sqrt(degrees * math.log1p(t * t / degrees)), t)
+
+
+def _flat(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= _FLAT * max(map(abs, values))

@@ -1,0 +1,130 @@
+"""Verdict: one sentence per step that says whether the run learns, or why not, with the setting to try.
+
+    lines of steps.jsonl ──► Measures ──► State, by the trend of the rewards ──► Rules ──► Verdict
+
+Everything is computed from the lines, and the verdict after a step is kept in its line. So a resumed run
+gives the verdicts of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from insitu.harness.files.metrics import EpochLine, StepLine, VerdictFields
+from insitu.harness.interfaces.progress import Progress
+from insitu.harness.verdicts.measures import Measures, measure
+from insitu.harness.verdicts.rules import RULES, Rule, State
+from insitu.harness.verdicts.run_settings import RunSettings
+
+LEAST_STEPS = 5
+"""Steps before a rise can be told at all."""
+ENOUGH_STEPS = 8
+"""Steps without a rise before a run is said not to learn."""
+CLEAR, STILL = 2.6, 1.3
+"""Standard errors at which a trend begins to count (by chance 1 in 200), and at which it still does (1 in 10)."""
+_MOST_CAUSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict after a step."""
+
+    state: State
+    sentence: str
+    causes: list[str] = field(default_factory=list[str])
+    """The names of the rules that apply, the most important first; the sentence tells two of them."""
+
+    def to_dict(self) -> VerdictFields:
+        """Serialize for the metrics files."""
+        return {"code": self.state.value, "causes": self.causes, "sentence": self.sentence}
+
+
+def judge(lines: Sequence[StepLine], settings: RunSettings) -> Verdict:
+    """Judge a run after the last of these lines; the line before has the verdict that hysteresis needs."""
+    before = lines[-2].get("verdict") if len(lines) > 1 else None
+    found = measure(lines, settings)
+    state = _state(found, None if before is None else before["code"])
+    told_before = [] if before is None else before["causes"]
+    causes = _causes(found, state, told_before)
+    return Verdict(state, _sentence(found, state, causes), [rule.name for rule in causes])
+
+
+def with_verdict(lines: Sequence[StepLine], line: StepLine, settings: RunSettings) -> StepLine:
+    """Return the line of a step with its verdict; `lines` are those before."""
+    return {**line, "verdict": judge([*lines, line], settings).to_dict()}
+
+
+def show_verdict(line: EpochLine, progress: Progress) -> None:
+    """Show the verdict of a step or an epoch, as a warning if something should be changed."""
+    verdict = line.get("verdict")
+    if verdict is not None:
+        bad = verdict["code"] in (State.NOT_LEARNING, State.FALLING)
+        warning = bad or any(name != "solved" for name in verdict["causes"])
+        progress.verdict(verdict["sentence"], warning=warning)
+
+
+def _state(found: Measures, before: str | None) -> State:
+    trend = 0.0 if found.trend is None else found.trend.z
+    if len(found.rewards) >= LEAST_STEPS:
+        if trend >= (STILL if before == State.LEARNING else CLEAR):
+            return State.LEARNING
+        if trend <= -(STILL if before == State.FALLING else CLEAR):
+            return State.FALLING
+        if found.risen >= (STILL if before == State.LEVEL else CLEAR):
+            return State.LEVEL
+    return State.NOT_LEARNING if found.num_steps >= ENOUGH_STEPS else State.TOO_EARLY
+
+
+def _causes(found: Measures, state: State, before: Sequence[str]) -> list[Rule]:
+    causes = [
+        rule
+        for rule in RULES
+        if rule.applies(state, found.num_steps, found.figures, speaking=rule.name in before)
+    ]
+    covered = {name for rule in causes for name in rule.covers}
+    return [rule for rule in causes if rule.name not in covered]
+
+
+def _sentence(found: Measures, state: State, causes: Sequence[Rule]) -> str:
+    lead = _lead(found, state)
+    if not causes:
+        return f"{lead}{_general_advice(found, state)}"
+    first, *others = (_told(rule, found) for rule in causes[:_MOST_CAUSES])
+    return ". ".join([lead, first[0].upper() + first[1:], *(f"Also, {other}" for other in others)])
+
+
+def _told(rule: Rule, found: Measures) -> str:
+    return f"{rule.sentence}: {rule.setting}".format_map({**found.words, **found.figures})
+
+
+def _lead(found: Measures, state: State) -> str:
+    if state is State.TOO_EARLY:
+        return f"too early to tell after {_count(found.num_steps, 'step')}"
+    reward = f"mean reward {found.figures['reward']:.3g}" if "reward" in found.figures else "no reward"
+    if state is State.LEVEL:
+        edge = found.rewards[: min(5, len(found.rewards) // 2)]
+        return f"level: {reward}, up from {sum(edge) / len(edge):.3g} at the start, and no longer rising"
+    if found.trend is None:
+        updates, steps = _count(found.num_updates, "update"), _count(found.num_steps, "step")
+        return f"not learning: {reward}, {updates} in {steps}"
+    slope, error = found.trend.slope, found.trend.error
+    per = f"{abs(slope):.2g} ± {error:.2g} per update over {found.trend.num_points} steps"
+    if state is State.LEARNING:
+        return f"learning: {reward}, rising by {per}"
+    if state is State.FALLING:
+        return f"getting worse: {reward}, falling by {per}"
+    return f"not learning yet: {reward}, no clear change ({slope:+.2g} ± {error:.2g} per update)"
+
+
+def _general_advice(found: Measures, state: State) -> str:
+    rate = f"{found.words['training']}.learning_rate"
+    if state is State.NOT_LEARNING:
+        return f"; try twice the {rate}, or more rollouts per update"
+    if state is State.FALLING:
+        return f"; halve {rate}, and use the best checkpoint"
+    return ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
