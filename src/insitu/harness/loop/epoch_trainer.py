@@ -33,10 +33,10 @@ from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import collect_step
 from insitu.harness.loop.validation import early_stop, validate
-from insitu.harness.verdicts.run_settings import RunSettings
-from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.fields import members
+from insitu.harness.verdicts.run_settings import RunSettings
+from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.plugins import Parts
 
 _POLL_SECONDS = 0.5

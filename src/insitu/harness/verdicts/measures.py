@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 from insitu.harness.files.metrics import StepLine
 from insitu.harness.verdicts.run_settings import RunSettings
-from insitu.harness.verdicts.trend import Trend, fit, rise
+from insitu.harness.verdicts.trend import Trend, fit
 from insitu.types import Ending
 
 RECENT_STEPS = 5
 """Steps that shares and medians are taken over."""
 _LEAST_WINDOW = 10
-_EDGE_STEPS = 5
 _ENTROPY_STEPS = 3
 _FAILED, _EQUAL = "failed", "zero_variance"
 """Reasons in an account's `dropped`."""
@@ -37,8 +36,8 @@ class Measures:
     """By name, for their sentences."""
     trend: Trend | None = None
     """Of the mean reward per update, over the latest half of the run and at least ten steps."""
-    risen: float = 0.0
-    """By how many standard errors the mean reward is above the one at the start."""
+    overall: Trend | None = None
+    """The same over the whole run."""
     rewards: Sequence[float] = field(default_factory=tuple[float, ...])
     """The mean reward of each step that has one."""
 
@@ -50,16 +49,14 @@ def measure(lines: Sequence[StepLine], settings: RunSettings) -> Measures:
     words = settings.words()
     figures |= _rewards(lines, recent) | _shares(recent, words) | _training(lines, recent, words)
     points = _points(lines)
-    rewards = [reward for _, reward in points]
-    edge = min(_EDGE_STEPS, len(rewards) // 2)
     return Measures(
         num_steps=len(lines),
         num_updates=sum(map(_updated, lines)),
         figures=figures,
         words=words,
         trend=fit(points[-max(_LEAST_WINDOW, len(points) // 2) :]),
-        risen=rise(rewards[:edge], rewards[-edge:]) if edge else 0.0,
-        rewards=rewards,
+        overall=fit(points),
+        rewards=[reward for _, reward in points],
     )
 
 

@@ -28,7 +28,12 @@ class Trend:
         Few points can lie on a line by chance. So the t-value is mapped to the normal deviate of the same
         probability (Wallace's approximation).
         """
-        return _normal(self.slope, self.error, self.num_points - 2)
+        if self.slope == 0.0:
+            return 0.0
+        t = self.slope / self.error if self.error > 0 else math.copysign(math.inf, self.slope)
+        degrees = self.num_points - 2
+        scale = (8 * degrees + 1) / (8 * degrees + 3)
+        return math.copysign(scale * math.sqrt(degrees * math.log1p(t * t / degrees)), t)
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Trend | None:
@@ -42,24 +47,6 @@ def fit(points: Sequence[tuple[float, float]]) -> Trend | None:
     slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
     rest = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
     return Trend(slope, math.sqrt(rest / (len(points) - 2) / spread), len(points))
-
-
-def rise(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return by how many standard errors the mean has risen, as `Trend.z` counts them."""
-    degrees = len(before) + len(after) - 2
-    if min(len(before), len(after)) < 2 or _flat([*before, *after]):
-        return 0.0
-    squares = sum(statistics.variance(part) * (len(part) - 1) for part in (before, after))
-    error = math.sqrt(squares / degrees * (1 / len(before) + 1 / len(after)))
-    return _normal(statistics.fmean(after) - statistics.fmean(before), error, degrees)
-
-
-def _normal(difference: float, error: float, degrees: int) -> float:
-    if difference == 0.0:
-        return 0.0
-    t = difference / error if error > 0 else math.copysign(math.inf, difference)
-    scale = (8 * degrees + 1) / (8 * degrees + 3)
-    return math.copysign(scale * math.sqrt(degrees * math.log1p(t * t / degrees)), t)
 
 
 def _flat(values: Sequence[float]) -> bool:

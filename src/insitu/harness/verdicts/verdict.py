@@ -8,6 +8,7 @@ gives the verdicts of an uninterrupted one.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,9 +22,10 @@ LEAST_STEPS = 5
 """Steps before a rise can be told at all."""
 ENOUGH_STEPS = 8
 """Steps without a rise before a run is said not to learn."""
-CLEAR, STILL = 2.6, 1.3
-"""Standard errors at which a trend begins to count (by chance 1 in 200), and at which it still does (1 in 10)."""
+CLEAR, STILL = 3.0, 1.3
+"""Standard errors at which a trend begins to count (1 in 700 by chance), and still counts (1 in 10)."""
 _MOST_CAUSES = 2
+_START_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,14 @@ def show_verdict(line: EpochLine, progress: Progress) -> None:
 
 def _state(found: Measures, before: str | None) -> State:
     trend = 0.0 if found.trend is None else found.trend.z
+    overall = 0.0 if found.overall is None else found.overall.z
     if len(found.rewards) >= LEAST_STEPS:
-        if trend >= (STILL if before == State.LEARNING else CLEAR):
+        # A slow rise shows over the whole run first.
+        if trend >= CLEAR or (trend >= STILL and (overall >= CLEAR or before == State.LEARNING)):
             return State.LEARNING
-        if trend <= -(STILL if before == State.FALLING else CLEAR):
+        if trend <= -CLEAR or (trend <= -STILL and before == State.FALLING):
             return State.FALLING
-        if found.risen >= (STILL if before == State.LEVEL else CLEAR):
+        if overall >= CLEAR or (overall >= STILL and before == State.LEVEL):
             return State.LEVEL
     return State.NOT_LEARNING if found.num_steps >= ENOUGH_STEPS else State.TOO_EARLY
 
@@ -103,8 +107,8 @@ def _lead(found: Measures, state: State) -> str:
         return f"too early to tell after {_count(found.num_steps, 'step')}"
     reward = f"mean reward {found.figures['reward']:.3g}" if "reward" in found.figures else "no reward"
     if state is State.LEVEL:
-        edge = found.rewards[: min(5, len(found.rewards) // 2)]
-        return f"level: {reward}, up from {sum(edge) / len(edge):.3g} at the start, and no longer rising"
+        start = statistics.fmean(found.rewards[:_START_STEPS])
+        return f"level: {reward}, up from {start:.3g} at the start, and no longer rising"
     if found.trend is None:
         updates, steps = _count(found.num_updates, "update"), _count(found.num_steps, "step")
         return f"not learning: {reward}, {updates} in {steps}"
