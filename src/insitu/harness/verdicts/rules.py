@@ -172,8 +172,8 @@ RULES = (
     ),
     Rule(
         name="entropy_collapse",
-        conditions=(Condition("entropy", "<", 0.2, 0.3), Condition("reward_level", "<", 0.8, 0.85)),
-        states=UNLESS_LEARNT,
+        conditions=(Condition("entropy", "<", 0.2, 0.3), Condition("reward_level", "<", 0.5, 0.6)),
+        states=UNLESS_RISING,
         steps=6,
         sentence="the model has stopped trying different answers before it found good ones (its entropy is "
         "{entropy:.0%} of that at the start)",

@@ -20,10 +20,10 @@ from insitu.harness.verdicts.run_settings import RunSettings
 
 LEAST_STEPS = 5
 """Steps before a rise can be told at all."""
-ENOUGH_STEPS = 8
+ENOUGH_STEPS = 10
 """Steps without a rise before a run is said not to learn."""
-CLEAR, STILL = 3.0, 1.3
-"""Standard errors at which a trend begins to count (1 in 700 by chance), and still counts (1 in 10)."""
+CLEAR, STILL = 3.3, 1.3
+"""Standard errors at which a trend begins to count (1 in 2,000 by chance), and still counts (1 in 10)."""
 _MOST_CAUSES = 2
 _START_STEPS = 3
 
@@ -70,14 +70,16 @@ def _state(found: Measures, before: str | None) -> State:
     trend = 0.0 if found.trend is None else found.trend.z
     overall = 0.0 if found.overall is None else found.overall.z
     if len(found.rewards) >= LEAST_STEPS:
-        # A slow rise shows over the whole run first.
-        if trend >= CLEAR or (trend >= STILL and (overall >= CLEAR or before == State.LEARNING)):
+        # A slow rise shows over the whole run first; a run that has levelled off must rise clearly again.
+        slow = overall >= CLEAR and before != State.LEVEL
+        if trend >= CLEAR or (trend >= STILL and (slow or before == State.LEARNING)):
             return State.LEARNING
         if trend <= -CLEAR or (trend <= -STILL and before == State.FALLING):
             return State.FALLING
         if overall >= CLEAR or (overall >= STILL and before == State.LEVEL):
             return State.LEVEL
-    return State.NOT_LEARNING if found.num_steps >= ENOUGH_STEPS else State.TOO_EARLY
+    hopeful = overall >= STILL and before in (None, State.TOO_EARLY)
+    return State.TOO_EARLY if found.num_steps < ENOUGH_STEPS or hopeful else State.NOT_LEARNING
 
 
 def _causes(found: Measures, state: State, before: Sequence[str]) -> list[Rule]:
@@ -104,7 +106,8 @@ def _told(rule: Rule, found: Measures) -> str:
 
 def _lead(found: Measures, state: State) -> str:
     if state is State.TOO_EARLY:
-        return f"too early to tell after {_count(found.num_steps, 'step')}"
+        unclear = ", the mean reward may be rising" if found.num_steps >= ENOUGH_STEPS else ""
+        return f"too early to tell after {_count(found.num_steps, 'step')}{unclear}"
     reward = f"mean reward {found.figures['reward']:.3g}" if "reward" in found.figures else "no reward"
     if state is State.LEVEL:
         start = statistics.fmean(found.rewards[:_START_STEPS])
