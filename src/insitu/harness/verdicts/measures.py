@@ -79,9 +79,9 @@ def _rewards(lines: Sequence[StepLine], recent: Sequence[StepLine]) -> dict[str,
     lows = [low for line in lines if (low := line.get("min_reward")) is not None]
     highs = [high for line in lines if (high := line.get("max_reward")) is not None]
     counted = [
-        (line, mean, line.get("num_rewarded", 0))
+        (line, mean, line["num_rewarded"])
         for line in recent
-        if (mean := line.get("avg_reward")) is not None
+        if (mean := line.get("avg_reward")) is not None and "num_rewarded" in line
     ]
     number = sum(count for _, _, count in counted)
     if not number:
@@ -112,8 +112,9 @@ def _shares(recent: Sequence[StepLine], words: dict[str, str]) -> dict[str, floa
     overflows = endings.pop(Ending.CONTEXT_OVERFLOW.value, 0)
     scored = total - dropped[_FAILED]
     found = {"overflow": overflows / total, "failed": (dropped[_FAILED] - overflows) / total}
-    if endings:
-        words["ending"] = max(sorted(endings), key=lambda name: endings[name])
+    words["ending"] = max(
+        sorted(endings), key=lambda name: endings[name], default=Ending.INFRASTRUCTURE.value
+    )
     if scored:
         truncated = sum(line.get("num_truncated", 0) for line in recent)
         found |= {"equal": dropped[_EQUAL] / scored, "truncated": truncated / scored}

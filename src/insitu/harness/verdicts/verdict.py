@@ -76,7 +76,7 @@ def _state(found: Measures, before: str | None) -> State:
             return State.LEARNING
         if trend <= -CLEAR or (trend <= -STILL and before == State.FALLING):
             return State.FALLING
-        if overall >= CLEAR or (overall >= STILL and before == State.LEVEL):
+        if overall >= CLEAR or (overall >= STILL and before in (State.LEARNING, State.LEVEL)):
             return State.LEVEL
     hopeful = overall >= STILL and before in (None, State.TOO_EARLY)
     return State.TOO_EARLY if found.num_steps < ENOUGH_STEPS or hopeful else State.NOT_LEARNING
