@@ -148,6 +148,7 @@ RULES = (
         sentence="{equal:.0%} of the rollouts belong to examples that are solved every time",
         setting="stop here, or go on with harder examples",
         source="the limit of `no_spread`, with rewards within a tenth of the best of the run",
+        covers=("no_spread",),
     ),
     Rule(
         name="no_spread",
@@ -156,8 +157,8 @@ RULES = (
         steps=4,
         sentence="{equal:.0%} of the rollouts earn the same as all others of their example, so there is "
         "nothing to compare",
-        setting="raise {builder}.num_generations, set finetuning.max_refill, give part of the reward for "
-        "partial success, or begin with easier examples",
+        setting="raise {builder}.num_generations, set finetuning.groups_per_step and max_refill, give part "
+        "of the reward for partial success, or begin with easier examples",
         source="above 70 %, fewer than a third of the rollouts teach anything",
     ),
     Rule(
