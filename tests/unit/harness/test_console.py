@@ -162,10 +162,14 @@ def test_a_step_of_several_in_an_epoch_has_one_line(tmp_path: Path) -> None:
         progress.training("train", 0.5)
         progress.training_ended()
         progress.step_ended("Epoch 1/2, step 5 (update 4)", 0.5, "trained 4/4", seconds=12.0, share=0.079)
+        progress.verdict("learning: mean reward 0.5", warning=False)
+        progress.verdict("not learning yet. Half of it \x1b[2J failed", warning=True)
         progress.phase_started("validation after step 5", 4)
         progress.phase_ended()
     assert path.read_text().splitlines() == [
         "INFO - Epoch 1/2, step 5 (update 4) took 12 s - avg reward 0.5000 - trained 4/4 - 8% of the epoch",
+        "INFO - Verdict: learning: mean reward 0.5",
+        "WARNING - Verdict: not learning yet. Half of it \\x1b[2J failed",
         "INFO - validation after step 5: 0/4 rollouts in 1 s",
     ]
 
@@ -209,6 +213,8 @@ def test_the_live_display_is_small_and_shows_it_all(clock: Clock) -> None:
         _end(figures, 0.5 if ending is Ending.COMPLETED else None, ending)
     clock.now += 2
     figures.training("train", 0.45)
+    figures.verdict("an older one", warning=True)
+    figures.verdict(f"learning: mean reward \x1b[2J 0.5, {'rising ' * 20}", warning=False)
     for width in (120, 40, 80):
         out = io.StringIO()
         screen = Console(file=out, width=width, force_terminal=False)
@@ -226,6 +232,7 @@ def test_the_live_display_is_small_and_shows_it_all(clock: Clock) -> None:
         "45% train",
         "2/20 epochs",
         "left",
+        "learning: mean reward \\x1b[2J 0.5, rising",
     ):
         assert part in text
 

@@ -48,6 +48,12 @@ def test_the_model_calls_of_all_epochs_are_accounted_for() -> None:
     assert line == "  model calls        12 seen = 8 trained + 4 context-only (other-model 4)"
 
 
+def test_the_last_verdict_is_told() -> None:
+    (line,) = [line for line in lines(replace(GOOD, verdict="level: \x1b[2J 0.6")) if "verdict" in line]
+    assert line == "  verdict            level: \\x1b[2J 0.6"
+    assert not [line for line in lines(GOOD) if "verdict" in line]
+
+
 def test_the_curl_line_asks_the_newest_step_which_is_always_served() -> None:
     for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
         words = _command(replace(GOOD, gateway_url=url), "curl")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import string
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from insitu.harness.verdicts.verdict import show_verdict
 from tests.support.recorded_runs import SETTINGS, judged, read_run
 
 HEALTHY = ("small-0", "small-1", "small-2")
+DECISION = Path(__file__).resolve().parents[3] / "docs" / "decisions" / "0007-the-default-loss.md"
 WORDS = {*SETTINGS.words(), "ending", "sampling", "reward"}
 Change = Callable[[dict[str, Any]], object]
 
@@ -60,6 +63,18 @@ def test_a_healthy_run_learns_and_no_rule_speaks(name: str) -> None:
     assert not {State.NOT_LEARNING, State.FALLING} & set(codes(lines))
     assert num_changes(codes(lines)) <= 2
     assert "per update over" in sentence(lines) or "no longer rising" in sentence(lines)
+
+
+def test_published_curves_of_a_real_model_are_never_blamed() -> None:
+    """SmolLM2-135M on a real engine: the mean rewards that decision 0007 lists."""
+    rows = re.findall(r"\| ((?:0\.\d\d ){5,}0\.\d\d) \|", DECISION.read_text())
+    assert len(rows) == 10
+    for row in rows:
+        template = read_run("small-0")[0]
+        lines = judged([{**template, "avg_reward": float(reward)} for reward in row.split()])  # pyright: ignore
+        assert causes(lines) == [[]] * len(lines)
+        assert set(codes(lines)) <= {State.TOO_EARLY, State.LEARNING}
+        assert codes(lines)[-1] == State.LEARNING or len(lines) < 8
 
 
 def test_a_run_that_does_not_learn_is_told_so_with_the_setting_to_try() -> None:
