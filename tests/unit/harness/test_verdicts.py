@@ -124,7 +124,7 @@ def failed(ending: str) -> Change:
 
 
 def cold(line: dict[str, Any]) -> None:
-    line["account"]["dropped"] = {"zero_variance": 40}
+    equal(0.02)(line)
     line["temperature"] = 0.0
 
 

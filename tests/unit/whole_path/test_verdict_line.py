@@ -75,6 +75,16 @@ async def test_a_greedy_agent_is_told_to_sample(tmp_path, monkeypatch):
         )
 
 
+async def test_an_epoch_of_one_step_shows_its_verdict(tmp_path, monkeypatch):
+    async with open_bench(tmp_path, monkeypatch) as bench:
+        bench.progress = Listener()
+        configure(bench, by_generation, num_epochs=2, groups_per_step=None)
+        await bench.run()
+        assert bench.progress.verdicts == [(line["verdict"]["sentence"], True) for line in bench.epochs()]
+        assert [line["verdict"] for line in bench.epochs()] == verdicts(bench)
+        assert len(verdicts(bench)) == 2
+
+
 async def test_a_constant_reward_is_told(tmp_path, monkeypatch):
     async with open_bench(tmp_path, monkeypatch, num_examples=6) as bench:
         configure(bench, zero, num_epochs=4)
