@@ -55,7 +55,7 @@ class AccountFields(TypedDict):
 
 
 class VerdictFields(TypedDict):
-    """Whether the run learns, see `insitu.harness.verdicts.verdict.Verdict`."""
+    """The verdict on a run so far, see `insitu.harness.verdicts.verdict.Verdict`."""
 
     code: str
     causes: list[str]

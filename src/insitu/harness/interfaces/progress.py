@@ -43,7 +43,7 @@ class Progress:
         """A step of several in its epoch is over; `share` of the epoch's examples (0 to 1) are used up."""
 
     def verdict(self, sentence: str, *, warning: bool) -> None:
-        """Whether the run learns so far, or why not; follows `step_ended` or `epoch_ended`."""
+        """The run learns, or it does not for a reason; follows `step_ended` or `epoch_ended`."""
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float

@@ -53,7 +53,7 @@ class Summary:
     gain: str = ""
     """The comparison of the best step with the model before training; empty if it was not measured."""
     verdict: str = ""
-    """Whether it learned, or why not; empty if no step is over."""
+    """The last one, in a sentence; empty if no step is over."""
 
 
 def exit_code(summary: Summary) -> int:

@@ -16,7 +16,7 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": oper
 
 
 class State(StrEnum):
-    """What the rewards of a run show so far."""
+    """The course of a run, as its rewards show it."""
 
     TOO_EARLY = "too_early"
     LEARNING = "learning"
@@ -60,7 +60,7 @@ class Rule:
     sentence: str
     setting: str
     source: str
-    """Where the limits come from."""
+    """The reason for the limits."""
     covers: tuple[str, ...] = ()
     """Less specific rules that are not told beside it."""
 
@@ -79,7 +79,7 @@ RULES = (
         steps=2,
         sentence="{skipped:.0%} of the latest updates were skipped, because their gradient was not finite",
         setting="lower {training}.learning_rate, or serve with --dtype float32",
-        source="such a gradient leaves the weights as they were; twice in a few steps is no accident",
+        source="such a gradient leaves the weights as they were; it should not happen twice in a few steps",
     ),
     Rule(
         name="not_arriving",
