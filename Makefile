@@ -12,7 +12,7 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test frameworks compat gates doctor gate-long e2e bench workflows clean
+.PHONY: setup quick check smoke light test faults frameworks compat gates doctor gate-long e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -48,8 +48,13 @@ smoke: setup  ## one training step on a real engine
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
-	$(BIN)/python -m pytest tests/contract tests/integration tests/faults tests/frameworks -v --durations=5 \
-		--deselect $(ALTERED)
+	# Two lanes: while an engine starts or a test waits, the other lane has a core.
+	$(BIN)/python -m tests.support.lanes tests/contract tests/integration tests/faults tests/frameworks \
+		-v --durations=5 --deselect $(ALTERED)
+
+faults: setup  ## fault tests with all kills: `make test` runs a sample
+	$(BIN)/python -m insitu.testing.models tiny
+	INSITU_FAULTS=long $(BIN)/python -m pytest tests/faults -v --durations=5
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q

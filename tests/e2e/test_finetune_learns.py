@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from insitu.testing.models import smollm2
-from tests.support.backend import Backend, running_backend
+from tests.support.backend import Backend
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "addition"
-SERVE = ["--model-name", "smollm2", "--max-seq-length", "256", "--max-num-seqs", "128"]
 
 
 def finetune_command(backend: Backend) -> list[str]:
@@ -49,16 +47,17 @@ async def run(command: list[str], directory: Path) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(1500)
-async def test_finetune_learns(tmp_path: Path) -> None:
+async def test_finetune_learns(tmp_path: Path, backend: Backend) -> None:
     example = tmp_path / "addition"
     shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("output", "__pycache__"))
-    async with running_backend(tmp_path / "state", "--model", str(smollm2()), *SERVE) as backend:
-        started = time.monotonic()
-        code, text = await run(finetune_command(backend), example)
-        seconds = time.monotonic() - started
-        async with backend.client() as client:
-            steps = await client.steps("adder")
-            checkpoints = await client.checkpoints("adder")
+    log = backend.state_dir / "logs" / "replica-0.log"
+    logged_before = log.stat().st_size
+    started = time.monotonic()
+    code, text = await run(finetune_command(backend), example)
+    seconds = time.monotonic() - started
+    async with backend.client() as client:
+        steps = await client.steps("adder")
+        checkpoints = await client.checkpoints("adder")
     output = example / "output"
     history = json.loads((output / "validation_history.json").read_text())
     before, after = history[0]["avg_reward"], history[-1]["avg_reward"]
@@ -67,7 +66,9 @@ async def test_finetune_learns(tmp_path: Path) -> None:
     assert after >= 0.4
     assert after >= 5 * before
     assert seconds < 10 * 60  # twice what two cores without native bfloat16 take
-    assert prefix_hit_rate(tmp_path / "state") >= 60, "siblings do not share their prompts"
+    assert prefix_hit_rate(log.read_bytes()[logged_before:].decode()) >= 60, (
+        "siblings do not share their prompts"
+    )
     check_files(output, history)
     epochs = read_lines(output / "training_metrics.jsonl")
     assert [step.step for step in steps] == [line["step"] for line in epochs if line["step"]]
@@ -76,12 +77,11 @@ async def test_finetune_learns(tmp_path: Path) -> None:
     assert f"step {best['step']}" in text
 
 
-def prefix_hit_rate(state: Path) -> float:
+def prefix_hit_rate(log: str) -> float:
     """The share of prompt tokens that the engine found in its cache while an epoch sampled, in percent.
 
     The engine reports the share of its latest calls: lower after a validation, which has no siblings.
     """
-    log = (state / "logs" / "replica-0.log").read_text()
     return max(float(rate) for rate in re.findall(r"Prefix cache hit rate: ([\d.]+)%", log))
 
 

@@ -210,6 +210,7 @@ def check_endings(records: list[dict[str, Any]], faults: Any) -> None:
     assert num_late <= len(records) // 20
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_flaky_agent_neither_ends_the_run_nor_leaks(tmp_path: Path) -> None:
     async with StandinBackend(tmp_path / "state") as backend:
@@ -292,6 +293,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 async def test_flaky_commands_leave_no_process_behind(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex

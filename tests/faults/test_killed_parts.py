@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,24 @@ GONE_SECONDS = 15.0
 VICTIMS = ("gateway", "API", "replica", "trainer")
 
 
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The backend's directory for temporary files. Its path is short: Ray's sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="f-") as made:
+        monkeypatch.setenv("TMPDIR", made)
+        yield Path(made)
+
+
 @pytest.mark.timeout(900)
-async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
+async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
     backend = Backend(tmp_path / "state", [*arguments, "--dtype", "float32"])
-    others = scratch_directories()
     backend.start()
     acknowledged: list[str] = []
     try:
         await backend.ready()
         async with backend.client() as client, aiohttp.ClientSession() as http:
+            assert list(scratch.glob("insitu-*")), "its temporary files are where they are looked for"
             await client.register_run("faults", "tiny")
             await client.wait_run_ready("faults", 60)
             rollouts = Rollouts(http, backend.gateway_url, "faults", max_tokens=8)
@@ -51,7 +60,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             assert backend.process is not None
             backend.process.kill()
             backend.process.wait(5)
-            await nothing_left(backend, others)
+            await nothing_left(backend, scratch)
             backend.arguments = arguments  # the run keeps its precision, whatever this machine would choose
             backend.start()
             await backend.ready()
@@ -65,7 +74,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path) -> None:
             await check_ledger(client, acknowledged)
             await check_leases(client, rollouts, backend.state_dir)
         assert backend.interrupt() == 0
-        await nothing_left(backend, others)
+        await nothing_left(backend, scratch)
     finally:
         backend.end()
 
@@ -143,18 +152,14 @@ async def recorded(state_dir: Path, call_id: str) -> list[ModelCall]:
         records.close()
 
 
-async def nothing_left(backend: Backend, others: set[Path]) -> None:
+async def nothing_left(backend: Backend, scratch: Path) -> None:
     """No process, port or temporary directory of this backend after 15 seconds."""
     deadline = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < deadline and (backend.descendants() or scratch_directories() - others):
+    while time.monotonic() < deadline and (backend.descendants() or list(scratch.glob("insitu-*"))):
         await asyncio.sleep(0.2)
     assert backend.descendants() == []
-    assert scratch_directories() - others == set()
+    assert list(scratch.glob("insitu-*")) == []
     for port in (backend.port, backend.gateway_port):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
-
-
-def scratch_directories() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("insitu-*"))

@@ -50,17 +50,14 @@ def verdicts(cache: Path) -> dict[int, bool]:
     return {verdict["head_size"]: verdict["holds"] for verdict in kept}
 
 
-def running(model: str) -> set[int]:
-    """The process ids of engines and trainers of a model; other tests may have some of their own."""
-    found = {each.pid: each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])}
-    return {
-        pid for pid, line in found.items() if model in line and ("vllm" in str(line) or "doctor" in str(line))
-    }
+def running(cache: Path) -> list[psutil.Process]:
+    """The processes that were started with a cache; other tests have engines and trainers of their own."""
+    found = psutil.process_iter(["environ"])
+    return [each for each in found if (each.info["environ"] or {}).get("INSITU_CACHE") == str(cache)]
 
 
 @pytest.mark.timeout(300)
 def test_a_cpu_passes_what_a_cpu_can_run(cache: Path) -> None:
-    before = running(str(tiny()))
     code, found = run_doctor(cache, PACKAGE.parent)
     assert code == 0, found
     states = {name: finding["state"] for name, finding in found.items()}
@@ -83,7 +80,7 @@ def test_a_cpu_passes_what_a_cpu_can_run(cache: Path) -> None:
     assert figures["share of the change"]["measured"] == pytest.approx(1.0, abs=0.1)
     assert figures["base moved by"]["measured"] == 0.0
     assert verdicts(cache) == {32: True, 64: True, 128: True}
-    assert running(str(tiny())) <= before
+    assert running(cache) == []
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,139 @@
+"""Run pytest in two lanes at once: while a test waits for an engine, the other lane has a core.
+
+    python -m tests.support.lanes tests/integration tests/faults -v
+
+Both lanes collect the same tests and share them out as they go: a lane claims a group, runs it to its end,
+and claims the next. A group is a file, or all tests that share an engine or a backend. Groups that may take
+longest come first. Tests marked `alone` measure time: the lane that ends last runs them after all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+NUM_LANES = 2
+SHARED = ("vllm_tiny", "real_backend")
+"""Fixtures that one lane starts for all tests that need them."""
+ALONE = "alone"
+_GRACE_SECONDS = 60
+_SHOW_SECONDS = 5
+_NOTHING_SELECTED = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", type=int, help="number of this lane")
+    parser.addoption("--claims", type=Path, help="directory in which the lanes claim their groups")
+
+
+def group_of(item: pytest.Item) -> str:
+    """The name of the group that a test is run with."""
+    if item.get_closest_marker(ALONE):
+        return ALONE
+    names: list[str] = getattr(item, "fixturenames", [])
+    return next((name for name in SHARED if name in names), item.path.name)
+
+
+def grouped(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """The tests by group; groups whose tests may take longest come first, those of `alone` last."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item), []).append(item)
+    ordered = sorted(groups, key=lambda name: (name == ALONE, -max(map(_most_seconds, groups[name]))))
+    return {name: groups[name] for name in ordered}
+
+
+def _most_seconds(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark else 0.0
+
+
+def claim(claims: Path, name: str) -> bool:
+    """Return True for the first lane that asks."""
+    with contextlib.suppress(FileExistsError):
+        (claims / name).touch(exist_ok=False)
+        return True
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the groups that this lane is the first to claim; a group's fixtures end with it."""
+    claims: Path | None = session.config.getoption("claims")
+    if claims is None or session.config.option.collectonly or session.testsfailed:
+        return None  # pytest's own loop reports errors of collection
+    groups = grouped(session.items)
+    alone = groups.pop(ALONE, [])
+    for name, items in groups.items():
+        if claim(claims, name):
+            _run(session, items)
+    (claims / f"lane {session.config.getoption('lane')} is done").touch()
+    if len(list(claims.glob("lane * is done"))) == NUM_LANES and claim(claims, ALONE):
+        _run(session, alone)
+    return True
+
+
+def _run(session: pytest.Session, items: list[pytest.Item]) -> None:
+    for number, item in enumerate(items, 1):
+        following = items[number] if number < len(items) else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+
+def main(arguments: list[str]) -> int:
+    # Both lanes would write what failed last.
+    command = [sys.executable, "-m", "pytest", "-p", __spec__.name, "-p", "no:cacheprovider", *arguments]
+    with tempfile.TemporaryDirectory(prefix="lanes-") as claims:
+        lanes = [
+            subprocess.Popen(
+                [*command, f"--lane={number}", f"--claims={claims}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            for number in range(1, NUM_LANES + 1)
+        ]
+        try:
+            shown = [threading.Thread(target=_show, args=lane, daemon=True) for lane in enumerate(lanes, 1)]
+            for thread in shown:
+                thread.start()
+            codes = [lane.wait() for lane in lanes]  # every test has a time limit of its own
+            for thread in shown:
+                thread.join(_SHOW_SECONDS)  # a process that a test left behind may keep the pipe open
+        finally:
+            for lane in lanes:
+                _end(lane)
+    ran = [code for code in codes if code != _NOTHING_SELECTED]
+    return max(map(abs, ran), default=_NOTHING_SELECTED)
+
+
+def _show(number: int, lane: subprocess.Popen[str]) -> None:
+    assert lane.stdout is not None
+    for line in lane.stdout:
+        print(f"{number}| {line}", end="", flush=True)
+
+
+def _end(lane: subprocess.Popen[str]) -> None:
+    """Let an interrupted lane stop its engines."""
+    if lane.poll() is None:
+        lane.send_signal(signal.SIGINT)
+        try:
+            lane.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            lane.kill()
+            lane.wait(_GRACE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""tests/support/lanes.py: every test runs once, in one of two lanes; what measures time runs alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFTEST = """
+import os, time
+from pathlib import Path
+import pytest
+
+LOG = Path(__file__).with_name("log")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: with no other")
+
+def note(text):
+    with LOG.open("a") as log:
+        log.write(f"{os.getpid()} {text}\\n")
+
+@pytest.fixture(scope="session")
+def vllm_tiny():
+    note("start engine")
+    yield
+    note("stop engine")
+
+@pytest.fixture(autouse=True)
+def noted(request):
+    note(f"begin {request.node.name}")
+    time.sleep(0.1)
+    yield
+    note(f"end {request.node.name}")
+"""
+FILES = {
+    "test_one.py": "def test_a(vllm_tiny): pass\ndef test_b(): pass\n",
+    "test_two.py": "def test_c(vllm_tiny): pass\ndef test_d(): pass\n",
+    "test_three.py": "import pytest\n@pytest.mark.alone\ndef test_e(): pass\ndef test_f(): pass\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"conftest.py": CONFTEST, **FILES}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def lanes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.support.lanes", "-c", "/dev/null", "--rootdir", str(folder)]
+    options = ["--disable-plugin-autoload", str(folder), *arguments]
+    return subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def noted(folder: Path) -> list[tuple[str, str]]:
+    """Process and event, in the order of their time."""
+    lines = (folder / "log").read_text().splitlines()
+    return [(pid, text) for pid, _, text in (line.partition(" ") for line in lines)]
+
+
+def test_every_test_runs_once_and_the_engine_starts_once(folder: Path) -> None:
+    done = lanes(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = noted(folder)
+    begun = [text for _, text in events if text.startswith("begin")]
+    assert sorted(begun) == [f"begin test_{letter}" for letter in "abcdef"]
+    assert len({pid for pid, _ in events}) == 2, "both lanes had something to do"
+    shared = [text for pid, text in events if pid == dict(map(reversed, events))["start engine"]]
+    first, last = shared.index("start engine"), shared.index("stop engine")
+    assert [text for text in shared[first:last] if "begin" in text] == ["begin test_a", "begin test_c"]
+
+
+def test_what_measures_time_begins_when_all_others_have_ended(folder: Path) -> None:
+    assert lanes(folder).returncode == 0
+    assert [text for _, text in noted(folder)][-2:] == ["begin test_e", "end test_e"]
+
+
+def test_a_failure_in_one_lane_fails_the_whole(folder: Path) -> None:
+    (folder / "test_two.py").write_text("def test_d(): assert False, 'seen'\n")
+    done = lanes(folder)
+    assert done.returncode == 1
+    assert "seen" in done.stdout
+
+
+def test_a_file_that_cannot_be_imported_fails_both_lanes(folder: Path) -> None:
+    (folder / "test_two.py").write_text("import nothing_of_this_name\n")
+    done = lanes(folder)
+    assert done.returncode == 2
+    assert "nothing_of_this_name" in done.stdout
+
+
+def test_nothing_selected_is_said(folder: Path) -> None:
+    assert lanes(folder, "-k", "absent").returncode == 5
