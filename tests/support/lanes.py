@@ -42,11 +42,11 @@ def group_of(item: pytest.Item) -> str:
 
 
 def grouped(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """The tests by group; groups whose tests may take longest come first, those of `alone` last."""
+    """The tests by group; groups whose tests may take longest come first."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
-    ordered = sorted(groups, key=lambda name: (name == ALONE, -max(map(_most_seconds, groups[name]))))
+    ordered = sorted(groups, key=lambda name: max(map(_most_seconds, groups[name])), reverse=True)
     return {name: groups[name] for name in ordered}
 
 
