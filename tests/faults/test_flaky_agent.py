@@ -293,7 +293,6 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(120)
 async def test_flaky_commands_leave_no_process_behind(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex

