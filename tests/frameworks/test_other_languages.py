@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import itertools
 import json
@@ -42,13 +43,17 @@ def node_modules() -> Path:
     """What `npm ci` brings, outside the checkout, under the hash of the lock file."""
     lock = (EXAMPLE / "package-lock.json").read_bytes()
     place = cache_dir() / "envs" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not (place / ".ready").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(EXAMPLE / name, place)
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=place, check=True, timeout=300)
-        (place / ".ready").touch()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # Two lanes may ask at once: the second waits for what the first installs.
+    with place.with_suffix(".lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not (place / ".ready").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(EXAMPLE / name, place)
+            subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=place, check=True, timeout=300)
+            (place / ".ready").touch()
     return place / "node_modules"
 
 
