@@ -12,7 +12,7 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test faults frameworks compat gates doctor gate-long e2e bench workflows clean
+.PHONY: setup quick check smoke light test sweeps frameworks compat gates doctor gate-long e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -52,9 +52,10 @@ test: setup  ## contract, integration, fault and framework tests: real vLLM, tin
 	$(BIN)/python -m tests.support.lanes tests/contract tests/integration tests/faults tests/frameworks \
 		-v --durations=5 --deselect $(ALTERED)
 
-faults: setup  ## fault tests with all kills: `make test` runs a sample
+sweeps: setup  ## at full size what `make test` samples: twenty kills, 512 rollouts of the exactness zoo
 	$(BIN)/python -m insitu.testing.models tiny
-	INSITU_FAULTS=long $(BIN)/python -m pytest tests/faults -v --durations=5
+	INSITU_TESTS=long $(BIN)/python -m pytest tests/faults/test_finetune_killed.py \
+		tests/integration/test_exactness_zoo.py -v -s --durations=2
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q

@@ -2,7 +2,7 @@
 
 Half of the kills come after a random time, from the first import to the last file; the others as soon as the
 journal says that something has happened, between a decision and what follows from it. Eight kills by default,
-one after each kind of event; twenty with `INSITU_FAULTS=long`, or `make faults`.
+one after each kind of event; twenty with `INSITU_TESTS=long`, or `make sweeps`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.finetuning import Project
 from tests.support.standin_backend import StandinBackend
 from tests.support.standin_engine import Behaviour
 
-NUM_KILLS = 20 if os.environ.get("INSITU_FAULTS") == "long" else 8
+NUM_KILLS = 20 if os.environ.get("INSITU_TESTS") == "long" else 8
 NUM_EPOCHS = 4
 NUM_EXAMPLES = 6
 NUM_GENERATIONS = 3

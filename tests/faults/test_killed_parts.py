@@ -27,6 +27,8 @@ from tests.support.addition import Rollouts, sample_groups
 from tests.support.backend import Backend
 
 GONE_SECONDS = 15.0
+STEP_SECONDS = 300.0
+"""Also with the start of an engine in it, while other tests keep the cores busy."""
 VICTIMS = ("gateway", "API", "replica", "trainer")
 
 
@@ -54,7 +56,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
             for victim in VICTIMS:
                 job_id = await start_step(client, rollouts, acknowledged)
                 os.kill(await pid_of(backend, http, victim), signal.SIGKILL)
-                await client.wait_job(job_id, 180)
+                await client.wait_job(job_id, STEP_SECONDS)
             job_id = await start_step(client, rollouts, acknowledged)
             await client.lease("faults", 2, "evaluation", seconds=600)
             assert backend.process is not None
@@ -65,12 +67,12 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
             backend.start()
             await backend.ready()
             assert backend.engine_argument("--dtype") == "float32"
-            await client.wait_job(job_id, 180)
+            await client.wait_job(job_id, STEP_SECONDS)
             await check_ledger(client, acknowledged)
             with pytest.raises(Conflict, match="the backend was restarted"):
                 await client.lease("faults", 2, "evaluation")
             # The resumed run answers and learns on.
-            await client.wait_job(await start_step(client, rollouts, acknowledged), 180)
+            await client.wait_job(await start_step(client, rollouts, acknowledged), STEP_SECONDS)
             await check_ledger(client, acknowledged)
             await check_leases(client, rollouts, backend.state_dir)
         assert backend.interrupt() == 0

@@ -1,7 +1,8 @@
 """Every token that is trained on is one that the engine sampled: many chat templates, real vLLM, float32.
 
-16 templates of different families × 32 rollouts through the real gateway. A witness between gateway and
-engine is the second source; plain Transformers and the trainer's packed forward recompute every logprob.
+16 templates of different families × 16 rollouts through the real gateway; × 32 with `INSITU_TESTS=long`, or
+`make sweeps`. A witness between gateway and engine is the second source; plain Transformers and the trainer's
+packed forward recompute every logprob.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.support.vllm_server import VllmServer, free_port, vllm_server
 from tests.support.witness import Witness, Witnessed, witness
 from tests.support.zoo import TEMPLATES, Agent, Template, scripts_for
 
-ROLLOUTS_PER_TEMPLATE = 32
+ROLLOUTS_PER_TEMPLATE = 32 if os.environ.get("INSITU_TESTS") == "long" else 16
 MAX_AT_ONCE = 48
 pytestmark = pytest.mark.timeout(900)
 
@@ -120,7 +121,8 @@ def examine(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     policy = load_policy(str(folder), torch.device("cpu"))
-    assert sum(len(each) for each in agents.values()) >= 500
+    assert {len(each) for each in agents.values()} == {ROLLOUTS_PER_TEMPLATE}
+    assert len(agents) >= 16
     assert len({template.family for template in agents}) >= 8
     assert len(seen.calls) == sum(agent.num_calls for each in agents.values() for agent in each)
     tokenizer = AutoTokenizer.from_pretrained(folder)
