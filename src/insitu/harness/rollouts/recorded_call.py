@@ -27,7 +27,6 @@ class RecordedCall(TypedDict):
     answer: NotRequired[JsonObject | None]
     sampling: NotRequired[JsonObject]
     timings: NotRequired[dict[str, float]]
-    sampling: NotRequired[JsonObject]
     prompt_ids: NotRequired[list[int]]
     output_ids: NotRequired[list[int]]
     logprobs: NotRequired[list[float]]
