@@ -8,8 +8,8 @@ by both again (t₁, s₁). Two figures decide:
   step was, because its own rounding cancels.
 
 A third, ``applied`` = ⟨s₁ − s₀, t₁ − t₀⟩ / ‖t₁ − t₀‖², is the share of the trainer's change that the engine
-shows. Merged weights of 16 bits are rounded without bias, but anew at every step: the share scatters around 1
-there, the more the smaller the change.
+shows. Merged weights of 16 bits are rounded without bias, with new random numbers at every step: the share
+scatters around 1 there, the more the smaller the change.
 
 On a GPU the same engine scores the same tokens slightly differently each time. So the old weights are scored
 twice, and the difference is the engine's noise: ``moved`` counts only what exceeds twice the noise, and an
