@@ -34,11 +34,11 @@ def quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def working(
-    state: Path, model: Path, scores: StandinScores, publication: Publication
+    state: Path, model: Path, scores: StandinScores, publication: Publication, num_steps: int = 2
 ) -> AsyncIterator[World]:
-    """A world with two trained steps and the supervisor's work loop; merged weights match their version."""
+    """A world with trained steps and the supervisor's work loop; merged weights match their version."""
     async with running(state, SMALL, model, scores, publication) as world:
-        for step in range(world.ledger.get_run("run").step, 2):
+        for step in range(world.ledger.get_run("run").step, num_steps):
             assert await world.submit("run", step) is JobState.SUCCEEDED
         work = world.supervisor._work(world.registrar, world.runner, world.leases, world.ledger)
         working = asyncio.create_task(work)
@@ -141,7 +141,7 @@ async def test_leased_versions_answer_and_change_nothing(
 async def test_engine_killed_during_a_lease(
     publication: Publication, in_memory: Path, model: Path, scores: StandinScores
 ) -> None:
-    async with working(in_memory / "state", model, scores, publication) as world:
+    async with working(in_memory / "state", model, scores, publication, num_steps=3) as world:
         assert (await taken(world, 1)).state is LeaseState.READY
         first = await engine_scores(world, 1)
         await world.engine.stop()
@@ -239,15 +239,15 @@ async def test_missing_step_and_kept_steps(in_memory: Path, model: Path, scores:
         assert await world.call("run") == 200
 
 
-async def evaluated(world: World, faults: Faults) -> list[str]:
+async def evaluated(world: World, faults: Faults, lease_id: str = "one") -> list[str]:
     """Lease step 1 and release it, with faults; return the points that were passed."""
     with world.device.watched(faults) as points:
-        lease = await taken(world, 1)
+        lease = await taken(world, 1, lease_id)
         if lease.state is LeaseState.READY:
             assert await world.call("run@1") == 200
         else:
             assert "run@1 could not be loaded" in lease.reason
-        await released(world)
+        await released(world, lease_id)
         passed = list(points)
         await world.settled()
     return passed
@@ -257,18 +257,19 @@ async def evaluated(world: World, faults: Faults) -> list[str]:
 async def test_fault_at_any_point_of_a_lease_leads_back(
     publication: Publication, in_memory: Path, model: Path, scores: StandinScores
 ) -> None:
-    async with working(in_memory / "unbroken", model, scores, publication) as world:
+    async with working(in_memory / "unbroken", model, scores, publication, num_steps=3) as world:
         points = await evaluated(world, {})
-        published = await engine_scores(world, 2)
-        await trained(world, world.queue("run", 2))
-        wanted = world.learned("run", 3)
+        published = await engine_scores(world, 3)
+        await trained(world, world.queue("run", 3))
+        wanted = world.learned("run", 4)
     # Before an operation it is refused, after it has taken effect the process dies.
     every: list[Faults] = [{point: "dies" if ":done" in point else "out of memory"} for point in points]
     lost = 0
-    for number, faults in enumerate(every):
-        async with working(in_memory / str(number), model, scores, publication) as world:
-            await evaluated(world, faults)
-            lost += await engine_scores(world, 2) != published
-            await trained(world, world.queue("run", 2))
-            lost += world.learned("run", 3) != wanted
+    async with working(in_memory / "broken", model, scores, publication, num_steps=3) as world:
+        for number, faults in enumerate(every):
+            await evaluated(world, faults, f"lease-{number}")
+            lost += await engine_scores(world, 3) != published
+        await trained(world, world.queue("run", 3))
+        lost += world.learned("run", 4) != wanted
+    assert len(every) >= (20 if publication == "merged" else 4)
     gate(f"lost-by-a-lease-{publication}", lost, 0, f"of {len(every)} faults")
