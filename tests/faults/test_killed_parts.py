@@ -58,7 +58,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
                 os.kill(await pid_of(backend, http, victim), signal.SIGKILL)
                 await client.wait_job(job_id, STEP_SECONDS)
             job_id = await start_step(client, rollouts, acknowledged)
-            await client.lease("faults", 2, "evaluation", seconds=600)
+            await client.lease("faults", 4, "evaluation", seconds=600)
             assert backend.process is not None
             backend.process.kill()
             backend.process.wait(5)
@@ -70,7 +70,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
             await client.wait_job(job_id, STEP_SECONDS)
             await check_ledger(client, acknowledged)
             with pytest.raises(Conflict, match="the backend was restarted"):
-                await client.lease("faults", 2, "evaluation")
+                await client.lease("faults", 4, "evaluation")
             # The resumed run answers and learns on.
             await client.wait_job(await start_step(client, rollouts, acknowledged), STEP_SECONDS)
             await check_ledger(client, acknowledged)
