@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
-from insitu.training.loss_scale import LossScale
 from insitu.training.model.export import ADAPTED_FILE
+from insitu.training.model.loss_scale import LossScale
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from tests.support.sequences import make_sequence, train
 from tests.support.trees import random_shares

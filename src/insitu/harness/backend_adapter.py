@@ -14,13 +14,13 @@ from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, U
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.schedule import Schedule, planned_updates
 from insitu.harness.interfaces.settings import GATEWAY_PORT, AdapterConfig
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import Rollout
-from insitu.harness.schedule import Schedule, planned_updates
 from insitu.json_values import JsonObject
 from insitu.plugins import Parts
 from insitu.returns import call_returns, returns_by_turn

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from insitu.errors import Conflict, CorruptCheckpoint
-from insitu.training.loss_scale import LossScale
 from insitu.training.model.lora import Adapter, check_tensors
+from insitu.training.model.loss_scale import LossScale
 from insitu.types import LoraSettings
 
 _FORMAT = 1

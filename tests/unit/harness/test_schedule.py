@@ -8,7 +8,7 @@ import pytest
 
 from insitu.config.finetuning import FinetuningConfig
 from insitu.errors import InvalidRequest
-from insitu.harness.schedule import Schedule, planned_updates
+from insitu.harness.interfaces.schedule import Schedule, planned_updates
 
 
 def rates(schedule: Schedule, planned: int, count: int | None = None) -> list[float]:

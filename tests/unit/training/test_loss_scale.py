@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
-from insitu.training.loss_scale import LossScale
+from insitu.training.model.loss_scale import LossScale
 from insitu.types import LoraSettings, StepSettings
 from tests.support.sequences import train
 

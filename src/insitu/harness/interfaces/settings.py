@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from insitu.config.values.document import read_scalar
 from insitu.config.values.problems import NOT_HONOURED
-from insitu.harness.schedule import Schedule
+from insitu.harness.interfaces.schedule import Schedule
 from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN, LoraSettings, StepSettings
 from insitu.wire.values import Arguments, Label, Scalar
