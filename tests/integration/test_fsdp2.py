@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -22,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
 from insitu.training.model.export import ADAPTED_FILE
-from insitu.training.model.loss_scale import LossScale
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from tests.support.sequences import make_sequence, train
 from tests.support.trees import random_shares
@@ -108,27 +106,6 @@ def test_two_ranks_and_any_packing_give_the_adapter_of_one(tmp_path: Path) -> No
         other = tmp_path / f"{world_size}-{budget}"
         _train(world_size, other, budget)
         _assert_same(one, other)
-
-
-def _rank_that_overflows(rank: int, world_size: int, port: int, out: str) -> None:
-    """Start float16 at a loss scale far too high; write how each step of this rank went."""
-    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float16", 1, "cpu", 100)
-    trainer.open_run("run", _LORA)
-    learner = trainer._learner("run")
-    learner.loss_scale = LossScale(2.0**24)
-    steps = [train(trainer, "run", _sequences(0, 9), StepSettings(learning_rate=1e-3)) for _ in range(24)]
-    Path(out, f"{rank}.json").write_text(json.dumps([[s["skipped"], s["loss_scale"]] for s in steps]))
-    dist.destroy_process_group()
-
-
-def test_two_ranks_in_float16_back_off_together(tmp_path: Path) -> None:
-    mp.start_processes(_rank_that_overflows, (2, _free_port(), str(tmp_path)), nprocs=2, start_method="spawn")
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    skipped = [bool(each) for each, _ in first]
-    assert skipped[0]
-    assert not skipped[-1]
-    print(first)
 
 
 def test_two_ranks_with_checkpointed_layers_give_the_adapter_of_one(tmp_path: Path) -> None:
