@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
 from aiohttp import web
 
 from insitu.backend import serve
@@ -33,6 +34,8 @@ from insitu.backend.serving.version_leases import VersionLeases
 from insitu.gateway.app import build_app
 from insitu.gateway.shared.settings import Limits, Settings
 from insitu.records.store import RecordStore
+from insitu.training.batching import score_batch
+from insitu.training.model.loading import load_policy
 from insitu.types import JobState, ModelCall, RunState, StepSettings, Trajectory, TrajectoryGroup
 from tests.gates.gate import gate
 from tests.support.pretended_device import (
@@ -55,6 +58,7 @@ CALL_SECONDS = 2 * HOLD_SECONDS
 """A call waits at most for a hold and, once released, for a replica."""
 STEP = StepSettings(learning_rate=1e-2)
 VOCABULARY = 97
+IDS = [(13 * place) % VOCABULARY for place in range(24)]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +179,13 @@ class World:
 
 @asynccontextmanager
 async def running(
-    state: Path, sizes: Sizes, model: Path, scores: StandinScores, publication: Publication = "adapter"
+    state: Path,
+    sizes: Sizes,
+    model: Path,
+    scores: StandinScores,
+    publication: Publication = "adapter",
+    *,
+    four_bit: bool = False,
 ) -> AsyncIterator[World]:
     """Start a world with a run that is ready, calls that never cease, and a supervisor that revives."""
     device = PretendedDevice(sizes)
@@ -188,6 +198,7 @@ async def running(
         "default",
         model=str(model),
         model_name="tiny",
+        four_bit_base=four_bit,
         deadlines=Deadlines(hold=HOLD_SECONDS, drain=HOLD_SECONDS, gateway_push=2.0),
     )
     state.mkdir(parents=True, exist_ok=True)
@@ -370,6 +381,27 @@ async def test_part_that_hangs_at_any_point_is_given_up(
     gate(f"half-done-steps-hanging-{publication}", half_done, 0, f"of {len(points)} parts that hang")
     gate(f"slowest-call-hanging-{publication}", slowest, CALL_SECONDS, f"s over {len(points)}")
     gate(f"three-steps-hanging-{publication}", longest, 15, f"s over {len(points)}")
+
+
+@torch.no_grad()
+def scored(model: Path, *, four_bit: bool = False) -> list[float]:
+    logprob_t, _ = load_policy(str(model), torch.device("cpu"), four_bit=four_bit)(score_batch([IDS]))
+    return logprob_t.tolist()
+
+
+async def test_base_in_four_bits_is_served_as_it_is_trained(
+    in_memory: Path, model: Path, scores: StandinScores
+) -> None:
+    async with running(in_memory / "state", SMALL, model, scores, "merged", four_bit=True) as world:
+        engine = next(iter(world.host.replicas.replicas.values())).engine
+        (before,) = await engine.score("tiny", [IDS])
+        assert before == pytest.approx(scored(model, four_bit=True), abs=1e-4), "step 0 is the trainer's base"
+        assert before != pytest.approx(scored(model), abs=1e-2), "which is not the model's own"
+        assert await world.submit("run", 0) is JobState.SUCCEEDED
+        (after,) = await engine.score("tiny", [IDS])
+        merged = world.state / "runs" / "run" / "merged" / "000001"
+        assert after == pytest.approx(scored(merged), abs=1e-4)
+        assert after != pytest.approx(before, abs=1e-2), "the step changed what is served"
 
 
 @pytest.mark.parametrize("poison", ["token", "reward"])

@@ -365,7 +365,10 @@ class StandinTrainerGroup(TrainerGroup):
 
     def _load(self, pid: int) -> None:
         self._device.hold(self._process, self._device.sizes.context + self._device.sizes.resident)
-        self._rank = TrainerRank(0, 1, "127.0.0.1", 0, self._base_model, "float32", 1, "cpu", 64)
+        four_bit = self._settings.four_bit_base
+        self._rank = TrainerRank(
+            0, 1, "127.0.0.1", 0, self._base_model, "float32", 1, "cpu", 64, four_bit=four_bit
+        )
         self.ranks = [{**self._rank.info(), "pid": pid}]
         self.limits = limits_of(self.ranks[0])
 
