@@ -1,4 +1,4 @@
-"""What is known of a recorded call without its tokens and messages."""
+"""A recorded call without its tokens and messages."""
 
 from __future__ import annotations
 

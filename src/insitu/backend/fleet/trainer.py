@@ -68,7 +68,7 @@ class TrainerGroup:
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
         self.ranks: list[LoadedRank] = []
         self.limits: Limits
-        """What the ranks can take; known once they have started for the first time."""
+        """Limits of the ranks, known once they have started for the first time."""
         self.linear_layers: list[str] = []
         """Names of the layers that an adapter may sit on; known once the ranks have loaded the model."""
 
