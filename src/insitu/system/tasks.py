@@ -26,11 +26,13 @@ async def ended_by(watch: Coroutine[None, None, None]) -> AsyncGenerator[None]:
     """Cancel the block when `watch` fails, and raise its error instead."""
     watching = asyncio.create_task(watch)
 
+    scope = asyncio.timeout(None)
+
     def end_block(_task: asyncio.Task[None]) -> None:
         scope.reschedule(asyncio.get_running_loop().time())
 
     try:
-        async with asyncio.timeout(None) as scope:
+        async with scope:
             watching.add_done_callback(end_block)
             try:
                 yield

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from insitu.types import StepSettings, TrainingSequence
 
 Shares = Sequence[Share]
 
-_STRETCHES = {"length_s": np.int32, "advantage_s": np.float32, "temperature_s": np.float32}
+Number = TypeVar("Number", np.int32, np.float32)
 SAMPLED, CONSTRAINED = np.uint8(1), np.uint8(2)
 """Flags of a token: it is in the loss; more than the temperature changed its distribution."""
 
@@ -239,7 +239,9 @@ def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
         ids_l,
         flags_l,
         sampler_t,
-        *(_of_trained(sequences, name) for name in _STRETCHES),
+        _of_trained(sequences, "length_s", np.int32),
+        _of_trained(sequences, "advantage_s", np.float32),
+        _of_trained(sequences, "temperature_s", np.float32),
         length_n,
         sampled_n,
         np.array([sequence.trained_s.sum() for sequence in sequences], np.int32),
@@ -249,10 +251,10 @@ def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
     )
 
 
-def _of_trained(sequences: Sequence[TrainingSequence], column: str) -> NDArray[Any]:
+def _of_trained(sequences: Sequence[TrainingSequence], column: str, dtype: type[Number]) -> NDArray[Number]:
     """Join a column of the stretches that are in the loss."""
     kept = [getattr(sequence, column)[sequence.trained_s] for sequence in sequences]
-    return np.concatenate(kept) if kept else np.empty(0, _STRETCHES[column])
+    return np.concatenate(kept) if kept else np.empty(0, dtype)
 
 
 def _starts(counts: NDArray[np.int32]) -> Ints:

@@ -12,7 +12,10 @@ import secrets
 from pathlib import Path
 
 from ray._private import ray_constants
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import (
+    AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue] - compiled
+    Config,  # pyright: ignore[reportAttributeAccessIssue] - compiled
+)
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "ray.token"  # noqa: S105 - a file's name

@@ -150,11 +150,12 @@ def _training(
 
 def _narrowed(trained: Sequence[Mapping[str, float | None]], words: dict[str, str]) -> dict[str, float]:
     """Return the share of trained calls with the most frequent sampling setting that narrows the choice."""
-    counts = Counter[str]()
+    counts: dict[str, float] = {}
     for training in trained:
         for name, count in training.items():
             if name.startswith("sampling/") and name.endswith("_calls") and name != "sampling/greedy_calls":
-                counts[name.removeprefix("sampling/").removesuffix("_calls")] += count or 0
+                setting = name.removeprefix("sampling/").removesuffix("_calls")
+                counts[setting] = counts.get(setting, 0.0) + (count or 0.0)
     calls = sum(training.get("account/calls_trained") or 0 for training in trained)
     if not calls:
         return {}

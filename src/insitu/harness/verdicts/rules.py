@@ -107,7 +107,8 @@ RULES = (
         steps=1,
         sentence="{overflow:.0%} of the rollouts outgrew the model's context and were dropped, so nothing "
         "teaches the agent to be brief",
-        setting="serve with a larger --max-seq-length, or let the agent keep less of its history",
+        setting="give them a reward with finetuning.ending_rewards.context_overflow, serve with a larger "
+        "--max-seq-length, or let the agent keep less of its history",
         source="simulation: a policy that is never told of its overflows learns to overflow",
     ),
     Rule(
