@@ -27,6 +27,7 @@ ROUTES = {
     "/v1/runs/{name}/close": {"POST"},
     "/v1/runs/{name}/steps": {"GET", "POST"},
     "/v1/runs/{name}/checkpoints": {"GET"},
+    "/v1/runs/{name}/leases/{lease_id}": {"PUT", "GET", "DELETE"},
     "/v1/runs/{name}/checkpoints/{step}": {"DELETE"},
     "/v1/runs/{name}/checkpoints/{step}/pin": {"PUT", "DELETE"},
     "/v1/runs/{name}/groups/{group_id}": {"GET", "PUT"},

@@ -230,6 +230,8 @@ async def test_a_request_is_known_again_after_an_update(http, ledger: Ledger):
     }
     defaults |= {"mask_truncated": True, "mask_constrained": False, "max_staleness": 4}
     defaults |= {"max_rollout_tokens": None, "max_grad_norm": 1.0}
+    newer = ("adam_beta2", "overlong_tokens", "overlong_buffer", "overlong_penalty")
+    defaults |= dict.fromkeys(newer)
     assert row["settings"] == job["settings"] == defaults | given
 
 

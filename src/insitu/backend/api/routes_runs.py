@@ -19,6 +19,7 @@ from insitu.wire.bodies import RunBody, StepBody
 RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
 StepNumber = Annotated[int, Path(ge=1, lt=2**31)]
 IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
+_NEWER_SETTINGS = ("adam_beta2", "overlong_tokens", "overlong_buffer", "overlong_penalty")
 
 
 def run_routes(services: Services) -> APIRouter:
@@ -57,9 +58,7 @@ def run_routes(services: Services) -> APIRouter:
     @router.post("/runs/{name}/steps", status_code=202)
     def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> JobInfo:
         """Queue a training step over uploaded groups. The same key and body give the same job."""
-        canonical = orjson.dumps(asdict(body), option=orjson.OPT_SORT_KEYS)
-        request_hash = hashlib.sha256(canonical).hexdigest()
-        job = ledger.create_job(name, idempotency_key, body.groups, body.settings, request_hash)
+        job = ledger.create_job(name, idempotency_key, body.groups, body.settings, _request_hash(body))
         return JobInfo.of(job)
 
     @router.get("/runs/{name}/steps")
@@ -94,3 +93,12 @@ def run_routes(services: Services) -> APIRouter:
         return CheckpointInfo.of(gone)
 
     return router
+
+
+def _request_hash(body: StepBody) -> str:
+    """Hash a request. Newer settings that are not given are left out, so that repeats of older ones match."""
+    said = asdict(body)
+    for name in _NEWER_SETTINGS:
+        if said["settings"][name] is None:
+            del said["settings"][name]
+    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
