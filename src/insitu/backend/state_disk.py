@@ -17,20 +17,20 @@ class StateDisk:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._short = False
+        self._shortage: str | None = None
 
     def shortage(self) -> str | None:
-        """Return what is missing, with the figures; None if there is room."""
+        """Return what is missing, with the figures of when it began; None if there is room."""
         free = shutil.disk_usage(self._directory).free
-        needed = ENOUGH_FREE_BYTES if self._short else LEAST_FREE_BYTES
-        self._short = free < needed
-        if not self._short:
-            return None
-        return (
-            f"the disk of {self._directory} has {free // _MIB} MiB free, a step needs "
-            f"{ENOUGH_FREE_BYTES // _MIB} MiB; free some space, for example with DELETE "
-            "/v1/runs/{run}/checkpoints/{step}"
-        )
+        if free >= (LEAST_FREE_BYTES if self._shortage is None else ENOUGH_FREE_BYTES):
+            self._shortage = None
+        elif self._shortage is None:
+            self._shortage = (
+                f"the disk of {self._directory} has {free // _MIB} MiB free, a step needs "
+                f"{ENOUGH_FREE_BYTES // _MIB} MiB; free some space, for example with DELETE "
+                "/v1/runs/{run}/checkpoints/{step}"
+            )
+        return self._shortage
 
 
 def make_private(directory: Path) -> None:

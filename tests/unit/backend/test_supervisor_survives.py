@@ -120,8 +120,9 @@ async def test_a_short_disk_pauses_training(tmp_path: Path, monkeypatch: pytest.
     await works_until(paused, runner, lambda: said)
     assert not runner.done
     assert "255 MiB free" in said[0]
-    free[0] = LEAST_FREE_BYTES + 1
+    free[0] = LEAST_FREE_BYTES + 2**20
     assert paused._disk.shortage() is not None, "once short, it takes more than the limit"
+    assert "255 MiB free" in paused._disk.shortage(), "what is said does not change with every byte"
     free[0] = ENOUGH_FREE_BYTES
     await works_until(paused, runner, lambda: runner.done)
 
