@@ -79,8 +79,10 @@ class FinetuneBench:
     def epochs(self) -> list[dict[str, Any]]:
         return self.project.lines("training_metrics.jsonl")
 
-    def validations(self) -> list[dict[str, Any]]:
-        return self.project.json("validation_history.json")
+    def validations(self, *, all_of_them: bool = False) -> list[dict[str, Any]]:
+        """The validations that were due; the best step may have been measured again, by luck or not."""
+        history = self.project.json("validation_history.json")
+        return [entry for entry in history if all_of_them or not entry.get("remeasured")]
 
     def records(self, name: str = "epoch-0000") -> list[dict[str, Any]]:
         """Every stored rollout of an epoch or a validation, whole."""

@@ -74,7 +74,7 @@ async def test_the_best_step_is_measured_again_and_compared_with_step_0(
         assert len(again) == 16
         assert {call["model"] for record in again for call in record["calls"]} == {"small@2"}
         assert {call["policy_step"] for record in again for call in record["calls"]} == {2}
-        history = bench.validations()
+        history = bench.validations(all_of_them=True)
         assert [entry["step"] for entry in history] == [0, 1, 2, 2, 3]
         assert history[3]["remeasured"] is True
         assert history[3]["gain"]["verdict"] == "better"
