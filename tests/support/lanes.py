@@ -10,11 +10,14 @@ longest come first. Tests marked `alone` measure time: the lane that ends last r
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,8 @@ ALONE = "alone"
 _GRACE_SECONDS = 60
 _SHOW_SECONDS = 5
 _NOTHING_SELECTED = 5
+_SUMMARY = re.compile(r"^=* *((?:\d+ [a-z]+,? )+)in [\d.]+s.*$")
+"""The last line of a lane, such as ``=== 3 passed, 1 skipped in 12.34s ===``."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,6 +98,8 @@ def _run(session: pytest.Session, items: list[pytest.Item]) -> None:
 def main(arguments: list[str]) -> int:
     # Both lanes would write what failed last.
     command = [sys.executable, "-m", "pytest", "-p", __spec__.name, "-p", "no:cacheprovider", *arguments]
+    started = time.monotonic()
+    counts = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="lanes-") as claims:
         lanes = [
             subprocess.Popen(
@@ -105,7 +112,10 @@ def main(arguments: list[str]) -> int:
             for number in range(1, NUM_LANES + 1)
         ]
         try:
-            shown = [threading.Thread(target=_show, args=lane, daemon=True) for lane in enumerate(lanes, 1)]
+            shown = [
+                threading.Thread(target=_show, args=(number, lane, counts), daemon=True)
+                for number, lane in enumerate(lanes, 1)
+            ]
             for thread in shown:
                 thread.start()
             codes = [lane.wait() for lane in lanes]  # every test has a time limit of its own
@@ -114,14 +124,21 @@ def main(arguments: list[str]) -> int:
         finally:
             for lane in lanes:
                 _end(lane)
+    total = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "no tests ran"
+    print(f"{f' {total} in {time.monotonic() - started:.2f}s ':=^100}", flush=True)
     ran = [code for code in codes if code != _NOTHING_SELECTED]
     return max(map(abs, ran), default=_NOTHING_SELECTED)
 
 
-def _show(number: int, lane: subprocess.Popen[str]) -> None:
+def _show(number: int, lane: subprocess.Popen[str], counts: Counter[str]) -> None:
+    """Print what a lane prints, and add up what its summary counts."""
     assert lane.stdout is not None
     for line in lane.stdout:
         print(f"{number}| {line}", end="", flush=True)
+        if found := _SUMMARY.match(line):
+            for part in found[1].strip().split(", "):
+                count, what = part.split(" ", 1)
+                counts[what] += int(count)
 
 
 def _end(lane: subprocess.Popen[str]) -> None:

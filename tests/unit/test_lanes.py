@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_every_test_runs_once_and_the_engine_starts_once(folder: Path) -> None:
     begun = [text for _, text in events if text.startswith("begin")]
     assert sorted(begun) == [f"begin test_{letter}" for letter in "abcdef"]
     assert len({pid for pid, _ in events}) == 2, "both lanes had something to do"
+    assert re.fullmatch(r"=+ 6 passed in [\d.]+s =+", done.stdout.splitlines()[-1]), "one summary of both"
     shared = [text for pid, text in events if pid == dict(map(reversed, events))["start engine"]]
     first, last = shared.index("start engine"), shared.index("stop engine")
     assert [text for text in shared[first:last] if "begin" in text] == ["begin test_a", "begin test_c"]
