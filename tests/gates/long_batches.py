@@ -78,7 +78,7 @@ class StandinRankActor(_RankActor):
         torch.set_num_threads(1)
         self._rank = StandinArithmetic(arguments["rank"], arguments["world_size"])  # type: ignore[assignment]
         limits = {"vocabulary_size": VOCABULARY, "max_length": None, "max_micro_batch_tokens": 2048}
-        return {**limits, "can_branch": True, "pid": os.getpid()}  # type: ignore[typeddict-item]
+        return {**limits, "can_branch": True, "linear_layers": [], "pid": os.getpid()}  # type: ignore[typeddict-item]
 
 
 def fill(records: RecordStore, sizes: Sizes) -> list[TrajectoryGroup]:

@@ -74,7 +74,14 @@ class StandinRank(_RankActor):
 
     def load(self, arguments: dict) -> dict:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return {"rank": arguments["rank"], "device": devices, "pid": os.getpid()}
+        limits = {"vocabulary_size": 97, "max_length": None, "max_micro_batch_tokens": 1, "can_branch": True}
+        return {
+            "rank": arguments["rank"],
+            "device": devices,
+            "pid": os.getpid(),
+            "linear_layers": [],
+            **limits,
+        }
 
     def do(self, method: str, *args: object) -> object: ...
 
