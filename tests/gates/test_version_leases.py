@@ -80,7 +80,7 @@ def state_of(world: World, lease_id: str) -> LeaseState:
 
 async def released(world: World, lease_id: str = "one") -> None:
     world.ledger.release_lease("run", lease_id)
-    await until(lambda: not world.traffic.lent and not world.traffic.holds, "everything is taken back")
+    await until(lambda: not world.leases._lent and not world.traffic.holds, "everything is taken back")
 
 
 async def trained(world: World, job: Job) -> None:
@@ -241,6 +241,7 @@ async def test_missing_step_and_kept_steps(in_memory: Path, model: Path, scores:
 
 async def evaluated(world: World, faults: Faults, lease_id: str = "one") -> list[str]:
     """Lease step 1 and release it, with faults; return the points that were passed."""
+    await asyncio.gather(*world.runner._retiring)  # an older version may still be unloaded after its step
     with world.device.watched(faults) as points:
         lease = await taken(world, 1, lease_id)
         if lease.state is LeaseState.READY:
