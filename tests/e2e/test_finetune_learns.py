@@ -22,6 +22,7 @@ def finetune_command(backend: Backend) -> list[str]:
     overrides = {
         "llms.adder.base_url": f"{backend.gateway_url}/v1",
         "trainer_adapters.backend.backend.port": str(backend.port),
+        "finetuning.num_epochs": "15",  # of 25: enough for what is asserted
     }
     flags = [part for path, value in overrides.items() for part in ("-o", path, value)]
     files = ["--config_file=config.yml", "--validation_dataset=data/validation.json"]
