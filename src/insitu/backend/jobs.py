@@ -37,7 +37,7 @@ from insitu.backend.serving.probe import (
     probe_sequences,
 )
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import ChildFailed, InsituError, UpstreamError
+from insitu.errors import ChildFailed, InsituError, UpstreamError, describe
 from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
@@ -261,7 +261,7 @@ class StepRunner:
 def _reason(error: Exception) -> str:
     if isinstance(error, InsituError | OSError):
         return str(error)
-    return f"{type(error).__name__}: {error} (the supervisor's log has the details)"
+    return f"{describe(error)} (the supervisor's log has the details)"
 
 
 def _pids(host: ModelHost) -> set[int]:

@@ -20,7 +20,7 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.publication import BASE_VERSION
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import CannotHonour, InsituError
+from insitu.errors import CannotHonour, InsituError, describe
 from insitu.types import RunState
 from insitu.wire.routing_table import Served, ServedBase
 
@@ -92,7 +92,7 @@ class Registrar:
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except Exception as error:  # whatever a registration asks for ends that run, not the backend
             log.exception("run %s cannot be served", run.name)
-            reason = str(error) if isinstance(error, InsituError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, InsituError) else describe(error)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, reason)
 
     @asynccontextmanager
