@@ -27,6 +27,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 # A second start of the doctor's engine, for a fault that tests/unit/training/test_attention_check.py covers too.
 ALTERED := tests/integration/test_doctor.py::test_wrong_attention_fails_and_the_trainer_falls_back
 
+# Backends of their own for what other tests of `make test` show in part; `make sweeps` runs them.
+WHOLE := tests/integration/test_runs_with_a_start.py::test_merged_weights_and_a_killed_admission \
+	tests/integration/test_fsdp2.py::test_two_ranks_learn_by_every_method_what_one_learns \
+	tests/integration/test_finetune_sft.py::test_demonstrations_become_more_likely
+
 P ?= tests/unit
 quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
 	@test -f $(VENV)/.ready || $(MAKE) setup
@@ -38,8 +43,8 @@ check: setup  ## lint, types, import rules, unit tests
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/lint-imports --no-cache
-	# Types are checked beside the tests: each keeps one core busy.
-	$(BIN)/pyright & types=$$!; $(BIN)/python -m pytest tests/unit -q; tests=$$?; wait $$types && exit $$tests
+	# Types are checked beside the first tests.
+	$(BIN)/pyright & types=$$!; $(BIN)/python -m tests.support.lanes tests/unit -q; tests=$$?; wait $$types && exit $$tests
 
 smoke: setup  ## one training step on a real engine
 	$(BIN)/python -m insitu.testing.models tiny
@@ -50,12 +55,14 @@ test: setup  ## contract, integration, fault and framework tests: real vLLM, tin
 	$(BIN)/python -m tests.frameworks.environment
 	# Two lanes: while an engine starts or a test waits, the other lane has a core.
 	$(BIN)/python -m tests.support.lanes tests/contract tests/integration tests/faults tests/frameworks \
-		-v --durations=5 --deselect $(ALTERED)
+		-v --durations=5 $(addprefix --deselect ,$(ALTERED) $(WHOLE))
 
-sweeps: setup  ## at full size what `make test` samples: twenty kills, 512 rollouts of the exactness zoo
+sweeps: setup  ## at full size what `make test` and `make e2e` sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny
 	INSITU_TESTS=long $(BIN)/python -m pytest tests/faults/test_finetune_killed.py \
-		tests/integration/test_exactness_zoo.py -v -s --durations=2
+		tests/integration/test_exactness_zoo.py $(WHOLE) -v -s --durations=2
+	$(BIN)/python -m insitu.testing.models smollm2
+	INSITU_TESTS=long $(BIN)/python -m pytest tests/e2e/test_backend_learns.py -v -s
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
@@ -78,7 +85,7 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 	$(BIN)/python -m pytest tests/compat -v --durations=0
 
 gates: setup  ## claims about GPUs, proved without one: a line for each
-	$(BIN)/python -m pytest tests/gates -q -s --durations=3
+	$(BIN)/python -m tests.support.lanes tests/gates -q -s --durations=3
 
 doctor: setup  ## the doctor on this machine, and on a trainer that was made to compute wrongly
 	$(BIN)/python -m pytest tests/integration/test_doctor.py -v
