@@ -12,6 +12,9 @@ compared with the trainer:
   `mean_abs_before` is the same of the base model.
 
 The trainer computes in float32. The published model is Transformers' in bfloat16, in place of an engine.
+
+`heads` compares the two on unchanged weights, both in bfloat16, with an output head that keeps its logits in
+bfloat16 or in float32 on both sides.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from unittest import mock
 
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,6 +44,7 @@ from insitu.backend.plan.compute import this_cpu
 from insitu.backend.serving.probe import compare
 from insitu.testing.models import smollm2
 from insitu.training.model import export
+from insitu.training.model import logprobs as head_of_trainer
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from tests.support.addition import MAX_TOKENS, question
 from tests.support.sequences import make_sequence, train
@@ -100,13 +105,40 @@ def to_sequences(answers: Answers, scores: list[list[float]]) -> list[TrainingSe
 
 
 @torch.no_grad()
-def score(model_dir: Path, ids: list[list[int]]) -> list[list[float]]:
-    """Score like an engine: every product in bfloat16, the softmax in float32."""
+def score(model_dir: Path, ids: list[list[int]], head: str = "bfloat16") -> list[list[float]]:
+    """Score like an engine: every product in bfloat16 but perhaps the head's, the softmax in float32."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     padded = pad_sequence([torch.tensor(each) for each in ids], batch_first=True)
-    logits = model(padded).logits[:, :-1].float()
+    hidden = model.base_model(padded).last_hidden_state[:, :-1]
+    logits = LOGITS[head](hidden.flatten(0, 1), model.lm_head.weight, None).unflatten(0, hidden.shape[:2])
     logprobs = logits.log_softmax(-1).gather(-1, padded[:, 1:, None])[..., 0].tolist()
     return [row[: len(each) - 1] for row, each in zip(logprobs, ids, strict=True)]
+
+
+def wide_logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute what a GPU does with `torch.mm(…, out_dtype=torch.float32)`."""
+    with torch.autocast("cpu", enabled=False):
+        return functional.linear(hidden.float(), weight.float(), bias)
+
+
+def narrow_logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return functional.linear(hidden, weight, bias).float()
+
+
+LOGITS = {"bfloat16": narrow_logits, "float32": wide_logits}
+
+
+def heads(model_dir: Path, answers: Answers, threads: int) -> dict[str, float]:
+    """Return mean |Δlogprob| of the engine and a trainer in bfloat16, by the head's precision."""
+    rank = TrainerRank(0, 1, "", 0, str(model_dir), "bfloat16", threads)
+    rank.open_run(RUN, LoraSettings(rank=8, alpha=16))
+    found: dict[str, float] = {}
+    for head, logits in LOGITS.items():
+        with mock.patch.object(head_of_trainer, "float32_logits", logits):
+            trainer = answers.sampled(rank.score(RUN, answers.ids))
+        engine = answers.sampled(score(model_dir, answers.ids, head))
+        found[head] = compare(trainer, trainer, engine, engine).mean_abs
+    return found
 
 
 @contextmanager
@@ -130,9 +162,7 @@ def share(base: dict[str, torch.Tensor], exact: Path, published: Path) -> float:
     return arrived / energy
 
 
-def measure(model_dir: Path, threads: int, scratch: Path) -> list[dict[str, Any]]:
-    torch.set_num_threads(threads)
-    answers = sample(model_dir)
+def measure(model_dir: Path, answers: Answers, threads: int, scratch: Path) -> list[dict[str, Any]]:
     rank = TrainerRank(0, 1, "", 0, str(model_dir), "float32", threads)
     base = load_file(model_dir / "model.safetensors")
     engine_before = answers.sampled(score(model_dir, answers.ids))
@@ -177,10 +207,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    answers = sample(smollm2())
+    by_head = heads(smollm2(), answers, options.threads)
+    print(json.dumps({"heads": by_head}), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="insitu-arrival-") as scratch:
-        rows = measure(smollm2(), options.threads, Path(scratch))
+        rows = measure(smollm2(), answers, options.threads, Path(scratch))
     if options.json:
-        print(json.dumps({"rows": rows, "engine": "transformers-bfloat16", "cpu": this_cpu()}))
+        engine = "transformers-bfloat16"
+        print(json.dumps({"rows": rows, "heads": by_head, "engine": engine, "cpu": this_cpu()}))
         return
     for row in rows:
         print(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from insitu.types import (
     TrajectoryGroup,
 )
 from insitu.wire.answers import (
+    AdapterReceipt,
     CheckpointInfo,
     CheckpointList,
     EventInfo,
@@ -43,10 +44,13 @@ from insitu.wire.answers import (
 )
 from insitu.wire.bodies import LeaseBody, RunBody, StepBody
 from insitu.wire.group_upload import group_lines
-from insitu.wire.message import read
+from insitu.wire.message import encode, read
+from insitu.wire.starts.adapter_upload import ADAPTER_TYPE, AdapterUpload
 from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.wire.values import Scalar
 
+_LEASE_SECONDS = 10.0
+"""For requests about a lease, which must not outlast it by much, however patient the client is."""
 log = logging.getLogger(__name__)
 
 
@@ -61,8 +65,10 @@ class InsituClient(Connected):
         retry: RetryPolicy | None = None,
         request_seconds: float = 60.0,
         upload_seconds: float = 600.0,
+        say: Callable[[str], None] = log.warning,
     ) -> None:
-        super().__init__(Transport(base_url, api_key, retry=retry, request_seconds=request_seconds))
+        """`retry` may let requests outlive an outage of the backend, which `say` is then told about."""
+        super().__init__(Transport(base_url, api_key, retry=retry, request_seconds=request_seconds, say=say))
         self._upload_seconds = upload_seconds
 
     async def health(self) -> Health:
@@ -78,17 +84,27 @@ class InsituClient(Connected):
         lora: LoraSettings | None = None,
         engine_args: Mapping[str, Scalar] | None = None,
         init_args: Mapping[str, Scalar] | None = None,
+        init_from: str | None = None,
+        fork_from: str | None = None,
     ) -> RunInfo:
-        """Register a run. Repeating it with the same settings is harmless; other settings raise Conflict."""
+        """Register a run. Repeating it with the same settings is harmless; other settings raise Conflict.
+
+        `init_from` makes `<run>@<step>`, or an adapter of `put_adapter`, the run's step 0. `fork_from` does
+        so with a step's optimizer and random state as well.
+        """
         body = RunBody(
             project=project,
             name=name,
             base_model=base_model,
-            lora=lora or LoraSettings(),
+            lora=lora,
             engine_args=dict(engine_args or {}),
             init_args=dict(init_args or {}),
+            init_from=init_from,
+            fork_from=fork_from,
         )
-        return await self._transport.call(RunInfo, "POST", "/v1/runs", body=body)
+        # Servers from before these fields reject their names.
+        sent = encode(body, without=("lora", "init_from", "fork_from"))
+        return await self._transport.call(RunInfo, "POST", "/v1/runs", body=sent)
 
     async def get_run(self, name: str) -> RunInfo:
         """Return one run."""
@@ -103,19 +119,34 @@ class InsituClient(Connected):
         return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/close")
 
     async def wait_run_ready(
-        self, name: str, deadline_seconds: float, *, poll_seconds: float = 0.5
+        self, name: str, deadline_seconds: float, *, step: int = 0, poll_seconds: float = 0.5
     ) -> RunInfo:
-        """Wait until the run is ready; raise ChildFailed with its error if it fails or is closed."""
+        """Wait until the run is ready; raise ChildFailed with its error if it fails or is closed.
+
+        A run that lost steps is waited for until it is at `step` again, or nothing more is trained again.
+        """
 
         def done(run: RunInfo) -> bool:
             if run.state in (RunState.FAILED, RunState.CLOSED):
                 raise errors.ChildFailed(f"run {name!r} is {run.state}: {run.error or 'no reason given'}")
-            return run.state is RunState.READY
+            return run.state is RunState.READY and (run.step >= step or not run.lost_steps)
 
         def say(run: RunInfo) -> str:
-            return f"run {name!r} to be ready; it is {run.state}"
+            wanted, there = (f" at step {step}", f" at step {run.step}") if step else ("", "")
+            return f"run {name!r} to be ready{wanted}; it is {run.state}{there}"
 
         return await self._wait(lambda: self.get_run(name), done, say, deadline_seconds, poll_seconds)
+
+    async def put_adapter(self, adapter: AdapterUpload) -> AdapterReceipt:
+        """Upload an adapter for `init_from`. Repeating it is harmless."""
+        return await self._transport.call(
+            AdapterReceipt,
+            "PUT",
+            f"/v1/adapters/{adapter.sha256}",
+            upload=adapter.chunks,
+            headers={"Content-Type": ADAPTER_TYPE, "Content-Length": str(adapter.num_bytes)},
+            seconds=self._upload_seconds,
+        )
 
     async def put_group(
         self, group: TrajectoryGroup, inline: Mapping[str, Sequence[ModelCall]] | None = None
@@ -156,7 +187,7 @@ class InsituClient(Connected):
         return await self._transport.call(JobInfo, "GET", f"/v1/jobs/{quote(job_id, safe='')}")
 
     async def cancel_job(self, job_id: str) -> JobInfo:
-        """Cancel a queued job."""
+        """Cancel a job: a queued one now, a running one at its next safe point."""
         return await self._transport.call(JobInfo, "POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel")
 
     async def wait_job(self, job_id: str, deadline_seconds: float, *, poll_seconds: float = 0.25) -> JobInfo:
@@ -199,7 +230,7 @@ class InsituClient(Connected):
         await self._transport.call(CheckpointInfo, "DELETE", _checkpoint_path(run, step))
 
     async def lease(self, run: str, step: int, lease_id: str, *, seconds: float = 60.0) -> LeaseInfo:
-        """Take a lease of a kept step (0 is the base model), or renew it; raise Conflict if it has ended."""
+        """Take a lease of a kept step (0 is the run's start), or renew it; raise Conflict if it has ended."""
         body = LeaseBody(step=step, seconds=seconds)
         return await self._transport.call(LeaseInfo, "PUT", _lease_path(run, lease_id), body=body)
 
@@ -228,9 +259,10 @@ class InsituClient(Connected):
                 yield await self._wait_lease(run, lease_id, deadline_seconds)
         finally:
             try:
-                await self.release(run, lease_id)
-            except errors.Unavailable as error:
-                log.warning("the lease %s of %s@%d ends by itself: %s", lease_id, run, step, error.message)
+                async with asyncio.timeout(_LEASE_SECONDS):
+                    await self.release(run, lease_id)
+            except (errors.Unavailable, TimeoutError) as error:
+                log.warning("the lease %s of %s@%d ends by itself: %s", lease_id, run, step, text_of(error))
 
     async def _wait_lease(self, run: str, lease_id: str, deadline_seconds: float) -> LeaseInfo:
         def done(lease: LeaseInfo) -> bool:
@@ -250,11 +282,17 @@ class InsituClient(Connected):
         while True:
             await asyncio.sleep(seconds / 3)
             try:
-                await self.lease(run, step, lease_id, seconds=seconds)
+                async with asyncio.timeout(max(_LEASE_SECONDS, renewed_at + seconds - loop.time())):
+                    await self.lease(run, step, lease_id, seconds=seconds)
                 renewed_at = loop.time()
             except errors.Unavailable:
                 if loop.time() - renewed_at > seconds:
                     raise
+            except TimeoutError:
+                raise errors.Unavailable(
+                    f"the lease of {run}@{step} could not be renewed for {seconds:g} s",
+                    hint=f"check that the backend runs: GET {self._transport.base_url}/health",
+                ) from None
 
     async def events(
         self, job_id: str, *, after: int = 0, idle_seconds: float = 60.0

@@ -73,6 +73,10 @@ class Conflict(InsituError):
     status = 409
 
 
+class Cancelled(Conflict):
+    """The job was cancelled while it was under way."""
+
+
 class TooLarge(InsituError):
     """The body or a part of it exceeds a stated limit."""
 

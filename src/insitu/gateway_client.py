@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from urllib.parse import quote
 
+from insitu.wire.answers import DemonstrationReceipt
+from insitu.wire.bodies import Demonstration
 from insitu.wire.gateway_state import GatewayHealth, ModelList
 from insitu.wire.listed_calls import RolloutRecord as RolloutRecord
 from insitu.wire.listed_calls import Whole
 from insitu.wire.transport import Connected, RetryPolicy, Transport
+
+log = logging.getLogger(__name__)
 
 
 class GatewayClient(Connected):
@@ -20,11 +26,25 @@ class GatewayClient(Connected):
         *,
         retry: RetryPolicy | None = None,
         request_seconds: float = 60.0,
+        say: Callable[[str], None] = log.warning,
     ) -> None:
+        """`retry` may let requests outlive an outage of the gateway, which `say` is then told about."""
         # No limit on connections: a finished rollout must not queue behind thousands of others.
         super().__init__(
-            Transport(gateway_url, api_key, retry=retry, request_seconds=request_seconds, max_connections=0)
+            Transport(
+                gateway_url,
+                api_key,
+                retry=retry,
+                request_seconds=request_seconds,
+                max_connections=0,
+                say=say,
+            )
         )
+
+    @property
+    def num_outages(self) -> int:
+        """Outages of the gateway that were waited for and are over."""
+        return self._transport.num_outages
 
     async def health(self) -> GatewayHealth:
         """Return whether calls would be served now, and by which replicas."""
@@ -54,3 +74,8 @@ class GatewayClient(Connected):
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
         path += "&pieces=true" if pieces else ""
         return await self._transport.call(RolloutRecord, "GET", path)
+
+    async def demonstrate(self, rollout_id: str, demonstration: Demonstration) -> DemonstrationReceipt:
+        """Record the answers of a conversation as calls of a rollout, rendered by the engine's template."""
+        path = f"/rollouts/{quote(rollout_id, safe='')}/v1/demonstrations"
+        return await self._transport.call(DemonstrationReceipt, "POST", path, body=demonstration)

@@ -12,6 +12,7 @@ from insitu.wire.lora_settings import LoraSettings as LoraSettings
 from insitu.wire.model_call import ModelCall as ModelCall
 from insitu.wire.step_settings import AdvantageKind as AdvantageKind
 from insitu.wire.step_settings import Loss as Loss
+from insitu.wire.step_settings import Method as Method
 from insitu.wire.step_settings import StepSettings as StepSettings
 from insitu.wire.values import INCOMPLETE as INCOMPLETE
 from insitu.wire.values import NAME_PATTERN as NAME_PATTERN
@@ -61,6 +62,8 @@ class TrainingSequence:
     their logprobs: a grammar, top_p and the like."""
     temperature_s: NDArray[np.float32]
     """The temperature at which its tokens are scored; 1 if it is not trained on."""
+    teacher_t: NDArray[np.float32] | None = None
+    """A teacher's log-probability of each token that enters the loss, if another program computed it."""
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -99,3 +102,15 @@ def parse_policy(model: str) -> tuple[str, int | None]:
     if separator and step.isdigit():
         return run, int(step)
     return model, None
+
+
+def reference_of(run: str, settings: StepSettings) -> tuple[str, int] | None:
+    """Return the run and step of the checkpoint that a step of `run` is compared with: reference or teacher.
+
+    None if it is the base model, if there is none, or if the teacher is served elsewhere.
+    """
+    if settings.method == "distill":
+        teacher, step = parse_policy(settings.teacher or "")
+        return None if step is None else (teacher, step)
+    has_reference = settings.method == "dpo" or settings.beta > 0
+    return (run, settings.reference_step) if has_reference and settings.reference_step is not None else None

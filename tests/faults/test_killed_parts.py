@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from insitu.client import InsituClient
-from insitu.errors import Conflict
+from insitu.errors import ChildFailed, Conflict
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.types import JobState, ModelCall, StepSettings, Trajectory, TrajectoryGroup
@@ -30,6 +31,7 @@ GONE_SECONDS = 15.0
 STEP_SECONDS = 300.0
 """Also with the start of an engine in it, while other tests keep the cores busy."""
 VICTIMS = ("gateway", "API", "replica", "trainer")
+SILENT_SECONDS = 10.0
 
 
 @pytest.fixture
@@ -43,6 +45,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.timeout(900)
 async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
+    arguments += ["--engine-silent-seconds", str(SILENT_SECONDS)]
     backend = Backend(tmp_path / "state", [*arguments, "--dtype", "float32"])
     backend.start()
     acknowledged: list[str] = []
@@ -57,6 +60,8 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
                 job_id = await start_step(client, rollouts, acknowledged)
                 os.kill(await pid_of(backend, http, victim), signal.SIGKILL)
                 await client.wait_job(job_id, STEP_SECONDS)
+            await check_cancellation(client, rollouts, acknowledged)
+            await check_hung_engine(backend, http, rollouts)
             job_id = await start_step(client, rollouts, acknowledged)
             await client.lease("faults", 4, "evaluation", seconds=600)
             assert backend.process is not None
@@ -79,6 +84,32 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
         await nothing_left(backend, scratch)
     finally:
         backend.end()
+
+
+async def check_cancellation(client: InsituClient, rollouts: Rollouts, acknowledged: list[str]) -> None:
+    """Cancel a running job: it ends soon without a step, and its groups train under another job."""
+    before = (await client.get_run("faults")).step
+    job = await client.get_job(await start_step(client, rollouts, acknowledged))
+    began = time.monotonic()
+    await client.cancel_job(job.id)
+    with pytest.raises(ChildFailed, match="is cancelled"):
+        await client.wait_job(job.id, STEP_SECONDS)
+    print(f"\ncancelled in phase {job.phase or 'start'} after {time.monotonic() - began:.1f} s")
+    assert (await client.get_run("faults")).step == before
+    again = await client.submit_step("faults", job.group_ids, job.settings, idempotency_key=uuid.uuid4().hex)
+    await client.wait_job(again.id, STEP_SECONDS)
+
+
+async def check_hung_engine(backend: Backend, http: aiohttp.ClientSession, rollouts: Rollouts) -> None:
+    """Stop the process that computes: the server still answers, and a call hangs until both are killed."""
+    server = psutil.Process(await pid_of(backend, http, "replica"))
+    for process in server.children(recursive=True):
+        process.suspend()
+    began = time.monotonic()
+    await rollouts.chat(uuid.uuid4().hex, [{"role": "user", "content": "Say something."}])
+    print(f"\nhung engine: answered after {time.monotonic() - began:.1f} s ({SILENT_SECONDS:g} s of silence)")
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert "has not answered for 10 s and is killed" in backend.output.read_text()
 
 
 async def start_step(client: InsituClient, rollouts: Rollouts, acknowledged: list[str]) -> str:

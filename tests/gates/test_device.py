@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,28 @@ async def test_device_is_never_exceeded(
         assert world.engine.pid != pid
         assert await world.submit("third", 0) is JobState.SUCCEEDED
     gate(f"device-{sizes.total:.0f}", world.device.peak, sizes.total, "GiB")
+
+
+async def test_a_hung_engine_is_replaced_and_no_call_is_lost(
+    in_memory: Path, model: Path, scores: StandinScores
+) -> None:
+    async with running(in_memory / "state", SMALL, model, scores) as world:
+        assert await world.submit("run", 0) is JobState.SUCCEEDED
+        settings = world.supervisor._settings
+        world.supervisor._settings = replace(settings, deadlines=Deadlines(engine_silent=0.4))
+        watching = asyncio.create_task(world.supervisor._watch(world.registrar, world.traffic))
+        hung, num_answers, began = world.engine, len(world.answers), time.monotonic()
+        hung.answering.clear()
+        while world.engine is hung or not world.host.replicas.joined():
+            assert time.monotonic() < began + 10, "the hung engine was not replaced"
+            await asyncio.sleep(0.02)
+        seconds = time.monotonic() - began
+        await world.settled()
+        assert list(world.engine._paths) == list(hung._paths), "the published weights are loaded again"
+        assert set(world.answers[num_answers:]) == {200}, "calls on the hung engine fail over"
+        assert await world.submit("run", 1) is JobState.SUCCEEDED
+        await ended(watching)
+    gate("hung-engine", seconds, 5.0, "s until it is replaced, found after 0.4 s")
 
 
 async def broken(world: World, faults: Faults) -> list[str]:

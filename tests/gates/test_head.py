@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from insitu.training.model.logprobs import token_logprobs
+from insitu.training.model.logprobs import float32_logits, token_logprobs
 from tests.gates.gate import gate
 from tests.support.live_bytes import LiveBytes
 
@@ -83,6 +85,33 @@ def _bytes_beyond_gradient(num_tokens: int, dtype: torch.dtype, bonus: float) ->
     return live.peak - before - hidden.untyped_storage().nbytes()
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_a_gpu_never_have_sixteen_bits(dtype: torch.dtype, bias: bool) -> None:
+    """On fake tensors of a GPU: nothing of the logits' shape is computed in another precision."""
+    with FakeTensorMode(), _Results() as results:
+        hidden, weight = (torch.empty(count, 64, device="cuda", dtype=dtype) for count in (8, VOCABULARY))
+        float32_logits(hidden, weight, torch.empty(VOCABULARY, device="cuda", dtype=dtype) if bias else None)
+    assert {made for shape, made in results.seen if shape == (8, VOCABULARY)} == {torch.float32}
+    name = str(dtype).removeprefix("torch.") + ("-bias" if bias else "")
+    print(f"gate head-logits-{name}: in float32 only ok")
+
+
+class _Results(TorchDispatchMode):
+    """Notes the shape and precision of every result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.seen.append((tuple(result.shape), result.dtype))
+        return result
+
+
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_head_costs_no_more_than_the_plain_one() -> None:
     """In turns, in one process, on one thread; what is compared is the median over the rounds."""

@@ -20,6 +20,7 @@ SCALE = 1.0 if os.environ.get("INSITU_GATES") == "long" else 0.25
 NUM_RANKS = 2
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "num_rollouts", "num_tokens", "num_turns"),

@@ -174,6 +174,7 @@ def test_every_argument_has_its_effect(front: Front) -> None:
             "v2": on_cuda,
             "device": front.device,
             "dtype": f"torch.{settings.dtype}",
+            "head_dtype": "torch.float32" if on_cuda else f"torch.{settings.dtype}",
             "max_model_len": settings.max_model_len,
             "max_num_seqs": settings.max_num_seqs,
             "chunked_prefill": on_cuda,

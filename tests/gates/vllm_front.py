@@ -103,6 +103,7 @@ def outcome(arguments: list[str], environment: dict[str, str], *, whole: bool) -
         "v2": config.use_v2_model_runner,
         "device": str(config.device_config.device),
         "dtype": str(model.dtype),
+        "head_dtype": str(model.head_dtype),
         "max_model_len": model.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "chunked_prefill": scheduler.enable_chunked_prefill,

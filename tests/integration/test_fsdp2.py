@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.testing.models import tiny
 from insitu.training.model.export import ADAPTED_FILE
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
-from tests.support.sequences import make_sequence, train
+from tests.support.sequences import altered, make_sequence, train
 from tests.support.trees import random_shares
 
 pytestmark = pytest.mark.timeout(300)
@@ -137,6 +138,55 @@ def _assert_same(one: Path, two: Path) -> None:
         assert merged <= 1e-5
     scores = [load_file(out / "scores.safetensors") for out in (one, two)]
     assert _largest_difference(*scores) <= 1e-4
+
+
+def _rank_of_methods(rank: int, world_size: int, port: int, out: str, budget: int) -> None:
+    """One step of each method beside grpo; three sequences leave a rank without work in between."""
+    trainer = TrainerRank(rank, world_size, "127.0.0.1", port, str(tiny()), "float32", 1, "cpu", budget)
+    trainer.open_run("teacher", LoraSettings(rank=4, seed=1))
+    train(trainer, "teacher", _sequences(5, 6), _SETTINGS)
+    trainer.save("teacher", f"{out}/teacher")
+    trainer.open_run("run", _LORA)
+    train(trainer, "run", _sequences(0, 9), _SETTINGS)  # no longer the base model
+    taught = [altered(s, advantages=[float(m) for m in s.mask]) for s in _sequences(1, 3)]
+    scored = [replace(s, teacher_t=s.logprobs[s.mask]) for s in taught]
+    sides = [[(-1.0 if i == 2 else 1.0) * m for m in s.mask] for i, s in enumerate(taught)]
+    pairs = [
+        replace(altered(s, advantages=side), rollout_id="bad" if i == 2 else "good")
+        for i, (s, side) in enumerate(zip(taught, sides, strict=True))
+    ]
+    figures: dict[str, float] = {}
+    for method, sequences, reference in (
+        ("sft", taught, None),
+        ("dpo", pairs, None),
+        ("dpo", pairs, "teacher"),
+        ("distill teacher@1", taught, "teacher"),
+        ("distill elsewhere", scored, None),
+    ):
+        name, _, teacher = method.partition(" ")
+        settings = StepSettings(1e-3, method=name, teacher=teacher or None, num_passes=2)  # type: ignore[arg-type]
+        directory = f"{out}/teacher" if reference else None
+        metrics = train(trainer, "run", sequences, settings, directory)
+        figures |= {f"{method} {reference} {each}": metrics[each] for each in ("loss", "grad_norm")}
+    trainer.save("run", out)
+    if rank == 0:
+        save_file({n: torch.tensor(v) for n, v in figures.items()}, f"{out}/figures.safetensors")
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_learn_by_every_method_what_one_learns(tmp_path: Path) -> None:
+    for world_size, budget in ((1, 4096), (2, 40)):
+        out = tmp_path / str(world_size)
+        out.mkdir()
+        arguments = (world_size, _free_port(), str(out), budget)
+        mp.start_processes(_rank_of_methods, arguments, nprocs=world_size, start_method="spawn")
+    one, two = (load_file(tmp_path / str(n) / "figures.safetensors") for n in (1, 2))
+    assert {name: two[name].item() for name in two} == pytest.approx(
+        {name: one[name].item() for name in one}, rel=1e-4
+    )
+    adapters = [load_file(tmp_path / str(n) / "adapter" / "adapter_model.safetensors") for n in (1, 2)]
+    assert _largest_difference(*adapters) <= 1e-5
 
 
 def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:

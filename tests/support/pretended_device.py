@@ -172,6 +172,9 @@ class StandinVllm(StandinEngine):
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
+        self.answering = asyncio.Event()
+        """Cleared, it is alive and answers neither calls nor questions."""
+        self.answering.set()
         self._ending: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -214,6 +217,7 @@ class StandinVllm(StandinEngine):
             "/update_weight_version": self._version,
             "/v1/completions": self._score,
         }
+        app.router.add_get("/is_sleeping", self._is_sleeping)
         for path, act in acts.items():
             app.router.add_post(path, self._operation(_ENGINE_POINTS[path], act))
 
@@ -248,6 +252,10 @@ class StandinVllm(StandinEngine):
             self.alive = False
         if fault is not None:
             raise Injected(fault)
+
+    async def _is_sleeping(self, _request: web.Request) -> web.Response:
+        await self.answering.wait()
+        return web.json_response({"is_sleeping": bool(self._asleep)})
 
     def _sleep(self, _part: str | None, _body: Any) -> dict[str, Any]:
         self._hold({"weights", "kv_cache"})
@@ -293,6 +301,7 @@ class StandinVllm(StandinEngine):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         await self._awake.wait()  # vLLM's scheduler is paused: calls queue up
+        await self.answering.wait()
         self._device.answered.append((self.behaviour.weight_version, self._merged))
         return await super()._generate(request)
 
@@ -371,6 +380,7 @@ class StandinTrainerGroup(TrainerGroup):
         )
         self.ranks = [{**self._rank.info(), "pid": pid}]
         self.limits = limits_of(self.ranks[0])
+        self.linear_layers = self.ranks[0]["linear_layers"]
 
     async def stop(self) -> None:
         self._device.free(self._process)
@@ -429,7 +439,7 @@ class StandinTrainerGroup(TrainerGroup):
         """Run a method of the rank and charge what it would take on a device."""
         sizes = self._device.sizes
         resting = sizes.context + sizes.resident
-        if method in ("train_step", "score", "export_merged", "open_run"):
+        if method in ("train_step", "score", "export_merged", "open_run", "start_run"):
             assert self._device.held[self._process] >= resting, (
                 f"{method} while the trainer is off the device"
             )

@@ -49,13 +49,16 @@ def join(
     advantages: Sequence[float],
     *,
     mask_constrained: bool = False,
+    as_sampled: bool = True,
 ) -> tuple[list[TrainingSequence], int]:
     """`build_sequences` of calls that were stored whole."""
     whole: dict[str, CallTokens] = {}
     for call in calls:  # tests may give several calls one id
         name = f"{call.id}-{len(whole)}" if call.id in whole else call.id
         whole[name] = replace(call_tokens(call), id=name)
-    return build_sequences(list(whole.values()), rollout_id, advantages, mask_constrained=mask_constrained)
+    return build_sequences(
+        list(whole.values()), rollout_id, advantages, mask_constrained=mask_constrained, as_sampled=as_sampled
+    )
 
 
 def stored_whole(calls: Sequence[ModelCall]) -> dict[str, CallTokens]:

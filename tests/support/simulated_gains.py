@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.harness.gains.gain import Verdict, compare
+from insitu.harness.gains.gain import GainOutcome, compare
 from insitu.harness.gains.measurement import Measurement
 
 Rates = NDArray[np.float64]
@@ -89,4 +89,4 @@ class Runs:
             return False
         again = found[best] if self.greedy else measure(random, later[best], self.num_samples)
         gain = compare(start, again, num_candidates=len(found) if self.corrected else 1)
-        return gain is not None and gain.verdict is Verdict.BETTER
+        return gain is not None and gain.outcome is GainOutcome.BETTER

@@ -38,6 +38,7 @@ from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.traffic import Traffic
 from insitu.client import InsituClient
+from insitu.errors import Cancelled
 from insitu.gateway.app import build_app
 from insitu.gateway.shared.settings import Settings
 from insitu.gateway_client import GatewayClient
@@ -202,25 +203,30 @@ class StandinBackend:
             ready = [run.name for run in runs if run.state is RunState.READY]
             job = await asyncio.to_thread(self.ledger.next_job, ready) if ready else None
             if job is not None:
-                await self._run_job(job)
+                try:
+                    await self._run_job(job)
+                except Cancelled:
+                    await asyncio.to_thread(self.ledger.transition_job, job.id, JobState.CANCELLED)
             else:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _admit(self, run: Run) -> None:
         await asyncio.to_thread(self.ledger.transition_run, run.name, RunState.LOADING)
+        await asyncio.to_thread(self._write_start, run)
         self._publish(run, run.step)
         await self._traffic.push()
         await asyncio.to_thread(self.ledger.transition_run, run.name, RunState.READY)
 
     def _publish(self, run: Run, step: int) -> None:
-        """Serve a version as an adapter of its own name; step 0 is the base model."""
+        """Serve a version as an adapter of its own name, unless it is the base model."""
         behaviour = self.engine.behaviour
         if run.base_model not in behaviour.models:
             behaviour.models.append(run.base_model)
         version = policy_name(run.name, step)
-        if step and version not in behaviour.adapters:
+        is_adapter = step or run.source
+        if is_adapter and version not in behaviour.adapters:
             behaviour.adapters.append(version)
-        served = Served(version, version) if step else Served(run.base_model, behaviour.weight_version)
+        served = Served(version, version) if is_adapter else Served(run.base_model, behaviour.weight_version)
         # Not `serve_version`: full weights under the base's name would take the base model away.
         versions = self._traffic.runs.setdefault(run.name, {})
         versions[step] = served
@@ -235,10 +241,12 @@ class StandinBackend:
         version = behaviour.weight_version
         lent: dict[str, dict[int, Served]] = {}
         for lease in leases:
-            if lease.step and lease.model not in behaviour.adapters:
+            run = await asyncio.to_thread(self.ledger.get_run, lease.run)
+            is_adapter = lease.step or run.source
+            if is_adapter and lease.model not in behaviour.adapters:
                 behaviour.adapters.append(lease.model)
-            base = Served((await asyncio.to_thread(self.ledger.get_run, lease.run)).base_model, version)
-            served = Served(lease.model, lease.model) if lease.step else base
+            base = Served(run.base_model, version)
+            served = Served(lease.model, lease.model) if is_adapter else base
             lent.setdefault(lease.run, {})[lease.step] = served
         if lent != self._traffic.lent:
             self._traffic.lent = lent
@@ -271,15 +279,25 @@ class StandinBackend:
     async def _progress(self, job: Job, phase: str, share: float) -> None:
         await asyncio.to_thread(self.ledger.set_progress, job.id, phase, share, {})
 
-    def _commit(self, job: Job, run: Run, metrics: dict[str, float]) -> None:
-        step = run.step + 1
-        staging = checkpoints.stage(self._runs_dir, run.name, step)
+    def _write_start(self, run: Run) -> None:
+        """Write step 0 of a run that starts from something; nothing of the source is in it."""
+        if run.source is not None and not self.ledger.checkpoints(run.name):
+            path, digest = self._checkpoint(run.name, 0)
+            self.ledger.commit_start(run.name, str(path), digest)
+
+    def _checkpoint(self, run: str, step: int) -> tuple[Path, str]:
+        staging = checkpoints.stage(self._runs_dir, run, step)
         (staging / "adapter").mkdir()
         (staging / "adapter" / "adapter_config.json").write_text(json.dumps({"standin": True}))
         (staging / "state.json").write_text(json.dumps({"step": step}))
         digest = checkpoints.commit(staging)
+        run_dir = checkpoints.run_directory(self._runs_dir, run)
+        return checkpoints.checkpoint_path(run_dir, step), digest
+
+    def _commit(self, job: Job, run: Run, metrics: dict[str, float]) -> None:
+        step = run.step + 1
+        path, digest = self._checkpoint(run.name, step)
         run_dir = checkpoints.run_directory(self._runs_dir, run.name)
-        path = checkpoints.checkpoint_path(run_dir, step)
         figures = {**metrics, "loss/total": 1.0 / step, "time/train_seconds": self.train_seconds}
         self.ledger.commit_step(job.id, step, figures, str(path), digest)
         for old in self.ledger.prune_checkpoints(run.name, self.keep_checkpoints):

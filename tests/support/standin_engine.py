@@ -20,6 +20,8 @@ from aiohttp import web
 
 PROMPT_IDS = [1, 9690, 198, 2683]
 _SPELLED = 100_000  # a token for each character, beyond the fixed ones
+END, NEWLINE = 2, 198
+"""The token at which a generation stops, and what the template writes after it."""
 _ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6, "developer": 7}
 
 
@@ -28,14 +30,17 @@ def spell(text: str) -> list[int]:
     return [_SPELLED + ord(character) for character in text]
 
 
-def spell_messages(messages: list[dict[str, Any]]) -> list[int]:
-    """A conversation up to the next answer; it starts with the prompt and answer of every earlier turn."""
+def spell_messages(messages: list[dict[str, Any]], *, open_turn: bool = True) -> list[int]:
+    """A conversation up to the next answer; it starts with the prompt and answer of every earlier turn.
+
+    Without `open_turn` it ends with the last message.
+    """
     ids = list(PROMPT_IDS)
     for message in messages:
         content = message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
         ids += [_ROLES.get(message["role"], 4), *spell(text)]
-    return [*ids, _ROLES["assistant"]]
+    return [*ids, _ROLES["assistant"]] if open_turn else [*ids, END, NEWLINE]
 
 
 def read_messages(prompt_ids: list[int]) -> list[dict[str, str]]:
@@ -180,7 +185,8 @@ class StandinEngine:
         if self.behaviour.fault == "render-400":
             return _error(400, "the template does not like this")
         if self.behaviour.answers or self.behaviour.texts:
-            return self._model_error(body) or _json(self._rendered(body, spell_messages(body["messages"])))
+            ids = spell_messages(body["messages"], open_turn=body.get("add_generation_prompt", True))
+            return self._model_error(body) or _json(self._rendered(body, ids))
         # Longer conversations extend shorter ones, as an append-only template does.
         ids = PROMPT_IDS + [10 + len(str(m.get("content"))) % 90 for m in body["messages"]]
         return self._model_error(body) or _json(self._rendered(body, ids))
@@ -259,6 +265,8 @@ class StandinEngine:
 
     def _sampled(self, body: dict[str, Any]) -> tuple[list[int], str]:
         behaviour = self.behaviour
+        if allowed := body.get("sampling_params", {}).get("allowed_token_ids"):
+            return allowed, "stop" if allowed == [END] else "length"
         if behaviour.answers is not None:
             text = behaviour.answers(read_messages(body["token_ids"]))
         elif behaviour.texts:

@@ -106,18 +106,20 @@ def test_a_checkpoint_under_another_step_is_refused(tmp_path: Path) -> None:
         checkpoints.verify(moved)
 
 
-def test_latest_valid_falls_back_and_says_why(tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_is_found_and_the_damage_named(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    for step in (1, 2, 3, 4):
-        committed(tmp_path, step)
+    kept = {step: checkpoints.commit(staged(tmp_path, step)) for step in (1, 2, 3, 4, 5)}
     _flip(checkpoints.checkpoint_path(run_dir, 3) / "optimizer.safetensors")
-    # step 4 is on disk, but the ledger never recorded it
-    path, damaged = checkpoints.latest_valid(run_dir, [1, 2, 3])
-    assert path == checkpoints.checkpoint_path(run_dir, 2)
-    assert [step for step, _ in damaged] == [3]
-    assert "optimizer.safetensors" in damaged[0][1].message
-    assert checkpoints.latest_valid(run_dir, [5])[0] is None
-    assert checkpoints.latest_valid(run_dir, []) == (None, [])
+    checkpoints.commit(staged(tmp_path, 4, mark=b"another"))  # whole, but not what the ledger recorded
+    del kept[5]  # on disk, but the ledger never recorded it
+    step, damaged = checkpoints.newest_whole(run_dir, kept)
+    assert step == 2
+    assert [name in str(error) for name, error in zip(("ledger", "optimizer"), damaged, strict=True)] == [
+        True,
+        True,
+    ]
+    assert checkpoints.newest_whole(run_dir, {7: "sha"})[0] is None
+    assert checkpoints.newest_whole(run_dir, {}) == (None, [])
 
 
 def test_a_removed_checkpoint_is_gone_and_the_others_stay(tmp_path: Path) -> None:
@@ -142,8 +144,8 @@ def test_names_and_steps_that_would_leave_the_directory_are_refused(tmp_path: Pa
     for run in ("../x", "a/b", "", ".", "A"):
         with pytest.raises(InvalidRequest):
             checkpoints.stage(tmp_path, run, 1)
-    with pytest.raises(InvalidRequest, match="step 0"):
-        checkpoints.stage(tmp_path, "run", 0)
+    with pytest.raises(InvalidRequest, match="step -1"):
+        checkpoints.stage(tmp_path, "run", -1)
     with pytest.raises(Conflict, match="nothing was staged"):
         checkpoints.commit(checkpoints.stage(tmp_path, "run", 1))
     with pytest.raises(InvalidRequest, match="not a staging directory"):

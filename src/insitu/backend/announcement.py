@@ -23,5 +23,7 @@ def announcement(settings: ServeSettings, host: ModelHost | None, seconds: float
         for rank in host.trainer.ranks:
             yield f"trainer  rank {rank['rank']} pid {rank['pid']} on {rank['device']}"
         yield f"model    {host.engine.served_name}"
+    for teacher in settings.teachers:
+        yield f"teacher  {teacher.name} at {teacher.url}"
     yield f"state    {settings.state_dir}   logs in {settings.logs_dir}"
     yield f"ready after {seconds:.0f} s"

@@ -1,6 +1,6 @@
 """One training step, from queued job to committed version. It reads from top to bottom:
 
-    collect → advantages → sequences → engines score
+    collect → advantages → sequences → [a teacher scores] → engines score
       → [hold] → trainer: open, score, train, score, checkpoint → publish → engines score → record → [release]
 
 The devices go from the engines to the trainer and back on the way (`serving/lease.py`).
@@ -21,12 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from insitu.backend.batch import make_batch
+from insitu.backend.cancellation import Cancellation
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.plan.settings import ServeSettings
-from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.probe import (
     NO_NOISE,
     Baseline,
@@ -36,13 +37,15 @@ from insitu.backend.serving.probe import (
     noise_of,
     probe_sequences,
 )
+from insitu.backend.serving.reasons import reason_of
+from insitu.backend.serving.teacher import taught
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import ChildFailed, InsituError, UpstreamError, describe
+from insitu.errors import Cancelled, ChildFailed, InsituError, UpstreamError
 from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
 from insitu.training.sequences import check_sequence
-from insitu.types import JobState
+from insitu.types import JobState, RunState, parse_policy
 from insitu.wire.routing_table import Served
 
 _MAX_ATTEMPTS = 3
@@ -62,7 +65,8 @@ class Clock:
     def lap(self, phase: str) -> None:
         """Attribute the time since the last lap to `phase`."""
         now = time.perf_counter()
-        self._laps[f"time/{phase}_seconds"] = now - self._last
+        name = f"time/{phase}_seconds"
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
     def seconds(self) -> dict[str, float]:
@@ -82,27 +86,55 @@ class StepRunner:
         self._probes: dict[str, Baseline] = {}
         """Each run's probe after its last step, the baseline for the next one."""
         self._retiring: set[asyncio.Task[None]] = set()
+        self._phase = ""
+        self._cancellation: Cancellation
+        """Of the job that runs."""
 
     async def run(self, job: Job, host: ModelHost) -> None:
         """Run a queued job to its end; on failure, record the error and leave the run as it was."""
         job = await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.RUNNING)
         log.info("job %s starts (run %s, %d groups)", job.id, job.run, len(job.group_ids))
+        self._phase = ""
+        self._cancellation = Cancellation(self._ledger, job.id, lambda: self._interrupt(host))
         try:
             if job.attempt > _MAX_STARTS:
                 raise ChildFailed(f"the backend ended {_MAX_STARTS} times while this job was under way")
-            for attempt in range(1, _MAX_ATTEMPTS + 1):
-                engines = _pids(host)
-                try:
-                    await self._attempt(job, host)
-                    return
-                except (ActorDied, UpstreamError) as error:
-                    if attempt == _MAX_ATTEMPTS or not await self._repaired(error, engines, host):
-                        raise
-                    log.warning("job %s is tried again after: %s", job.id, error)
-                    await self._say(job, "retry", 0.0, cause=str(error))
+            async with self._cancellation:
+                await self._attempts(job, host)
+        except Cancelled:
+            log.info("job %s is cancelled; run %s is as it was", job.id, job.run)
+            await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.CANCELLED)
+        except DamagedStep as error:
+            log.warning(
+                "job %s waits until run %s is loaded from a whole checkpoint: %s", job.id, job.run, error
+            )
+            await asyncio.to_thread(self._ledger.transition_run, job.run, RunState.LOADING)
+            await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.QUEUED)
         except Exception as error:  # whatever a batch brings about is the end of its job, not of the backend
             log.exception("job %s failed", job.id)
-            await asyncio.to_thread(self._ledger.fail_job, job.id, _reason(error))
+            await asyncio.to_thread(self._ledger.fail_job, job.id, reason_of(error))
+
+    async def _attempts(self, job: Job, host: ModelHost) -> None:
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            engines = _pids(host)
+            try:
+                await self._attempt(job, host)
+                return
+            except (ActorDied, UpstreamError) as error:
+                self._cancellation.check()
+                if attempt == _MAX_ATTEMPTS or not await self._repaired(error, engines, host):
+                    raise
+                log.warning("job %s is tried again after: %s", job.id, error)
+                await self._say(job, "retry", 0.0, cause=str(error))
+
+    async def _interrupt(self, host: ModelHost) -> None:
+        """End a cancelled step that trains, with its ranks; every other phase ends at its own safe point."""
+        if self._phase == "train":
+            await host.trainer.stop()
+
+    async def _drained(self) -> None:
+        """Wait until no call is in flight, or the job is cancelled."""
+        await self._cancellation.unless_asked(self._traffic.drained(self._settings.deadlines.drain))
 
     async def _repaired(self, error: InsituError, engines: set[int], host: ModelHost) -> bool:
         """Replace what died; return True if anything was replaced, so a retry makes sense."""
@@ -118,6 +150,7 @@ class StepRunner:
         batch = await asyncio.to_thread(self._collect, job, run, host)
         reference = await asyncio.to_thread(host.reference, run, job.settings)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
+        batch = await self._taught(job, batch, host, clock)
         before = await self._baseline(run, batch, host)
         clock.lap("collect")
         async with self._calls_held(f"run {run.name} trains step {step}", host):
@@ -158,6 +191,18 @@ class StepRunner:
         for sequence in batch.sequences:
             check_sequence(sequence, limits.vocabulary_size, limits.max_length)
         return batch
+
+    async def _taught(self, job: Job, batch: Batch, host: ModelHost, clock: Clock) -> Batch:
+        """Let a teacher that is served elsewhere score the tokens; nothing for other methods and teachers."""
+        name, step = parse_policy(job.settings.teacher or "")
+        if job.settings.method != "distill" or step is not None:
+            return batch
+        teacher = self._settings.teacher(name)
+        clock.lap("collect")
+        await self._say(job, "teacher", 0.06, teacher=name)
+        sequences = await taught(batch.sequences, teacher, host.settings.deadlines)
+        clock.lap("teacher")
+        return replace(batch, sequences=sequences)
 
     async def _baseline(self, run: Run, batch: Batch, host: ModelHost) -> Baseline:
         """Score the run's fixed sequences on the engines at the last step, twice, which gives their noise.
@@ -207,7 +252,7 @@ class StepRunner:
             yield
             return
         async with self._traffic.held(reason):
-            await self._traffic.drained(self._settings.deadlines.drain)
+            await self._drained()
             async with host.lease.handover():
                 yield
 
@@ -218,7 +263,7 @@ class StepRunner:
             if self._settings.publication == "merged" and self._settings.placement == "dedicated":
                 reason = f"run {run.name} publishes step {step}"
                 await stack.enter_async_context(self._traffic.held(reason))
-                await self._traffic.drained(self._settings.deadlines.drain)
+                await self._drained()
             on_failure = await stack.enter_async_context(AsyncExitStack())
             on_failure.push_async_callback(self._roll_back, run, host)
             yield
@@ -255,13 +300,9 @@ class StepRunner:
             checkpoints.remove(run_dir, step)
 
     async def _say(self, job: Job, phase: str, progress: float, **data: JsonValue) -> None:
+        """Record the phase that begins; raise Cancelled if the job is to end here."""
+        self._phase = phase
         await asyncio.to_thread(self._ledger.set_progress, job.id, phase, progress, data)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, InsituError | OSError):
-        return str(error)
-    return f"{describe(error)} (the supervisor's log has the details)"
 
 
 def _pids(host: ModelHost) -> set[int]:

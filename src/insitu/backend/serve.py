@@ -7,6 +7,7 @@
       └─ Ray: replicas, trainer ranks       │
                                             ▼
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
+            watch   every 1 s: does every replica answer?
             work    every 0.1 s: registered and closed runs, version leases, then the oldest queued job
 
 The loops share only the ledger and the model host, and only `work` changes what is served. While the state
@@ -36,12 +37,15 @@ import aiohttp
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering
 from insitu.backend.fleet.cluster import start_ray, stop_ray
+from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
 from insitu.backend.fleet.ray_door import TOKEN_FILE
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
+from insitu.backend.ledger.adapter_files import remove_unused
 from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.plan.teachers import key_variable
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
@@ -49,12 +53,14 @@ from insitu.backend.serving.version_leases import VersionLeases
 from insitu.backend.state_disk import StateDisk, make_private
 from insitu.errors import ChildFailed, InsituError
 from insitu.records.store import RecordStore
+from insitu.system.durable import make_directories
 from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
 from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
 _WORK_SECONDS = 0.1
 _STORAGE_AGAIN_SECONDS = 2.0
 _REVIVE_AGAIN_SECONDS = 10.0
@@ -68,13 +74,15 @@ def serve(settings: ServeSettings, say: Say) -> None:
     """Run a backend until SIGINT or SIGTERM; leave no process, port or temporary directory behind."""
     settings.check()
     os.umask(0o077)
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    make_directories(settings.state_dir)
     make_private(settings.state_dir)
     lock = lock_directory(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id
     os.environ.pop("INSITU_API_KEY", None)  # passed explicitly to the children that need it
+    for teacher in settings.teachers:
+        os.environ.pop(key_variable(teacher.name), None)  # no child asks a teacher
     scratch = Path(tempfile.mkdtemp(prefix="insitu-"))
     janitor = start_janitor(serve_id, scratch)
     try:
@@ -113,6 +121,7 @@ class Supervisor:
         gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         api += [part for name in settings.allowed_hosts for part in ("--allowed-host", name)]
+        api += [part for teacher in settings.teachers for part in ("--teacher", teacher.name)]
         self._admin_key = admin_key
         self._records_url = records
         self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")
@@ -149,6 +158,8 @@ class Supervisor:
         self._say(f"compute  {settings.device}: {settings.compute.line}")
         for path in checkpoints.remove_leftovers(settings.runs_dir):
             log.warning("removed %s, left by a crash", path)
+        for path in remove_unused(settings.state_dir, ledger.awaited_sources(), interrupted=True):
+            log.info("removed the uploaded adapter %s, which nothing starts from", path.name)
         for job_id in ledger.requeue_running():
             log.warning("job %s was under way when the last supervisor ended; it runs again", job_id)
         self._gateway.start()
@@ -167,6 +178,7 @@ class Supervisor:
         await leases.end_all()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
+            tasks.create_task(self._watch(registrar, traffic))
             await wait_answering(http, self._urls(), settings.logs_dir)
             await registrar.resume()
             self._state = "ready"
@@ -196,6 +208,16 @@ class Supervisor:
             if replica is not None and replica.pid not in self._reviving:
                 self._reviving.add(replica.pid)
                 tasks.create_task(self._revive(host, replica, traffic))
+
+    async def _watch(self, registrar: Registrar, traffic: Traffic) -> None:
+        """Kill replicas that are alive but do not answer; `tend` finds them dead and revives them."""
+        work_of = processor_seconds if self._settings.device == "cpu" else None
+        watch = HangWatch(self._settings.deadlines.engine_silent, work_of)
+        while True:
+            host = registrar.host
+            if host is not None and await watch.end_hung(host.replicas, self._say):
+                await traffic.offer()
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def _revive(self, host: ModelHost, replica: Replica, traffic: Traffic) -> None:
         """Bring a dead replica back when the device lease allows; after a failure it is tried again."""

@@ -59,8 +59,9 @@ def eval(  # noqa: A001 - the command's name
 ) -> None:
     """Measure two models on the validation dataset and say whether the second one is better.
 
-    A MODEL is `base`, a kept step such as `my-run@12`, or any model behind the OpenAI protocol:
-    ADDRESS#MODEL, or ADDRESS#MODEL#VARIABLE with the environment variable that holds its key.
+    A MODEL is `base`, a kept step such as `my-run@12`, a directory with an adapter that PEFT wrote,
+    or any model behind the OpenAI protocol: ADDRESS#MODEL, or ADDRESS#MODEL#VARIABLE with the
+    environment variable that holds its key.
     Nothing is trained.
     """
     import asyncio

@@ -31,12 +31,14 @@ class _Own(TypedDict):
     reasoning_parser: str | None
     probe_threshold: float | None
     keep_checkpoints: int
+    teacher: tuple[str, ...]
     engine_start_seconds: float
     trainer_start_seconds: float
     step_seconds: float
     score_seconds: float
     publish_seconds: float
     handover_seconds: float
+    engine_silent_seconds: float
     drain_seconds: float
     hold_seconds: float
 
@@ -88,6 +90,13 @@ class _Options(PlanOptions, _Own):
     "--keep-checkpoints", default=3, show_default=True, help="Checkpoints to keep per run, at least 2."
 )
 @click.option(
+    "--teacher",
+    multiple=True,
+    metavar="NAME=URL",
+    help="A vLLM server that scores tokens for training.method: distill; URL#MODEL if it serves several. "
+    "May be repeated. Its key is read from INSITU_TEACHER_KEY_<NAME>.",
+)
+@click.option(
     "--engine-start-seconds", default=600.0, show_default=True, help="Deadline for an engine to start."
 )
 @click.option(
@@ -111,6 +120,12 @@ class _Options(PlanOptions, _Own):
     default=120.0,
     show_default=True,
     help="Deadline for an engine to sleep or wake up, or for the trainer to move.",
+)
+@click.option(
+    "--engine-silent-seconds",
+    default=60.0,
+    show_default=True,
+    help="An engine that answers nothing for so long is killed and started again.",
 )
 @click.option(
     "--drain-seconds", default=300.0, show_default=True, help="Deadline for running calls to finish."
@@ -146,6 +161,7 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.cpu_plan import CPU_MAX_NUM_SEQS, CPU_MAX_SEQ_LENGTH
     from insitu.backend.plan.machine import read_machine
     from insitu.backend.plan.settings import Deadlines, ServeSettings
+    from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
     from insitu.system.keys import DEFAULT_KEY
 
@@ -192,6 +208,7 @@ def _settings(options: _Options) -> ServeSettings:
         reasoning_parser=options["reasoning_parser"],
         probe_threshold=options["probe_threshold"],
         keep_checkpoints=options["keep_checkpoints"],
+        teachers=read_teachers(options["teacher"], os.environ),
         deadlines=Deadlines(
             engine_start=options["engine_start_seconds"],
             trainer_start=options["trainer_start_seconds"],
@@ -199,6 +216,7 @@ def _settings(options: _Options) -> ServeSettings:
             score=options["score_seconds"],
             publish=options["publish_seconds"],
             handover=options["handover_seconds"],
+            engine_silent=options["engine_silent_seconds"],
             drain=options["drain_seconds"],
             hold=options["hold_seconds"],
         ),

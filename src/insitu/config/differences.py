@@ -21,14 +21,16 @@ _MAY_CHANGE = re.compile(
 
 Overrides need not be compared: their effect is in the configuration itself.
 """
-
+_ALWAYS_MEANT = {re.compile(r"trainer_adapters\..+\.training\.method"): "grpo"}
+"""Settings that earlier releases did not have, with the value that their runs have had all along."""
 _NOTHING = object()
 
 
 def comparable(dump: JsonObject) -> JsonObject:
     """Strip a dump of what may change between resumptions, of empty sections and of settings without a value.
 
-    A release that adds a setting with None as its default thus resumes the runs of earlier ones.
+    A release that adds a setting with None as its default thus resumes the runs of earlier ones; so does one
+    whose default is what was always meant.
     """
     return _kept_keys(dump, ())
 
@@ -57,9 +59,13 @@ def _kept_keys(values: JsonObject, location: Location) -> JsonObject:
         if _MAY_CHANGE.fullmatch(dotted(place)):
             continue
         inner = _kept_keys(value, place) if isinstance(value, dict) else value
-        if inner != {} and inner is not None:
+        if inner != {} and inner is not None and not _always_meant(place, inner):
             kept[key] = inner
     return kept
+
+
+def _always_meant(place: Location, value: JsonValue) -> bool:
+    return any(found.fullmatch(dotted(place)) and value == meant for found, meant in _ALWAYS_MEANT.items())
 
 
 def _leaves(value: JsonValue, location: Location) -> Iterator[tuple[Location, JsonValue]]:

@@ -15,6 +15,7 @@ from aiohttp import web
 from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.gateway.auth import OPEN_PATHS, Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
+from insitu.gateway.calls.demonstrations import record_demonstration
 from insitu.gateway.calls.labels import labels_of, named_rollout
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
@@ -39,6 +40,7 @@ from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
+from insitu.wire.answers import DemonstrationReceipt
 from insitu.wire.gateway_state import (
     GatewayHealth,
     GatewayState,
@@ -94,6 +96,7 @@ class Gateway:
             for name, protocol in self._protocols.items():
                 router.add_post(f"{prefix}/v1/{name}", self._handler(protocol))
             router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
+            router.add_post(prefix + "/v1/demonstrations", _answering(self._demonstrate))
             router.add_get(prefix + "/v1/models", _answering(self._models))
             router.add_get(prefix + "/v1/models/{model:.+}", _answering(self._model))
         router.add_get(rollout + "/calls", self._list_calls)
@@ -184,6 +187,13 @@ class Gateway:
             context = CallContext(protocol, parsed, labels_of(request), new_call_id(), Ticket(None))
             rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
+
+    async def _demonstrate(self, request: web.Request) -> DemonstrationReceipt:
+        with self.tallies.counted(named_rollout(request)) as ticket:
+            self.caller.refuse_when_full()
+            async with self._bodies.of(request) as data:
+                body = load_body(data, self._settings.limits)
+                return await record_demonstration(self.caller, body, labels_of(request), ticket)
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
         replicas = self.pool.replicas.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from insitu.config.config import Config
 from insitu.config.llms import LLMConfig
 from insitu.config.load import LoadedConfig, load_config
 from insitu.datasets.dataset import Dataset
-from insitu.datasets.dataset_config import dataset_config
+from insitu.datasets.dataset_config import DatasetConfig, StructureConfig, dataset_config
 from insitu.datasets.example import Example
 from insitu.errors import DeadlineExceeded, InvalidRequest
 from insitu.harness.interfaces.run import Agent, Task
@@ -100,11 +101,20 @@ class Assembly:
         self.notes += [f"{where}: {note}" for note in dataset.notes]
         return examples
 
-    async def training_task(self, model: TrainedModel) -> Task:
-        """Build the training task."""
+    async def training_task(
+        self, model: TrainedModel, own: Sequence[Example] | None = None, *, whole_rows: bool = False
+    ) -> Task:
+        """Build the training task, with a builder's `own` examples if it has any.
+
+        With `whole_rows`, the dataset needs no columns of `structure`.
+        """
+        if own is not None:
+            return Task(await self.agent(model), own, await self._reward())
         config, given = self.config.eval.general.dataset, self.config.finetuning.run_configuration.dataset
         if given is not None:
             config = dataset_config(given, config)
+        if whole_rows and isinstance(config, DatasetConfig):
+            config = config.model_copy(update={"structure": StructureConfig(disable=True)})
         examples = await self.examples(config, "eval.general.dataset")
         return Task(await self.agent(model), examples, await self._reward())
 

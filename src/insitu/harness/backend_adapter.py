@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from insitu.client import InsituClient
 from insitu.config.finetuning import FinetuningConfig
@@ -21,11 +21,10 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.rollout import Rollout
-from insitu.json_values import JsonObject
+from insitu.harness.rollouts.upload import comparable, group_id_of, own_calls, uploaded
+from insitu.harness.start import READY_SECONDS, Start, served_adapter
 from insitu.plugins import Parts
-from insitu.returns import call_returns, returns_by_turn
 from insitu.types import (
-    REWARD_COMPONENTS,
     JobState,
     LoraSettings,
     StepSettings,
@@ -33,10 +32,9 @@ from insitu.types import (
     TrajectoryGroup,
 )
 from insitu.wire.answers import JobInfo, RunInfo
+from insitu.wire.transport import PATIENT
 
 BACKEND = "insitu"
-READY_SECONDS = 1800.0
-"""A model may have to be downloaded and compiled before the run is ready."""
 HEALTH_SECONDS = 15.0
 """Long enough for a backend that is just starting, short enough to fail soon at a silent address."""
 _MAX_UPLOADS = 8
@@ -56,12 +54,16 @@ class BackendAdapter(TrainerAdapter):
 
     def __init__(self, config: AdapterConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._backend = config.backend
+        key = config.backend.api_key.get_secret_value()
+        self._client = InsituClient(config.backend.url, key, retry=PATIENT, say=self._warn)
         self._training = config.training
         self._schedule = config.schedule or Schedule()
         self._planned_updates = 1
-        self._lora = config.lora or LoraSettings()
+        self._start = Start(config.backend, self._client)
+        self._lora = config.lora
         self.trains_equal_groups = config.training.trains_equal_groups
-        self._client = InsituClient(config.backend.url, config.backend.api_key.get_secret_value())
+        self.method = config.training.method
+        self.min_reward = config.training.min_reward
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()
         self._progress = Progress()
@@ -72,45 +74,61 @@ class BackendAdapter(TrainerAdapter):
         backend = self._backend
         gateway = f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}"
         key = backend.api_key.get_secret_value()
-        return TrainedModel(backend.name, backend.base_model, gateway, key, self._lora.rank)
+        rank = (self._lora or LoraSettings()).rank
+        return TrainedModel(backend.name, backend.base_model, gateway, key, rank, self._start.text)
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""
         await self.check()
         backend = self._backend
-        registered = await self._client.register_run(
-            backend.name,
-            backend.base_model,
-            project=backend.project,
-            lora=self._lora,
-            engine_args=backend.engine_args,
-            init_args=backend.init_args,
-        )
+        registered = await self._start.register(self._lora)
+        self._lora = registered.lora
         journal = run.directory.journal
         past = events.read(journal)
         first = not any(isinstance(event, events.Registered) for event in past)
         ends = [event for event in past if isinstance(event, events.StepEnded | events.EpochEnded)]
         steps = [event.line.get("step") or 0 for event in ends]
         trained = max(steps, default=0)
-        if (first and registered.step) or registered.step < trained:
+        if (first and registered.step) or _lacks(registered, trained):
             raise _not_ours(registered, trained, run)
-        await self._client.wait_run_ready(backend.name, READY_SECONDS)
+        ready = await self._client.wait_run_ready(backend.name, READY_SECONDS)
+        if _lacks(ready, trained):  # it fell back while it was loaded
+            raise _not_ours(ready, trained, run)
+        await self._wait_for_lost_steps(ready, trained, run)
         if first:
             if backend.delete_old_checkpoints:
                 await self._delete_old_checkpoints()
             events.note(journal, events.Registered(backend.name, backend.url))
         self._progress = run.progress
 
+    async def _wait_for_lost_steps(self, ready: RunInfo, trained: int, run: FinetuneRun) -> None:
+        """Wait until the backend has trained again what it lost with damaged checkpoints."""
+        if ready.step >= trained:
+            return
+        run.progress.warn(
+            f"Checkpoints of run {ready.name} were damaged on the backend: it fell back from step {trained} "
+            f"to step {ready.step} and trains the lost steps again from their recorded rollouts"
+        )
+        deadline_seconds = self.deadline_seconds * (trained - ready.step)
+        again = await self._client.wait_run_ready(ready.name, deadline_seconds, step=trained)
+        if again.step < trained:
+            raise _not_ours(again, trained, run)
+        run.progress.info(f"Run {ready.name} is back at step {again.step}")
+
     async def is_healthy(self) -> bool:
         """Return True if an insitu backend answers at the configured address and accepts the key."""
         try:
-            await self.check()
+            await self._check_address()
         except InsituError:
             return False
         return True
 
     async def check(self) -> None:
-        """Raise an error that explains a wrong address or key."""
+        """Raise an error that explains a wrong address, key or start."""
+        await self._check_address()
+        await self._start.check()
+
+    async def _check_address(self) -> None:
         url = self._backend.url
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
@@ -136,12 +154,16 @@ class BackendAdapter(TrainerAdapter):
 
     async def accept(self, run_id: str, epoch: int, group: Sequence[Rollout]) -> None:
         """Upload a group that has a training signal; the backend has stored it durably on return."""
-        group_id = _group_id(run_id, epoch, group)
-        uploaded = [_uploaded(rollout) for rollout in group if rollout.trainable]
-        if not self._teaches(uploaded) or group_id in self._uploaded:
+        taken = [rollout for rollout in group if self._takes(rollout)]
+        group_id = group_id_of(run_id, epoch, taken)
+        trajectories = [uploaded(rollout) for rollout in taken]
+        if not self._teaches(trajectories) or group_id in self._uploaded:
             return
         async with self._uploads:
-            await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, uploaded))
+            inline = {
+                each.rollout_id: await asyncio.to_thread(own_calls, each) for each in taken if each.inline
+            }
+            await self._client.put_group(TrajectoryGroup(group_id, self._backend.name, trajectories), inline)
         self._uploaded.add(group_id)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
@@ -149,19 +171,22 @@ class BackendAdapter(TrainerAdapter):
         groups, run_id, epoch = trajectories.trajectories, trajectories.run_id, trajectories.epoch
         for group in groups:
             await self.accept(run_id, epoch, group)
-        ids = [_group_id(run_id, epoch, group) for group in groups]
+        ids = [group_id_of(run_id, epoch, list(filter(self._takes, group))) for group in groups]
         missing = [group_id for group_id in ids if group_id not in self._uploaded]
         if missing or not ids:
             raise InvalidRequest(
-                f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to compare",
-                hint="submit groups of two rollouts or more with different rewards or call rewards",
+                f"{len(missing)} of {len(ids)} groups of epoch {epoch + 1} have nothing to "
+                f"{'compare' if self.compares else 'train on'}",
+                hint="submit groups of two rollouts or more with different rewards or call rewards"
+                if self.compares
+                else "submit rollouts with calls and a reward, of at least training.min_reward if it is set",
             )
         step = "" if trajectories.step is None else f"-s{trajectories.step}"
         key = f"{run_id}-e{epoch}{step}-a{trajectories.attempt}"
         settings = self._settings(trajectories.num_updates)
         job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
         self._uploaded.clear()
-        count = sum(rollout.trainable for group in groups for rollout in group)
+        count = sum(self._takes(rollout) for group in groups for rollout in group)
         if trajectories.step is None:
             self._progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
@@ -181,7 +206,7 @@ class BackendAdapter(TrainerAdapter):
             return None
         await self._client.pin_checkpoint(self._backend.name, step)
         for other in await self._client.checkpoints(self._backend.name):
-            if other.pinned and other.step != step:
+            if other.pinned and other.step not in (0, step):  # step 0 is always kept
                 await self._client.unpin_checkpoint(self._backend.name, other.step)
         return found[0].path
 
@@ -191,51 +216,38 @@ class BackendAdapter(TrainerAdapter):
         async with self._client.leased(run or self._backend.name, step) as lease:
             yield lease.model
 
+    def serving(self, directory: Path) -> AbstractAsyncContextManager[str]:
+        """Have the backend serve an adapter that PEFT wrote, as a run of its own."""
+        return served_adapter(self._backend, self._client, directory)
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+    def _warn(self, message: str) -> None:
+        self._progress.warn(message)
 
     def _settings(self, num_updates: int) -> StepSettings:
         training = self._training
         rate = self._schedule.rate(training.learning_rate, num_updates, self._planned_updates)
         return replace(training, learning_rate=rate)
 
+    def _takes(self, rollout: Rollout) -> bool:
+        """Return True if the rollout may be trained on; others stay out of its group."""
+        return rollout.trainable and (
+            self.min_reward is None or (rollout.reward is not None and rollout.reward >= self.min_reward)
+        )
+
     def _teaches(self, group: Sequence[Trajectory]) -> bool:
-        return _comparable(group) or (self.trains_equal_groups and len(group) > 1)
+        if not self.compares:
+            return bool(group)
+        return comparable(group) or (self.trains_equal_groups and len(group) > 1)
 
     async def _delete_old_checkpoints(self) -> None:
         kept = await self._client.checkpoints(self._backend.name)
         for checkpoint in kept[:-2]:
             if not checkpoint.pinned:
                 await self._client.delete_checkpoint(self._backend.name, checkpoint.step)
-
-
-def _group_id(run_id: str, epoch: int, group: Sequence[Rollout]) -> str:
-    """Derive the id from the rollouts to upload, so that it is stable across resumes."""
-    rollouts = "\n".join(sorted(rollout.rollout_id for rollout in group if rollout.trainable))
-    return f"{run_id}-e{epoch}-{hashlib.sha256(rollouts.encode()).hexdigest()[:16]}"
-
-
-def _uploaded(rollout: Rollout) -> Trajectory:
-    assert rollout.reward is not None
-    metadata: JsonObject = {"example_id": rollout.example_id, "generation": rollout.generation}
-    if rollout.figures.components:
-        metadata[REWARD_COMPONENTS] = {**rollout.figures.components}
-    return Trajectory(
-        rollout_id=rollout.rollout_id,
-        call_ids=list(rollout.call_ids),
-        reward=rollout.reward,
-        ending=rollout.ending,
-        metadata=metadata,
-        step_rewards=None if rollout.call_rewards is None else list(rollout.call_rewards),
-    )
-
-
-def _comparable(group: Sequence[Trajectory]) -> bool:
-    """Return True if the returns of a turn differ; a single rollout has nothing to be compared with."""
-    returns = [call_returns(t.reward, t.step_rewards, len(t.call_ids)) for t in group]
-    turns = returns_by_turn(returns, [t.reward for t in group])
-    return any(len(set(turn)) > 1 for turn in turns)
 
 
 def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:
@@ -249,9 +261,15 @@ def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:
     )
 
 
+def _lacks(found: RunInfo, trained: int) -> bool:
+    """Return True if the backend neither has all steps that were trained here nor is training them again."""
+    return max([found.step, *found.lost_steps]) < trained
+
+
 def _not_ours(registered: RunInfo, trained: int, run: FinetuneRun) -> Conflict:
     return Conflict(
         f"run {registered.name!r} is at step {registered.step} on this backend, but {run.directory.path} has "
         f"trained {trained} steps: they do not belong together",
-        hint="choose another trainer_adapters.<name>.backend.name, or go on with that run's own output_dir",
+        hint="go on with that run's own output_dir, or choose another trainer_adapters.<name>.backend.name; "
+        f"with `backend.init_from: {registered.name}@{registered.step}` it starts from that run's weights",
     )

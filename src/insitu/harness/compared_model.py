@@ -1,4 +1,7 @@
-"""Models to compare, as `insitu eval` takes them: `base`, `my-run@12`, or `http://host:9000/v1#model`."""
+"""Models to compare, as `insitu eval` takes them.
+
+`base`, `my-run@12`, `./adapter` (a directory that PEFT wrote), or `http://host:9000/v1#model`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,25 @@ from insitu.types import NAME_PATTERN
 from insitu.workflow.binding import gateway_root
 
 BASE = "base"
-_FORMS = "base, <run>@<step>, or <address>#<model>[#<variable with the key>]"
+_FORMS = "base, <run>@<step>, a directory with an adapter, or <address>#<model>[#<variable with the key>]"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """A kept step of a run on the configured backend; step 0 is the base model."""
+    """A kept step of a run on the configured backend; step 0 is where it starts."""
 
     label: str
     step: int
     run: str | None = None
     """None: the run of the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDirectory:
+    """An adapter that PEFT wrote, beside the agent."""
+
+    label: str
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class OutsideModel:
         return key
 
 
-ComparedModel: TypeAlias = ServedStep | OutsideModel
+ComparedModel: TypeAlias = ServedStep | AdapterDirectory | OutsideModel
 
 
 def read_model(text: str) -> ComparedModel:
@@ -59,11 +70,7 @@ def read_model(text: str) -> ComparedModel:
     if "://" in text:
         return _outside(text)
     if Path(text).is_dir():
-        raise InvalidRequest(
-            f"{text} is a directory, and the backend serves only its own steps",
-            hint=f"serve it yourself (vllm serve <base> --enable-lora --lora-modules mine={text}), then "
-            "name it: http://127.0.0.1:8000/v1#mine",
-        )
+        return AdapterDirectory(text, Path(text).absolute())
     run, _, step = text.rpartition("@")
     if not NAME_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
         raise InvalidRequest(f"{text!r} does not name a model to compare", hint=f"write {_FORMS}")

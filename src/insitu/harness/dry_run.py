@@ -47,7 +47,7 @@ async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
         if made is None:
             return False
         model = made.adapter.trained_model
-        task = await checks.check("workflow, model, reward and dataset", parts.training_task(model), _found)
+        task = await checks.check("workflow, model, reward and dataset", made.training_task(parts), _found)
         validation = None
         if task is not None:
             validation = await checks.check(
@@ -63,7 +63,7 @@ async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
             await checks.check("gateway", _gateway(task), lambda served: f"serves {', '.join(served)}")
             if not checks.num_failed:
                 say("")
-                say(_plan(loaded, task, validation))
+                say(_plan(loaded, made, task, validation))
     return checks.num_failed == 0
 
 
@@ -83,7 +83,8 @@ async def _planned(loaded: LoadedConfig, made: Components, task: Task) -> str:
 async def _backend(made: Components) -> str:
     await made.adapter.check()
     model = made.adapter.trained_model
-    return f"healthy; run {model.name!r} of {model.base_model!r}"
+    start = "" if model.start is None else f", which starts from {model.start}"
+    return f"healthy; run {model.name!r} of {model.base_model!r}{start}"
 
 
 async def _gateway(task: Task) -> list[str]:
@@ -92,16 +93,12 @@ async def _gateway(task: Task) -> list[str]:
         return await gateway.models()
 
 
-def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
+def _plan(loaded: LoadedConfig, made: Components, task: Task, validation: Task | None) -> str:
     config = loaded.config
     finetuning, options = config.finetuning, config.finetuning.run_configuration
-    builder: ComponentConfig = config.trajectory_builders[str(finetuning.trajectory_builder)]
-    generations = int(getattr(builder, "num_generations", 1))
-    count = len(task.examples) * generations
     lines = [
-        f"would run: {finetuning.num_epochs} epochs of {len(task.examples)} examples × {generations} "
-        f"rollouts = {count} an epoch, {config.eval.general.max_concurrency} at once, "
-        f"and {_updates(loaded, task)}"
+        f"would run: {finetuning.num_epochs} epochs of {_rollouts(loaded, made, task)}, "
+        f"and {_updates(loaded, task)} ({made.adapter.method})"
     ]
     if finetuning.max_steps is not None:
         lines.append(f"ends after {finetuning.max_steps} updates")
@@ -117,6 +114,18 @@ def _plan(loaded: LoadedConfig, task: Task, validation: Task | None) -> str:
         )
     lines.append(f"files: {finetuning.output_dir}")
     return "\n".join(lines)
+
+
+def _rollouts(loaded: LoadedConfig, made: Components, task: Task) -> str:
+    count = len(task.examples)
+    if not made.builder.runs_agent:
+        return f"{count} given examples"
+    builder: ComponentConfig = loaded.config.trajectory_builders[
+        str(loaded.config.finetuning.trajectory_builder)
+    ]
+    generations = made.builder.group_size or int(getattr(builder, "num_generations", 1))
+    at_once = loaded.config.eval.general.max_concurrency
+    return f"{count} examples × {generations} rollouts = {count * generations} an epoch, {at_once} at once"
 
 
 def _updates(loaded: LoadedConfig, task: Task) -> str:

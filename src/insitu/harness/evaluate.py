@@ -18,20 +18,30 @@ from insitu.config.load import LoadedConfig
 from insitu.errors import Conflict, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly, outside_binding
-from insitu.harness.collect.collector import Collector, Limits
+from insitu.harness.collect.agent_rollouts import AgentRollouts, Limits
+from insitu.harness.collect.collector import Collector
 from insitu.harness.collect.targets import Targets
-from insitu.harness.compared_model import ComparedModel, OutsideModel, ServedStep, read_model
+from insitu.harness.compared_model import (
+    BASE,
+    AdapterDirectory,
+    ComparedModel,
+    OutsideModel,
+    ServedStep,
+    read_model,
+)
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.rollout_store import RolloutStore
-from insitu.harness.files.run_directory import write_atomic
 from insitu.harness.gains.comparison import Comparison, MeasuredModel
 from insitu.harness.gains.measurement import Measurement
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.plugins import Kind
+from insitu.system.durable import write_atomic
+from insitu.wire.transport import PATIENT
 from insitu.workflow.binding import LLMBinding
 
 RESULT_FILE = "comparison.json"
@@ -49,6 +59,7 @@ async def evaluate(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(Assembly(loaded))
         adapter = await _adapter(parts)
+        _check_base(models, adapter.trained_model)
         task = await parts.evaluation_task(adapter.trained_model)
         if len(keys) < len(models):
             await adapter.check()
@@ -110,21 +121,32 @@ class _Evaluation:
             yield self._collector_of(outside_binding(binding, model.base_url, model.model, model.key()))
             return
         async with (
-            self._served(model) as name,
-            GatewayClient(binding.gateway_url, binding.api_key) as gateway,
+            self._served(model) as (run, name),
+            GatewayClient(
+                binding.gateway_url, binding.api_key, retry=PATIENT, say=self.progress.warn
+            ) as gateway,
         ):
-            run = model.run or self.adapter.trained_model.name
             yield self._collector_of(replace(binding, model=name), gateway, run)
 
     @asynccontextmanager
-    async def _served(self, model: ServedStep) -> AsyncGenerator[str]:
+    async def _served(self, model: ServedStep | AdapterDirectory) -> AsyncGenerator[tuple[str, str]]:
+        """Keep a model served; give its run and the name to call."""
+        if isinstance(model, AdapterDirectory):
+            async with self.adapter.serving(model.path) as name:
+                if name is None:
+                    raise self._unserved(model, "serving")
+                yield name, name
+            return
         async with self.adapter.leased(model.step, model.run) as name:
             if name is None:
-                raise InvalidRequest(
-                    f"{type(self.adapter).__qualname__} cannot serve {model.label}: only the newest step",
-                    hint="give it a method `leased` (docs/plugins.md)",
-                )
-            yield name
+                raise self._unserved(model, "leased")
+            yield model.run or self.adapter.trained_model.name, name
+
+    def _unserved(self, model: ComparedModel, method: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{type(self.adapter).__qualname__} cannot serve {model.label}: only the newest step",
+            hint=f"give it a method `{method}` (docs/plugins.md)",
+        )
 
     def _collector_of(
         self, binding: LLMBinding, gateway: GatewayClient | None = None, run: str = ""
@@ -136,7 +158,8 @@ class _Evaluation:
         )
         targets = Targets(run, frozenset(finetuning.target_functions), binding.gateway_url, binding.model)
         task = self.task.with_binding(binding)
-        return Collector(task, targets, gateway, limits, self.progress, Redaction(config))
+        maker = AgentRollouts(task, targets, gateway, limits, self.progress)
+        return Collector(task, maker, limits, self.progress, Redaction(config))
 
 
 async def _adapter(parts: Assembly) -> TrainerAdapter:
@@ -150,6 +173,15 @@ async def _adapter(parts: Assembly) -> TrainerAdapter:
         )
     config = parts.config.trainer_adapters[name]
     return cast(TrainerAdapter, await parts.component(Kind.TRAINER_ADAPTER, config))
+
+
+def _check_base(models: Sequence[ComparedModel], trained: TrainedModel) -> None:
+    """Reject `base` where step 0 of the run, which stands for it, is something else."""
+    if trained.start is not None and any(model.label == BASE for model in models):
+        raise InvalidRequest(
+            f"step 0 of run {trained.name} is {trained.start}, not the base model, so `{BASE}` is not served",
+            hint=f"name {trained.name}@0 for its start, or step 0 of a run that starts from the base model",
+        )
 
 
 def _make(folder: Path) -> Path:

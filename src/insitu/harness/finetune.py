@@ -18,12 +18,13 @@ from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
-from insitu.harness.interfaces.run import FinetuneRun
+from insitu.harness.interfaces.run import FinetuneRun, Task
 from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.best import gain_of
+from insitu.harness.loop.method_rules import check_method, why_nothing_trained
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import check_many_steps
 from insitu.harness.loop.validation import check_samples
@@ -31,6 +32,7 @@ from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.screen.summary import Summary
 from insitu.plugins import Kind
+from insitu.wire.transport import PATIENT
 
 Ended = Literal["succeeded", "failed", "interrupted"]
 _CLEANUP_SECONDS = 20.0
@@ -43,6 +45,13 @@ class Components:
     builder: TrajectoryBuilder
     adapter: TrainerAdapter
     trainer: Trainer
+
+    async def training_task(self, parts: Assembly) -> Task:
+        """Build the training task with the examples that the builder works on."""
+        own, rows = self.builder.own_examples(), self.builder.whole_rows
+        task = await parts.training_task(self.adapter.trained_model, own, whole_rows=rows)
+        self.builder.check_examples(task.examples)
+        return task
 
 
 async def build_components(parts: Assembly) -> Components:
@@ -61,6 +70,7 @@ async def build_components(parts: Assembly) -> Components:
     adapter = await parts.component(Kind.TRAINER_ADAPTER, config.trainer_adapters[chosen.trainer_adapter])
     trainer = await parts.component(Kind.TRAINER, config.trainers[chosen.trainer])
     made = Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
+    check_method(chosen, made.builder, made.adapter)
     check_many_steps(chosen, made.builder, made.adapter)
     check_ending_rewards(chosen, made.builder)
     check_samples(chosen, made.builder)
@@ -73,14 +83,16 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
         parts = await stack.enter_async_context(Assembly(loaded))
         made = await build_components(parts)
         model = made.adapter.trained_model
-        training = await parts.training_task(model)
+        training = await made.training_task(parts)
         made.adapter.check_plan(loaded.config.finetuning, len(training.examples))
         validation = await parts.validation_task(training, model)
         directory = stack.enter_context(
             RunDirectory.open(loaded.config.finetuning.output_dir, dump_config(loaded.config))
         )
         binding = training.agent.binding
-        gateway = await stack.enter_async_context(GatewayClient(binding.gateway_url, binding.api_key))
+        gateway = await stack.enter_async_context(
+            GatewayClient(binding.gateway_url, binding.api_key, retry=PATIENT, say=progress.warn)
+        )
         run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
         for note in parts.notes:
             progress.info(note)
@@ -103,7 +115,7 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
         metrics = await trainer.get_metrics(run.run_id)
         steps = metrics.get("steps", metrics["epochs"])
         if not reason and not any(line.get("step") for line in steps):
-            outcome, reason = "failed", "no epoch trained anything: no group had two different rewards"
+            outcome, reason = "failed", f"no epoch trained anything: {why_nothing_trained(made.adapter)}"
     except asyncio.CancelledError:
         outcome, reason = "interrupted", "stopped by a signal"
     except InsituError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from insitu.records.packing import BYTES_PER_VALUE, pack_floats, pack_ids
 from insitu.types import INCOMPLETE, ModelCall
+from insitu.wire.model_call import DEMONSTRATION as DEMONSTRATION
 from insitu.wire.values import AnyObject
 
 
@@ -28,6 +29,8 @@ class CallTokens:
     policy_step: int
     sampling: AnyObject
     """Every sampling parameter, as sent to the engine."""
+    source: str = "gateway"
+    """As in `ModelCall`."""
 
     @property
     def complete(self) -> bool:
@@ -53,4 +56,5 @@ def call_tokens(call: ModelCall) -> CallTokens:
         run=call.run,
         policy_step=call.policy_step,
         sampling=call.sampling,
+        source=call.source,
     )

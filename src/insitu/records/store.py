@@ -42,7 +42,7 @@ _TOKEN_COLUMNS = frozenset({CALLS.c.prompt_ids, CALLS.c.output_ids, CALLS.c.logp
 _NUMBERS = (
     *(CALLS.c.id, CALLS.c.parent_id, CALLS.c.shared_tokens, CALLS.c.prompt_ids, CALLS.c.output_ids),
     *(CALLS.c.logprobs, CALLS.c.finish_reason, CALLS.c.constrained, CALLS.c.run, CALLS.c.policy_step),
-    CALLS.c.body,
+    *(CALLS.c.source, CALLS.c.body),
 )
 _NO_TOKENS = {column.name: b"" for column in _TOKEN_COLUMNS}
 
@@ -255,6 +255,7 @@ def _call_tokens(row: sa.RowMapping) -> CallTokens:
         run=row["run"],
         policy_step=row["policy_step"],
         sampling=unpack_sampling(row["body"]),
+        source=row["source"],
     )
 
 

@@ -22,6 +22,29 @@ def sync_and_close(descriptor: int) -> None:
         os.close(descriptor)
 
 
+def make_directories(path: Path, mode: int = 0o700) -> None:
+    """Create a directory and those above it that are missing; their names survive a power cut too."""
+    if path.is_dir():
+        return
+    make_directories(path.parent, mode)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_path(path.parent)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a whole file: readers see the old one or the new one, even after a crash.
+
+    One writer per file at a time.
+    """
+    staged = path.with_name(f".{path.name}.tmp")
+    with staged.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    staged.replace(path)
+    sync_path(path.parent)
+
+
 class Closing(ABC):
     """A context manager that closes itself at the end."""
 

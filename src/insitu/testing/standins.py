@@ -139,6 +139,11 @@ class StandinGatewayClient(GatewayClient):
     async def close(self) -> None:
         """Do nothing: no connection is open."""
 
+    @property
+    def num_outages(self) -> int:
+        """Always 0: it is never away."""
+        return 0
+
     async def health(self) -> GatewayHealth:
         """Always report ok."""
         return GatewayHealth(status="ok", replicas={}, recording="ok", held=0, put_back={})

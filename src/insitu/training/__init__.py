@@ -8,7 +8,7 @@ A step reads: ``build_batch → pack_step → Passes → optimizer_step``.
 ``sampling.py``           recorded sampling settings: the temperature, and what training cannot undo
 ``strands.py``            the stored tokens of a rollout's calls, each copied and hashed once
 ``sequences.py``          recorded calls of a rollout → training sequences
-``objective.py``          named losses: surrogate, weights, advantage, clip; a sequence's share in one
+``objective.py``          named losses and methods: surrogate, weights, clip; a sequence's share in one
 ``trie.py``               token sequences → rows that compute every common prefix once
 ``packing.py``            sequences → micro-batches under a token budget; one message per rank
 ``batching.py``           a micro-batch's columns → the tensors of one forward pass

@@ -48,6 +48,8 @@ class MicroBatch:
     """The position of each token in its own sequence; None for padded rows."""
     end_bl: Tensor | None = None
     """The end of each token's subtree; None for padded rows."""
+    teacher_t: Tensor | None = None
+    """The log-probability that a teacher gave; None without one, or if the trainer scores it itself."""
     is_filler: bool = False
     """True for a batch that only keeps ranks in lockstep: it contributes exactly zero."""
 
@@ -104,6 +106,7 @@ def _gather(columns: Columns, ids: Ints, paths: Sequence[Ints], ids_bl: Tensor) 
         weight_t=torch.from_numpy(np.repeat(columns.weight_n, columns.sampled_n)),
         rollout_t=torch.from_numpy(np.repeat(columns.rollout_n, columns.sampled_n).astype(np.int64)),
         temperature_u=None if (columns.temperature_s == 1).all() else torch.from_numpy(pairs.temperatures_u),
+        teacher_t=None if columns.teacher_t is None else torch.from_numpy(columns.teacher_t.copy()),
     )
 
 

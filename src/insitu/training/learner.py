@@ -72,20 +72,28 @@ class Learner:
 
     def load(self, directory: Path) -> None:
         """Restore exactly the saved learner; the error names a wrong or damaged file."""
-        state = _read_json(directory / "state.json")
-        if state.get("format") != _FORMAT:
-            raise CorruptCheckpoint(
-                f"{directory / 'state.json'} has format {state.get('format')!r}; readable is {_FORMAT}",
-                hint="resume with the version of insitu that wrote it",
-            )
+        state = _read_state(directory)
         mine = {"run": self.run, "lora": asdict(self.adapter.settings)}
         if {"run": state["run"], "lora": asdict(LoraSettings(**state["lora"]))} != mine:
             raise Conflict(f"the checkpoint {directory} belongs to {state}, not to {mine}")
         load_adapter(self.adapter, directory)
+        self._load_training(directory, state)
+        self.step = int(state["step"])
+
+    def start_from(self, directory: Path, *, whole: bool) -> None:
+        """Start at step 0 with the adapter of another run's checkpoint, or of a directory that has only that.
+
+        `whole`: take its optimizer, random state and loss scale too, so that the next step is the one that
+        the other run would take.
+        """
+        load_adapter(self.adapter, directory)
+        if whole:
+            self._load_training(directory, _read_state(directory))
+
+    def _load_training(self, directory: Path, state: Mapping[str, Any]) -> None:
         self._load_optimizer(directory)
         self._rng = _read_tensors(directory / "rng.safetensors")
         self.loss_scale = LossScale.read(state.get("loss_scale"))
-        self.step = int(state["step"])
 
     def _optimizer_state(self) -> tuple[dict[str, Tensor], int]:
         moments: dict[str, Tensor] = {}
@@ -111,10 +119,25 @@ class Learner:
             self.optimizer.state[parameter] = {"step": torch.tensor(float(num_updates)), **restored}
 
 
+def adapter_settings(directory: Path) -> LoraSettings:
+    """Return the settings of a checkpoint's adapter."""
+    return LoraSettings(**_read_json(directory / "state.json")["lora"])
+
+
 def load_adapter(adapter: Adapter, directory: Path) -> None:
     """Load an adapter's weights from a checkpoint."""
     path = directory / "adapter" / "adapter_model.safetensors"
     adapter.load(_read_tensors(path), str(path))
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    state = _read_json(directory / "state.json")
+    if state.get("format") != _FORMAT:
+        raise CorruptCheckpoint(
+            f"{directory / 'state.json'} has format {state.get('format')!r}; readable is {_FORMAT}",
+            hint="resume with the version of insitu that wrote it",
+        )
+    return state
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ over a batch new and old are equal. ``sg[x]`` is x without gradient (stop-gradie
     loss = Σ_t weight_t · (sampler weight_t · surrogate_t + beta · ratio_t · k3(new ‖ reference)_t
                            - bonus · entropy_t)
 
-`objective.py` defines the surrogate and the weights of each named loss. Suffix t: one entry per token.
+`objective.py` defines the surrogate and the weights of each named loss, and the losses of the other methods
+than `grpo`. Suffixes: t one entry per token, r one per rollout, p one per pair of rollouts.
 
 A term's ``…_sums`` are named scalars of one micro-batch, which add up over micro-batches and ranks. Its
 ``…_metrics`` are computed from these sums over the whole batch.
@@ -86,6 +87,45 @@ def clip_metrics(totals: Totals) -> Metrics:
     return {
         "clip/high_fraction": totals["clip/num_high"] / max(1.0, totals["clip/num_positive"]),
         "clip/low_fraction": totals["clip/num_low"] / max(1.0, totals["clip/num_negative"]),
+    }
+
+
+# ── pairs of a chosen and a rejected rollout ────────────────────────────────────────────────────────────
+
+
+def pair_margins(log_ratio_r: Tensor, beta: float) -> Tensor:
+    """``beta · (log ratio of the chosen - log ratio of the rejected)``, per pair: DPO's implicit reward.
+
+    The log ratio of a rollout is the sum over its tokens of new - reference. Rollouts come in pairs, the
+    chosen one first.
+    """
+    return beta * (log_ratio_r[0::2] - log_ratio_r[1::2])
+
+
+def pair_pulls(margin_p: Tensor, beta: float) -> Tensor:
+    """``sg[beta · σ(-margin)]``, for both rollouts of each pair: the slope of ``-log σ(margin)``."""
+    return (beta * torch.sigmoid(-margin_p)).repeat_interleave(2).detach()
+
+
+def preference_loss(new_t: Tensor, side_t: Tensor, pull_t: Tensor) -> Tensor:
+    """``-side · pull · new``, side +1 for the chosen and -1 for the rejected rollout.
+
+    Its gradient is that of ``-log σ(margin)``: the margin is linear in `new`. Its value is not: the loss of
+    a pair is no sum over tokens.
+    """
+    return -side_t * pull_t * new_t
+
+
+@torch.no_grad()
+def pair_metrics(margin_p: Tensor) -> Metrics:
+    """Return the loss, the mean margin and the share of pairs that the policy ranks correctly.
+
+    The margins are those of all ranks, so nothing is to be added up.
+    """
+    return {
+        "loss": torch.nn.functional.softplus(-margin_p).mean().item(),
+        "dpo/margin": margin_p.mean().item(),
+        "dpo/accuracy": (margin_p > 0).float().mean().item(),
     }
 
 
@@ -183,6 +223,7 @@ def kl_loss(new_t: Tensor, ratio_t: Tensor, reference_t: Tensor) -> Tensor:
 
 
 KL_SUMS = frozenset({"kl/reference"})
+TEACHER_SUMS = frozenset({"kl/teacher"})
 
 
 @torch.no_grad()
@@ -194,3 +235,14 @@ def kl_sums(new_t: Tensor, reference_t: Tensor | None) -> Sums:
 def kl_metrics(totals: Totals, num_tokens: int) -> Metrics:
     """Return the mean KL to the reference; 0 without a penalty."""
     return {"kl/reference": totals["kl/reference"] / max(1, num_tokens)}
+
+
+@torch.no_grad()
+def teacher_sums(new_t: Tensor, teacher_t: Tensor) -> Sums:
+    """Add up the estimates of KL(new ‖ teacher)."""
+    return {"kl/teacher": k3_kl(new_t, teacher_t).sum()}
+
+
+def teacher_metrics(totals: Totals, num_tokens: int) -> Metrics:
+    """Return the mean KL to the teacher."""
+    return {"kl/teacher": totals["kl/teacher"] / max(1, num_tokens)}

@@ -1,5 +1,7 @@
 """Named losses (surrogate, weights, advantage and clip of each), and every sequence's share in one.
 
+Method `grpo` has these losses, the other methods one each:
+
 ==========  ===========================  ================================  =========  ============
 loss        surrogate                    weight of a token of rollout i    advantage  clip
 ==========  ===========================  ================================  =========  ============
@@ -13,20 +15,32 @@ loss        surrogate                    weight of a token of rollout i    advan
 `rloo`      clipped ratio of the token   ``1 / (N · L)``                   `rloo`     0.2, 0.2
 ==========  ===========================  ================================  =========  ============
 
+==========  =================================================  ===================================
+method      surrogate                                          weight of a token
+==========  =================================================  ===================================
+`sft`       cross entropy                                      ``1 / Σ n``
+`dpo`       logistic loss of the pair's margin, over its       ``2 / N``: one over the pairs
+            tokens
+`distill`   ``ratio · k3(new ‖ teacher)``                      ``1 / Σ n``
+==========  =================================================  ===================================
+
 N rollouts of the step, n_i sampled tokens of rollout i over all its sequences, L a constant length. All are
 counted over the whole step, never over a micro-batch, so packing and ranks do not change the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from insitu.types import AdvantageKind, Loss, StepSettings, TrainingSequence
+from insitu.errors import InvalidRequest
+from insitu.types import AdvantageKind, Loss, Method, StepSettings, TrainingSequence, parse_policy
 
-Surrogate = Literal["token_clip", "rollout_clip", "cispo"]
-Aggregation = Literal["rollout_mean", "token_mean", "constant"]
+Surrogate = Literal["token_clip", "rollout_clip", "cispo", "cross_entropy", "preference", "reverse_kl"]
+Aggregation = Literal["rollout_mean", "token_mean", "constant", "pair_mean"]
+
+DPO_BETA = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +49,9 @@ class Objective:
 
     surrogate: Surrogate
     aggregation: Aggregation
-    advantage: AdvantageKind
-    clip_low: float
-    clip_high: float
+    advantage: AdvantageKind = "std"
+    clip_low: float = 0.0
+    clip_high: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +73,17 @@ OBJECTIVES: dict[Loss, Objective] = {
     "cispo": Objective("cispo", "token_mean", "std", 1.0, 4.0),
     "rloo": Objective("token_clip", "constant", "rloo", 0.2, 0.2),
 }
+METHODS: dict[Method, Objective] = {
+    "sft": Objective("cross_entropy", "token_mean"),
+    "dpo": Objective("preference", "pair_mean"),
+    "distill": Objective("reverse_kl", "token_mean"),
+}
 
 
 def objective_of(settings: StepSettings) -> Objective:
-    """Return the step's objective: the loss's defaults, with the settings' overrides."""
+    """Return the step's objective: the method's, or the loss's defaults with the settings' overrides."""
+    if settings.method != "grpo":
+        return METHODS[settings.method]
     stated = {
         "advantage": settings.advantage,
         "clip_low": settings.clip_low,
@@ -71,6 +92,16 @@ def objective_of(settings: StepSettings) -> Objective:
     return replace(
         OBJECTIVES[settings.loss], **{name: value for name, value in stated.items() if value is not None}
     )
+
+
+def scores_reference(settings: StepSettings) -> bool:
+    """Return True if the loss of a token needs its log-probability under a model that the trainer holds.
+
+    A teacher that is served elsewhere has scored the tokens before; dpo needs sums over whole rollouts.
+    """
+    if settings.method == "distill":
+        return parse_policy(settings.teacher or "")[1] is not None
+    return settings.beta > 0
 
 
 def token_weights(
@@ -85,6 +116,8 @@ def token_weights(
         return [0.0] * len(num_tokens)
     if aggregation == "token_mean":
         return [1.0 / sum(counted)] * len(num_tokens)
+    if aggregation == "pair_mean":
+        return [2.0 / len(counted)] * len(num_tokens)
     if aggregation == "constant":
         return [1.0 / (len(counted) * (max_rollout_tokens or max(counted)))] * len(num_tokens)
     return [1.0 / (len(counted) * count) if count else 0.0 for count in num_tokens]
@@ -103,8 +136,22 @@ def shares_of(
     for sequence in sequences:
         num_tokens[numbers[sequence.rollout_id]] += sequence.num_trained
     weights = token_weights(num_tokens, objective.aggregation, settings.max_rollout_tokens)
+    if objective.surrogate == "preference":
+        _check_pairs(sequences, numbers)
     return [
         Share(sequence, numbers[sequence.rollout_id], weights[numbers[sequence.rollout_id]])
         for sequence in sequences
         if sequence.trained_s.any() and (settings.teaches_without_advantage or sequence.advantage_s.any())
     ]
+
+
+def _check_pairs(sequences: Sequence[TrainingSequence], numbers: Mapping[str, int]) -> None:
+    """Reject sequences whose rollouts are not chosen, rejected, chosen, rejected and so on."""
+    sides: list[set[float]] = [set() for _ in numbers]
+    for sequence in sequences:
+        sides[numbers[sequence.rollout_id]] |= set(sequence.advantage_s[sequence.trained_s].tolist())
+    if sides != [{1.0}, {-1.0}] * (len(sides) // 2):
+        raise InvalidRequest(
+            f"the {len(sides)} rollouts of a dpo step do not alternate between chosen and rejected ones",
+            hint="give every rollout an id of its own",
+        )

@@ -6,7 +6,7 @@ Either way, log-probabilities and gradients are the same as for each sequence al
 
 A sequence is computed up to its last sampled token, exclusive: nothing later is in the loss, and nothing
 later is sent. A rank receives its own micro-batches only, as columns: 5 bytes for each token, 4 more for
-each sampled one, and 12 for each call. `batching.py` makes tensors of them.
+each sampled one (and 4 if a teacher scored it), and 12 for each call. `batching.py` makes tensors of them.
 
 Shape suffixes: l tokens of all sequences one after the other, t the sampled ones among them, s stretches of
 tokens sampled alike, n sequences, p micro-batches.
@@ -22,7 +22,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.training.objective import Share, objective_of, shares_of
+from insitu.errors import InvalidRequest
+from insitu.training.objective import Share, objective_of, scores_reference, shares_of
 from insitu.training.sequences import check_sequence
 from insitu.training.trie import Ints, cut_for_ranks, row_lengths, shared_prefixes, sorted_order
 from insitu.types import StepSettings, TrainingSequence
@@ -78,6 +79,8 @@ class Columns:
     """The index of its rollout within the step."""
     weight_n: NDArray[np.float32]
     """Per sampled token."""
+    teacher_t: NDArray[np.float32] | None = None
+    """The log-probability that a teacher gave; None without one."""
 
     def parts(self, bounds: Iterable[tuple[int, int]]) -> Iterator[Columns]:
         """Yield views of the sequences from each first one up to the last, exclusive."""
@@ -86,7 +89,8 @@ class Columns:
         for first, last in bounds:
             here = {along: slice(start_n[first], start_n[last]) for along, start_n in starts.items()}
             here["n"] = slice(first, last)
-            yield Columns(*(getattr(self, f.name)[here[f.name[-1]]] for f in fields(self)))
+            named = {f.name: getattr(self, f.name) for f in fields(self)}
+            yield Columns(**{n: column[here[n[-1]]] for n, column in named.items() if column is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +150,11 @@ class Packing:
     def num_bytes(self) -> int:
         """The bytes of all ranks' columns."""
         sequences = [share.sequence for share in self.shares]
-        lengths = sum(map(_num_sent, sequences))
+        lengths = sum(map(num_sent, sequences))
         sampled = sum(sequence.num_trained for sequence in sequences)
         stretches = sum(int(sequence.trained_s.sum()) for sequence in sequences)
-        return 5 * lengths + 4 * sampled + 12 * stretches + 24 * len(sequences)
+        taught = sum(sequence.num_trained for sequence in sequences if sequence.teacher_t is not None)
+        return 5 * lengths + 4 * (sampled + taught) + 12 * stretches + 24 * len(sequences)
 
     def rank_batch(self, rank: int) -> RankBatch:
         """Copy what one rank needs into columns of its own."""
@@ -174,8 +179,19 @@ def pack_step(
     """Check the sequences of a step, drop those without a gradient, deal the rest to the ranks."""
     for sequence in sequences:
         check_sequence(sequence, limits.vocabulary_size, limits.max_length)
+        _check_teacher(sequence, settings)
     shares = shares_of(sequences, objective_of(settings), settings)
     return pack(shares, limits.max_micro_batch_tokens, world_size, limits.can_branch)
+
+
+def _check_teacher(sequence: TrainingSequence, settings: StepSettings) -> None:
+    wanted = settings.method == "distill" and not scores_reference(settings)
+    scored = 0 if sequence.teacher_t is None else len(sequence.teacher_t)
+    if scored != (sequence.num_trained if wanted else 0):
+        raise InvalidRequest(
+            f"a sequence of rollout {sequence.rollout_id} has {sequence.num_trained} tokens in the loss, and "
+            f"{scored} that a teacher scored"
+        )
 
 
 def pack(shares: Shares, max_tokens: int, world_size: int, can_branch: bool = True) -> Packing:
@@ -185,7 +201,7 @@ def pack(shares: Shares, max_tokens: int, world_size: int, can_branch: bool = Tr
     the sequence alone, and long histories are the ones worth sharing. A padded row longer than `max_tokens`
     gets a micro-batch to itself.
     """
-    inputs = [share.sequence.token_ids[: _num_sent(share.sequence) - 1] for share in shares]
+    inputs = [share.sequence.token_ids[: num_sent(share.sequence) - 1] for share in shares]
     deal = _pack_forests if can_branch else _pack_padded
     return deal(shares, inputs, max_tokens, world_size)
 
@@ -216,7 +232,7 @@ def _pack_forests(shares: Shares, inputs: Sequence[Ints], max_tokens: int, world
     return Packing(shares, ranks, sum(lengths))
 
 
-def _num_sent(sequence: TrainingSequence) -> int:
+def num_sent(sequence: TrainingSequence) -> int:
     """Return the number of tokens up to the last sampled one, inclusive."""
     last = int(np.flatnonzero(sequence.trained_s)[-1])
     return int(sequence.length_s[: last + 1].sum())
@@ -224,7 +240,7 @@ def _num_sent(sequence: TrainingSequence) -> int:
 
 def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
     sequences = [share.sequence for share in shares]
-    length_n = np.array([_num_sent(sequence) for sequence in sequences], np.int32)
+    length_n = np.array([num_sent(sequence) for sequence in sequences], np.int32)
     sampled_n = np.array([sequence.num_trained for sequence in sequences], np.int32)
     token_n, places_n = _starts(length_n).tolist(), _starts(sampled_n).tolist()
     ids_l, flags_l = np.empty(token_n[-1], np.int32), np.empty(token_n[-1], np.uint8)
@@ -248,7 +264,14 @@ def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
         np.array(shared, np.int32),
         np.array([share.rollout for share in shares], np.int32),
         np.array([share.weight for share in shares], np.float32),
+        _taught(sequences),
     )
+
+
+def _taught(sequences: Sequence[TrainingSequence]) -> NDArray[np.float32] | None:
+    """Join the teacher's column; all sequences of a step have one, or none has."""
+    given = [sequence.teacher_t for sequence in sequences if sequence.teacher_t is not None]
+    return np.concatenate(given) if given else None
 
 
 def _of_trained(sequences: Sequence[TrainingSequence], column: str, dtype: type[Number]) -> NDArray[Number]:

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from insitu.records.call_tokens import CallTokens
+from insitu.errors import InvalidRequest
+from insitu.records.call_tokens import DEMONSTRATION, CallTokens
 from insitu.returns import call_returns
 from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
@@ -17,7 +18,6 @@ from insitu.training.sequences import build_sequences
 from insitu.types import (
     POLICY_FAILURES,
     REWARD_COMPONENTS,
-    AdvantageKind,
     Ending,
     StepSettings,
     TrainingSequence,
@@ -28,8 +28,13 @@ from insitu.types import (
 ReadTokens = Callable[[Sequence[str]], Mapping[str, CallTokens]]
 """Returns the calls of these ids and every call that they are stored against."""
 
+_Lesson = tuple[Trajectory, list[float]]
+"""A rollout, and the advantage of each of its calls."""
+
 _DROPPED = ("zero_variance", "stale", "truncated", "constrained")
 """Reasons to drop a rollout, or one of its calls."""
+_DROPPED_BY_METHOD = ("below_min_reward", "not_in_pair")
+"""Further reasons, of sft and dpo; reported where they apply."""
 _FATES = ("trained", *_DROPPED)
 _COUNTS = ("groups", "trajectories", *_FATES, "prefix_breaks", "constrained_tokens")
 _CALL_COUNTS = ("calls", *(f"calls_{fate}" for fate in _FATES))
@@ -79,6 +84,8 @@ class _Account:
 
     def metrics(self) -> dict[str, float]:
         figures = {f"account/{name}": float(self.counts[name]) for name in (*_COUNTS, *_CALL_COUNTS)}
+        for reason in [reason for reason in _DROPPED_BY_METHOD if reason in self.counts]:
+            figures |= {f"account/{name}": float(self.counts[name]) for name in (reason, f"calls_{reason}")}
         figures |= _spread("reward", self.rewards) | _spread("advantage", self.advantages)
         if self.call_rewards:
             figures |= _spread("reward/step", self.call_rewards) | _spread("reward/return", self.returns)
@@ -102,8 +109,8 @@ def build_batch(
 
     `step` is the run's current step. A group is as stale as its oldest call; siblings age together. Calls
     are read group by group, and only where rewards differ or a KL penalty or entropy bonus applies anyway.
+    With `sft` and `distill` every rollout teaches alike, with `dpo` the best against the worst of its group.
     """
-    kind = objective_of(settings).advantage
     account = _Account()
     sequences: list[TrainingSequence] = []
     for group in groups:
@@ -113,29 +120,94 @@ def build_batch(
             stored = read_tokens(_call_ids(group))
             group, penalties = penalised(group, stored, settings)
             account.penalties += penalties
-        advantages = _advantages(group, kind)
+        group = _rewarded(group, settings, account)
+        advantages = _advantages(group, settings)
         if not any(map(any, advantages)) and not settings.teaches_without_advantage:
             account.drop(group.trajectories, "zero_variance")
             continue
         stored = read_tokens(_call_ids(group)) if stored is None else stored
-        age = _age(group, stored, step)
-        account.staleness.append(age)
-        if age > settings.max_staleness:
-            account.drop(group.trajectories, "stale")
-            continue
+        if settings.is_on_policy:
+            _refuse_demonstrations(group, stored, settings)
+            age = _age(group, stored, step)
+            account.staleness.append(age)
+            if age > settings.max_staleness:
+                account.drop(group.trajectories, "stale")
+                continue
+        lessons: list[_Lesson] = []
         for trajectory, of_calls in zip(group.trajectories, advantages, strict=True):
             whole = _without_truncated(trajectory, stored) if settings.mask_truncated else trajectory
             if not whole.call_ids:
                 account.drop([trajectory], "truncated")
                 continue
             account.counts["calls_truncated"] += len(trajectory.call_ids) - len(whole.call_ids)
-            sequences += _sequences(stored, whole, of_calls[: len(whole.call_ids)], settings, account)
+            lessons.append((whole, of_calls[: len(whole.call_ids)]))
+        if settings.method == "dpo":
+            lessons = _pair(lessons, stored, settings, account)
+        for whole, of_calls in lessons:
+            sequences += _sequences(stored, whole, of_calls, settings, account)
     return Batch(sequences, account.metrics(), frozenset(account.sampling))
 
 
-def _advantages(group: TrajectoryGroup, kind: AdvantageKind) -> list[list[float]]:
+def _rewarded(group: TrajectoryGroup, settings: StepSettings, account: _Account) -> TrajectoryGroup:
+    """Drop the rollouts of less than `min_reward`."""
+    if settings.min_reward is None:
+        return group
+    least = settings.min_reward
+    account.drop([each for each in group.trajectories if each.reward < least], "below_min_reward")
+    return replace(group, trajectories=[each for each in group.trajectories if each.reward >= least])
+
+
+def _advantages(group: TrajectoryGroup, settings: StepSettings) -> list[list[float]]:
+    """Return one advantage per call; methods without advantages take every call in full."""
+    if settings.method != "grpo":
+        return [[1.0] * len(trajectory.call_ids) for trajectory in group.trajectories]
+    kind = objective_of(settings).advantage
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return group_advantages([_returns(trajectory) for trajectory in group.trajectories], kind, rewards)
+
+
+def _pair(
+    lessons: Sequence[_Lesson],
+    stored: Mapping[str, CallTokens],
+    settings: StepSettings,
+    account: _Account,
+) -> list[_Lesson]:
+    """Return the best rollout and, with negative advantages, the worst; of equals the first. Drop the rest.
+
+    Rollouts without a token to train on cannot be compared, and are dropped before.
+    """
+    able: list[_Lesson] = []
+    for lesson in lessons:
+        if _num_trainable(lesson[0], stored, settings):
+            able.append(lesson)
+        else:
+            account.drop([lesson[0]], "constrained")
+    best = max(able, key=lambda lesson: lesson[0].reward, default=None)
+    worst = min(able, key=lambda lesson: lesson[0].reward, default=None)
+    if best is None or worst is None or best[0].reward == worst[0].reward:
+        account.drop([trajectory for trajectory, _ in able], "zero_variance")
+        return []
+    others = [lesson[0] for lesson in able if lesson is not best and lesson is not worst]
+    account.drop(others, "not_in_pair")
+    return [best, (worst[0], [-1.0] * len(worst[1]))]
+
+
+def _num_trainable(trajectory: Trajectory, stored: Mapping[str, CallTokens], settings: StepSettings) -> int:
+    calls = [stored[call_id] for call_id in trajectory.call_ids]
+    return sum(call.num_output for call in calls if not (settings.mask_constrained and call.constrained))
+
+
+def _refuse_demonstrations(
+    group: TrajectoryGroup, stored: Mapping[str, CallTokens], settings: StepSettings
+) -> None:
+    for trajectory in group.trajectories:
+        for call_id in trajectory.call_ids:
+            if stored[call_id].source == DEMONSTRATION:
+                raise InvalidRequest(
+                    f"call {call_id} of rollout {trajectory.rollout_id} is a demonstration: the policy did "
+                    f"not sample it, so method {settings.method} cannot learn from it",
+                    hint="train demonstrations with training.method: sft or dpo",
+                )
 
 
 def _call_ids(group: TrajectoryGroup) -> list[str]:
@@ -143,8 +215,8 @@ def _call_ids(group: TrajectoryGroup) -> list[str]:
 
 
 def _age(group: TrajectoryGroup, stored: Mapping[str, CallTokens], step: int) -> int:
-    calls = (stored[call_id] for trajectory in group.trajectories for call_id in trajectory.call_ids)
-    return max((step - call.policy_step for call in calls if call.run is not None), default=0)
+    """Return the steps since the group's oldest call; the base model's own answers are of step 0."""
+    return max((step - stored[call_id].policy_step for call_id in _call_ids(group)), default=0)
 
 
 def _without_truncated(trajectory: Trajectory, stored: Mapping[str, CallTokens]) -> Trajectory:
@@ -174,6 +246,7 @@ def _sequences(
         advantages,
         stored=stored,
         mask_constrained=settings.mask_constrained,
+        as_sampled=settings.method == "grpo",
     )
     trained = [call for call in calls if not (settings.mask_constrained and call.constrained)]
     account.counts["trained" if made else "constrained"] += 1
@@ -181,9 +254,9 @@ def _sequences(
     account.counts["calls_trained"] += len(trained)
     account.counts["prefix_breaks"] += breaks
     account.counts["constrained_tokens"] += sum(call.num_output for call in calls if call.constrained)
-    for call in trained:
+    for call in trained if settings.is_on_policy else []:
         account.sampling.update(not_undone(call.sampling))
-    if made:
+    if made and settings.method == "grpo":
         account.advantages.append(math.fsum(advantages) / len(advantages))
     return made
 

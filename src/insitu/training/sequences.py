@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InvalidRequest
-from insitu.records.call_tokens import CallTokens
+from insitu.records.call_tokens import DEMONSTRATION, CallTokens
 from insitu.training.sampling import is_narrowed, temperature_of
 from insitu.training.strands import Place, Strands, floats_of
 from insitu.types import TrainingSequence
@@ -129,6 +129,7 @@ def build_sequences(
     *,
     stored: Mapping[str, CallTokens] | None = None,
     mask_constrained: bool = False,
+    as_sampled: bool = True,
 ) -> tuple[list[TrainingSequence], int]:
     """Join calls whose prompt continues an earlier call exactly; start a new sequence otherwise.
 
@@ -140,7 +141,7 @@ def build_sequences(
 
     `stored` has the calls that these are stored against, if any. `mask_constrained` excludes tokens sampled
     under a grammar from the loss: they stay as context, and a sequence with no other sampled tokens is
-    dropped.
+    dropped. Without `as_sampled` tokens are scored at temperature 1, whatever they were sampled at.
     """
     strands = Strands(stored or {})
     every: list[list[_Member]] = []
@@ -154,29 +155,34 @@ def build_sequences(
             every.append(members)
         members.append(_Member(call, place, advantage, not (mask_constrained and call.constrained)))
         index.put(members)
-    made = [_joined(rollout_id, members) for members in every]
+    made = [_joined(rollout_id, members, as_sampled) for members in every]
     sequences = [sequence for sequence in made if not mask_constrained or sequence.trained_s.any()]
     return sequences, max(0, len(every) - 1)
 
 
-def _joined(rollout_id: str, members: Sequence[_Member]) -> TrainingSequence:
+def _joined(rollout_id: str, members: Sequence[_Member], as_sampled: bool) -> TrainingSequence:
     """Write out calls of which each continues the one before."""
     last = members[-1].place
     logprobs = np.zeros(last.end, np.float32)
     runs: list[tuple[_Stretch, int]] = []
     written = 0
     for member in members:
-        place, sampling = member.place, member.call.sampling
-        constrained = member.call.constrained or is_narrowed(sampling)
+        place, temperature = member.place, temperature_of(member.call.sampling)
+        constrained = _differs(member.call) or (not as_sampled and temperature != 1)
         answer = _Stretch(constrained=constrained)
         if member.trained:
-            answer = _Stretch(True, member.advantage, constrained, temperature_of(sampling))
+            answer = _Stretch(True, member.advantage, constrained, temperature if as_sampled else 1.0)
             logprobs[place.num_prompt : place.end] = floats_of(member.call.logprobs)
         runs += [(_READ, place.num_prompt - written), (answer, place.end - place.num_prompt)]
         written = place.end
     # A copy: the strand may be longer, or the beginning of other sequences.
     ids = last.strand.ids(last.end).copy()
     return _sequence(rollout_id, ids, logprobs, runs)
+
+
+def _differs(call: CallTokens) -> bool:
+    """Return True if the recorded logprobs are not those of the policy at the call's temperature."""
+    return call.constrained or call.source == DEMONSTRATION or is_narrowed(call.sampling)
 
 
 def _check(call: CallTokens) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from insitu.training import loss as terms
 from insitu.training.batching import MicroBatch
 from insitu.training.loss import Sums
-from insitu.training.objective import Objective
+from insitu.training.objective import Objective, scores_reference
 from insitu.types import StepSettings
 
 Score = Callable[[MicroBatch], tuple[Tensor, Tensor]]
@@ -35,12 +35,12 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Results of earlier passes over a micro-batch, for a later one."""
+    """Results of earlier passes over the micro-batches, for a later one."""
 
-    old_t: Tensor
-    """The trainer's log-probabilities before the first update of the step."""
-    mean_log_ratio_r: Tensor | None = None
-    """Per rollout, if the surrogate needs it."""
+    old_t: Tensor | None
+    """The trainer's log-probabilities before the first update of the step; None until then."""
+    whole_r: Tensor | None = None
+    """Per rollout, if the surrogate needs more than its tokens: the mean log ratio, or the pair's pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class _Scored:
     ratio_t: Tensor
     entropy_t: Tensor
     reference_t: Tensor | None
+    whole_t: Tensor | None
 
 
 def forward_backward(
@@ -66,43 +67,48 @@ def forward_backward(
     """Add this micro-batch's gradient to the adapter; return the sums of its terms and its new logprobs.
 
     Weights are normalised over the whole step, across micro-batches and ranks, so gradients only need to be
-    summed. The KL penalty costs one more forward pass and is omitted when beta is 0. Gradients are those of
-    the loss times `loss_scale`, which keeps them within the range of float16. A filler has no sums.
+    summed. A reference costs one more forward pass and is omitted when the loss has none. Gradients are those
+    of the loss times `loss_scale`, which keeps them within the range of float16. A filler has no sums.
     """
-    reference_t: Tensor | None = None
-    if settings.beta > 0:
+    reference_t = batch.teacher_t
+    if scores_reference(settings):
         with torch.no_grad():
             reference_t, _ = score_reference(batch)
     new_t, entropy_t = score(batch)
     if batch.is_filler:
         (new_t.sum() * 0.0).backward()
         return {}, new_t.detach()
-    old_t = new_t.detach() if earlier is None else earlier.old_t
-    ratio_t = _ratio(new_t, old_t, batch, objective, earlier)
-    scored = _Scored(new_t, old_t, ratio_t, entropy_t, reference_t)
+    old_t = new_t.detach() if earlier is None or earlier.old_t is None else earlier.old_t
+    whole_t = None if earlier is None or earlier.whole_r is None else earlier.whole_r[batch.rollout_t]
+    ratio_t = _ratio(new_t, old_t, objective, whole_t)
+    scored = _Scored(new_t, old_t, ratio_t, entropy_t, reference_t, whole_t)
     loss = (_token_loss(scored, batch, objective, settings) * batch.weight_t).sum()
     (loss * loss_scale).backward()
     return {"loss": loss.detach()} | _sums(scored, batch, objective, settings), new_t.detach()
 
 
-def _ratio(
-    new_t: Tensor, old_t: Tensor, batch: MicroBatch, objective: Objective, earlier: Earlier | None
-) -> Tensor:
+def _ratio(new_t: Tensor, old_t: Tensor, objective: Objective, whole_t: Tensor | None) -> Tensor:
     if objective.surrogate != "rollout_clip":
         return terms.token_ratio(new_t, old_t)
-    if earlier is None or earlier.mean_log_ratio_r is None:
-        return terms.rollout_ratio(new_t, torch.zeros_like(old_t))
-    return terms.rollout_ratio(new_t, earlier.mean_log_ratio_r[batch.rollout_t])
+    return terms.rollout_ratio(new_t, torch.zeros_like(old_t) if whole_t is None else whole_t)
 
 
 def _token_loss(scored: _Scored, batch: MicroBatch, objective: Objective, settings: StepSettings) -> Tensor:
     new_t, ratio_t, clip_high = scored.new_t, scored.ratio_t, objective.clip_high
+    if objective.surrogate == "cross_entropy":
+        return -new_t
+    if objective.surrogate == "preference":
+        assert scored.whole_t is not None, "the margins are known before the pass"
+        return terms.preference_loss(new_t, batch.advantage_t, scored.whole_t)
+    if objective.surrogate == "reverse_kl":
+        assert scored.reference_t is not None, "a teacher has scored the tokens"
+        loss_t = terms.kl_loss(new_t, ratio_t, scored.reference_t)
+        return loss_t * _sampler_weight(scored, batch, settings)
     if objective.surrogate == "cispo":
         loss_t = terms.cispo_loss(new_t, ratio_t, batch.advantage_t, clip_high)
     else:
         loss_t = terms.clipped_loss(ratio_t, batch.advantage_t, objective.clip_low, clip_high)
-    if settings.max_sampler_weight is not None:
-        loss_t = loss_t * terms.sampler_weight(scored.old_t, batch.sampler_t, settings.max_sampler_weight)
+    loss_t = loss_t * _sampler_weight(scored, batch, settings)
     if scored.reference_t is not None:
         loss_t = loss_t + settings.beta * terms.kl_loss(new_t, ratio_t, scored.reference_t)
     if settings.entropy_bonus > 0:
@@ -110,15 +116,24 @@ def _token_loss(scored: _Scored, batch: MicroBatch, objective: Objective, settin
     return loss_t
 
 
+def _sampler_weight(scored: _Scored, batch: MicroBatch, settings: StepSettings) -> Tensor | float:
+    if settings.max_sampler_weight is None:
+        return 1.0
+    return terms.sampler_weight(scored.old_t, batch.sampler_t, settings.max_sampler_weight)
+
+
 def _sums(scored: _Scored, batch: MicroBatch, objective: Objective, settings: StepSettings) -> Sums:
-    clip_low = None if objective.surrogate == "cispo" else objective.clip_low
-    cap = settings.max_sampler_weight
-    return {
-        **terms.clip_sums(scored.ratio_t, batch.advantage_t, clip_low, objective.clip_high),
-        **terms.mismatch_sums(scored.old_t, batch.sampler_t, batch.constrained_t, cap),
-        **terms.entropy_sums(scored.entropy_t),
-        **terms.kl_sums(scored.new_t, scored.reference_t),
-    }
+    sums = terms.entropy_sums(scored.entropy_t)
+    if settings.is_on_policy:
+        cap = settings.max_sampler_weight
+        sums |= terms.mismatch_sums(scored.old_t, batch.sampler_t, batch.constrained_t, cap)
+    if settings.method == "grpo":
+        clip_low = None if objective.surrogate == "cispo" else objective.clip_low
+        sums |= terms.clip_sums(scored.ratio_t, batch.advantage_t, clip_low, objective.clip_high)
+        sums |= terms.kl_sums(scored.new_t, scored.reference_t)
+    elif settings.method == "distill" and scored.reference_t is not None:
+        sums |= terms.teacher_sums(scored.new_t, scored.reference_t)
+    return sums
 
 
 def optimizer_step(

@@ -1,8 +1,8 @@
-"""Responses of the backend API. The server sends them, the client reads them."""
+"""Responses of the backend API, and of the gateway to demonstrations. Servers send, clients read them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from insitu import errors
@@ -39,6 +39,14 @@ class RunInfo(Answer):
     error: str | None
     created_at: float
     updated_at: float
+    init_from: str | None = None
+    """The adapter that is its step 0, as it was asked for; None: not asked for."""
+    fork_from: str | None = None
+    """The step that it goes on from, as it was asked for; None: not asked for."""
+    source: str | None = None
+    """The meaning of `init_from` or `fork_from` at registration: `<run>@<step>` or `sha256:<digest>`."""
+    lost_steps: list[Count] = field(default_factory=list[int])
+    """Steps whose checkpoints were damaged: the run fell back, and they are being trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,16 @@ class RunList(Answer):
     """All runs, oldest first."""
 
     runs: list[RunInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReceipt(Answer):
+    """Confirms that an uploaded adapter is durable on the backend; `created` is False if it was there."""
+
+    init_from: str
+    """The name under which a registration starts from it."""
+    lora: Annotated[LoraSettings, Stored()]
+    created: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +232,19 @@ def to_error(status: int, content: bytes) -> errors.InsituError:
         error = (cls if known else errors.InsituError)(named.message, hint=named.hint)
     error.status = status
     return error
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstratedCall(Answer):
+    """One recorded answer."""
+
+    id: str
+    num_prompt_tokens: Count
+    num_output_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationReceipt(Answer):
+    """The calls that were recorded, one per answer, in the order of the messages."""
+
+    calls: list[DemonstratedCall]

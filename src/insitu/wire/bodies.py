@@ -1,4 +1,4 @@
-"""The JSON bodies that clients send to the API."""
+"""The JSON bodies that clients send to the API, and demonstrations for the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Interval, MaxLen, MinLen
 from insitu.wire.lora_settings import LoraSettings
 from insitu.wire.message import Message
 from insitu.wire.step_settings import StepSettings
-from insitu.wire.values import Arguments, Label, Name, Scalar, StepCount
+from insitu.wire.values import AnyObject, Arguments, ForkFrom, InitFrom, Label, Name, Scalar, StepCount
 
 _SHOWN = 20
 
@@ -23,9 +23,19 @@ class RunBody(Message):
     project: Name = "default"
     name: Name
     base_model: Label
-    lora: LoraSettings = field(default_factory=LoraSettings)
+    lora: LoraSettings | None = None
+    """None takes the settings of what the run starts from, or the default ones."""
     engine_args: Arguments = field(default_factory=dict[str, Scalar])
     init_args: Arguments = field(default_factory=dict[str, Scalar])
+    init_from: InitFrom | None = None
+    """The adapter that is step 0 of this run; None starts from the base model."""
+    fork_from: ForkFrom | None = None
+    """The step that this run goes on from, with its optimizer and random state."""
+
+    def check(self) -> None:
+        """Reject two starts."""
+        if self.init_from is not None and self.fork_from is not None:
+            raise ValueError("give init_from (a new training) or fork_from (the same one goes on), not both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,19 @@ class LeaseBody(Message):
     """Takes a lease, or renews it: `PUT /v1/runs/{name}/leases/{id}`."""
 
     step: StepCount
-    """A kept checkpoint's step; 0 is the base model."""
+    """A kept checkpoint's step; 0 is where the run starts, the base model unless it says otherwise."""
     seconds: Annotated[float, Interval(ge=1, le=3600)] = 60.0
     """The lease ends after this time unless it is renewed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration(Message):
+    """A conversation whose assistant messages are to be learnt: `POST /v1/demonstrations`."""
+
+    model: str
+    """A served name; its template renders the conversation."""
+    messages: list[AnyObject]
+    tools: list[AnyObject] | None = None
+    chat_template_kwargs: AnyObject | None = None
+    only_last: bool = False
+    """Record only the last assistant message; the ones before it are context."""

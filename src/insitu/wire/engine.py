@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from insitu.wire.message import Answer, Message
+from insitu.wire.message import Answer, Malformed, Message
 from insitu.wire.values import Count
 
 
@@ -80,6 +80,18 @@ class ScoredPrompt(Answer):
 
     index: Count
     prompt_logprobs: list[dict[str, TokenLogprob] | None]
+
+    def scores_of(self, ids: list[int]) -> list[float]:
+        """Return the log-probability of each token from the second on; raise Malformed if one has none."""
+        if len(self.prompt_logprobs) != len(ids):
+            raise Malformed(f"{len(self.prompt_logprobs)} tokens are scored, {len(ids)} were sent")
+        scores: list[float] = []
+        for place, (row, token) in enumerate(zip(self.prompt_logprobs[1:], ids[1:], strict=True), 1):
+            if row is None or str(token) not in row:
+                found = ", ".join(sorted(row or {})[:3]) or "nothing"
+                raise Malformed(f"token {token} at place {place} is not scored, but {found}")
+            scores.append(row[str(token)].logprob)
+        return scores
 
 
 @dataclass(frozen=True, slots=True)

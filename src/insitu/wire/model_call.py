@@ -8,6 +8,9 @@ from insitu.json_values import JsonValue
 from insitu.wire.message import Message
 from insitu.wire.values import INCOMPLETE, AnyObject
 
+DEMONSTRATION = "demonstration"
+"""The `source` of a call whose answer was given."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCall(Message):
@@ -21,7 +24,7 @@ class ModelCall(Message):
     run: str | None
     """The run whose policy answered, None for the base model."""
     policy_step: int
-    """The step of that policy; 0 is the untrained base model."""
+    """The step of that policy; 0 is where the run starts, or the base model."""
     policy_version: str
     """The version that the engine itself reported for these tokens; empty if it broke off before that."""
     prompt_ids: list[int]
@@ -46,7 +49,8 @@ class ModelCall(Message):
     function: str | None = None
     """The part of the agent that made the call; None if it did not say."""
     source: str = "gateway"
-    """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs."""
+    """`gateway` when recorded here, `inline` when a client uploaded it with its ids and logprobs,
+    `demonstration` when its answer was given instead of sampled (its logprobs are 0)."""
     protocol: str = "chat"
     """The client's protocol: chat, completions, responses or messages."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from annotated_types import Interval
 
 from insitu.wire.message import Message
-from insitu.wire.values import StepCount
+from insitu.wire.values import Label, Reward, StepCount
 
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 AdvantageKind = Literal["std", "mean", "rloo"]
+Method = Literal["grpo", "sft", "dpo", "distill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,37 @@ class StepSettings(Message):
     """Tokens before `overlong_tokens` over which the penalty grows from 0; None uses a fifth of them."""
     overlong_penalty: Annotated[float, Interval(gt=0, le=1e9)] | None = None
     """Reward that an overlong rollout loses; None uses 1."""
+    method: Method = "grpo"
+    """The way in which rollouts teach; `loss` belongs to `grpo`. See `insitu.training.objective`."""
+    min_reward: Reward | None = None
+    """sft: train on rollouts of at least this reward; None takes all."""
+    dpo_beta: Annotated[float, Interval(gt=0, le=100)] | None = None
+    """dpo: how strongly the reference holds the policy back; None uses 0.1."""
+    teacher: Label | None = None
+    """distill, required there: `<run>@<step>` of this backend, or a name of `insitu serve --teacher`."""
 
     def check(self) -> None:
-        """Reject a penalty on length that has no length, or that begins before the first token."""
+        """Reject settings that the method does not use, and a penalty on length that makes no sense."""
+        unused = [
+            field.name
+            for field in fields(self)
+            if self.method not in METHODS_OF.get(field.name, (self.method,))
+            and getattr(self, field.name) != field.default
+        ]
+        if unused:
+            raise ValueError(f"method {self.method} does not use {', '.join(unused)}: leave it out")
+        if self.method == "distill" and self.teacher is None:
+            raise ValueError("method distill needs a teacher: <run>@<step>, or a name of serve --teacher")
         if self.overlong_tokens is None:
             if self.overlong_buffer is not None or self.overlong_penalty is not None:
                 raise ValueError("overlong_buffer and overlong_penalty need overlong_tokens")
         elif self.overlong_buffer is not None and self.overlong_buffer > self.overlong_tokens:
             raise ValueError("overlong_buffer is longer than overlong_tokens")
+
+    @property
+    def is_on_policy(self) -> bool:
+        """True if the tokens must have been sampled by the policy in training, or a recent version of it."""
+        return self.method in ("grpo", "distill")
 
     @property
     def teaches_without_advantage(self) -> bool:
@@ -70,5 +94,20 @@ class StepSettings(Message):
 
     @property
     def trains_equal_groups(self) -> bool:
-        """True if a group whose rewards are all equal may teach: by these two, or by its lengths."""
-        return self.teaches_without_advantage or self.overlong_tokens is not None
+        """True if a group whose rewards are all equal may teach: by its method, these two, or its lengths."""
+        by_method = self.method in ("sft", "distill")
+        return by_method or self.teaches_without_advantage or self.overlong_tokens is not None
+
+
+METHODS_OF: dict[str, tuple[Method, ...]] = {
+    **dict.fromkeys(("loss", "advantage", "clip_low", "clip_high", "max_rollout_tokens"), ("grpo",)),
+    **dict.fromkeys(("beta", "entropy_bonus"), ("grpo",)),
+    **dict.fromkeys(("overlong_tokens", "overlong_buffer", "overlong_penalty"), ("grpo",)),
+    "max_sampler_weight": ("grpo", "distill"),
+    "max_staleness": ("grpo", "distill"),
+    "reference_step": ("grpo", "dpo"),
+    "min_reward": ("sft",),
+    "dpo_beta": ("dpo",),
+    "teacher": ("distill",),
+}
+"""The methods that use a setting; all use the others."""

@@ -1,17 +1,21 @@
 """HTTP requests to a backend, with retries.
 
 Connection errors and 408, 429 and 5xx responses are retried with jitter, a bounded number of times; any other
-error is raised as the server named it. Only for requests that may be sent twice.
+error is raised as the server named it. A server that has answered before is waited for as long as the policy
+says: a partition or a restart then costs time, and nothing else. Only for requests that may be sent twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -25,7 +29,14 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 Received = TypeVar("Received", bound=Message)
 Value = TypeVar("Value")
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_AWAY_STATUS = frozenset({429, 502, 503, 504})
+"""Responses of a server that is overloaded or starting, or of a proxy that cannot reach it."""
 _MAX_RETRY_AFTER_SECONDS = 30.0
+_DEAD_SECONDS = 30
+"""A connection whose other end acknowledges nothing for so long is given up; the request is sent again."""
+_now = time.monotonic
+_sleep = asyncio.sleep
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +46,18 @@ class RetryPolicy:
     max_attempts: int = 8
     first_seconds: float = 0.1
     most_seconds: float = 5.0
+    outage_seconds: float = 0.0
+    """Time to wait for a server that has answered before, beyond `max_attempts`."""
 
     def pause(self, attempt: int) -> float:
         """Return an exponential backoff with jitter, so that clients that failed together spread out."""
-        return random.uniform(0.5, 1.0) * min(self.most_seconds, self.first_seconds * 2**attempt)  # noqa: S311
+        doubled = self.first_seconds * 2 ** min(attempt, 16)
+        return random.uniform(0.5, 1.0) * min(self.most_seconds, doubled)  # noqa: S311
+
+
+OUTAGE_SECONDS = 1200.0
+PATIENT = RetryPolicy(outage_seconds=OUTAGE_SECONDS)
+"""For long runs: they outlive a partition, or a restart of the backend, of twenty minutes."""
 
 
 class Transport:
@@ -52,8 +71,12 @@ class Transport:
         retry: RetryPolicy | None = None,
         request_seconds: float = 60.0,
         max_connections: int = 100,
+        say: Callable[[str], None] = log.warning,
     ) -> None:
-        """`max_connections` 0 means no limit: requests never wait for one another."""
+        """`max_connections` 0 means no limit: requests never wait for one another.
+
+        `say` is told once that the server is waited for, and once that it is back.
+        """
         self.base_url = base_url.rstrip("/")
         self.headers = {"Authorization": f"Bearer {api_key}"}
         self.retry = retry or RetryPolicy()
@@ -62,12 +85,16 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self.answered = False
         """True once the server has answered: it is then waited for, unlike a wrong address."""
+        self.num_outages = 0
+        """Outages that are over."""
+        self._away_since: float | None = None
+        self._say = say
 
     def open(self) -> aiohttp.ClientSession:
         """Return the session, created on first use because it belongs to the running loop. It ignores the
         environment's proxies."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self._max_connections)
+            connector = aiohttp.TCPConnector(limit=self._max_connections, socket_factory=_socket)
             self._session = aiohttp.ClientSession(connector=connector, read_bufsize=2**20)
         return self._session
 
@@ -95,9 +122,10 @@ class Transport:
         # Waiting for a free connection counts towards `total`, not towards connecting.
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds, sock_connect=10)
         url = self.base_url + path
-        for attempt in range(self.retry.max_attempts):
-            last = attempt + 1 == self.retry.max_attempts
+        began, attempt = _now(), 0
+        while True:
             pause = self.retry.pause(attempt)
+            attempt += 1
             try:
                 data = packed if upload is None else upload()
                 async with self.open().request(
@@ -106,22 +134,40 @@ class Transport:
                     content = await response.read()
                 if response.status < 400:
                     parsed = _parsed(answer, content, url)
-                    self.answered = True
+                    self._answered()
                     return parsed
-                if response.status not in _RETRIED_STATUS or last:
-                    raise to_error(response.status, content)
+                failure = to_error(response.status, content)
+                if response.status not in _RETRIED_STATUS:
+                    raise failure
+                away = response.status in _AWAY_STATUS
                 pause = max(pause, _retry_after(response))
             except BROKEN as error:
                 if isinstance(error.__cause__, errors.InsituError | TypeError):
                     # The body itself could not be built: retrying cannot help.
                     raise error.__cause__ from None
-                if last:
-                    raise errors.Unavailable(
-                        f"{method} {url} failed {attempt + 1} times: {text_of(error)}",
-                        hint="check that the backend runs: insitu serve",
-                    ) from error
-            await asyncio.sleep(pause)
-        raise AssertionError("max_attempts must be at least 1")
+                away, failure = True, _unreachable(method, url, attempt, error)
+            if attempt >= self.retry.max_attempts and not (away and self._waits(began, failure)):
+                raise failure
+            await _sleep(pause)
+
+    def _waits(self, began: float, failure: errors.InsituError) -> bool:
+        """Return True while the server is waited for; the first time, say so."""
+        if not self.answered or _now() - began >= self.retry.outage_seconds:
+            return False
+        if self._away_since is None:
+            self._away_since = began
+            minutes = self.retry.outage_seconds / 60
+            self._say(
+                f"{self.base_url} cannot be reached; waiting up to {minutes:.0f} min: {failure.message}"
+            )
+        return True
+
+    def _answered(self) -> None:
+        self.answered = True
+        if self._away_since is not None:
+            self._say(f"{self.base_url} answers again, after {_now() - self._away_since:.0f} s")
+            self._away_since = None
+            self.num_outages += 1
 
 
 class Connected:
@@ -176,6 +222,25 @@ class Connected:
                 f"waited {deadline_seconds:.0f} s for {waited}",
                 hint=f"look at {self._transport.base_url}/health",
             ) from None
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """Open a socket that notices a silent partition: without this, the kernel goes on for 15 minutes."""
+    opened = socket.socket(*address[:3])  # as getaddrinfo gives them: family, kind, protocol
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_USER_TIMEOUT", 1000 * _DEAD_SECONDS), ("TCP_KEEPIDLE", _DEAD_SECONDS)):
+        if hasattr(socket, name):  # Linux
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return opened
+
+
+def _unreachable(method: str, url: str, num_attempts: int, error: Exception) -> errors.Unavailable:
+    failure = errors.Unavailable(
+        f"{method} {url} failed {num_attempts} times: {text_of(error)}",
+        hint="check that the backend runs: insitu serve",
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def text_of(error: Exception) -> str:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 """Allowed names of runs and projects: safe as a path part and in a model name."""
+UPLOADED = "sha256:"
+"""The beginning of the name of an uploaded adapter; the rest is the SHA-256 of its upload."""
+_STEP = NAME_PATTERN.pattern.removesuffix("$") + r"(@[0-9]{1,9})?$"
+INIT_PATTERN = re.compile(rf"{_STEP}|^{UPLOADED}[0-9a-f]{{64}}$")
+"""Sources of a run's step 0: `<run>@<step>`, `<run>` (its newest step) or `sha256:<digest>`."""
 INCOMPLETE = frozenset({"cancelled", "broken"})
 """Finish reasons of calls whose answer was cut off: recorded, but never trained on."""
 _MAX_DEPTH = 32
@@ -163,6 +168,8 @@ class Stored:
 
 
 Name = Annotated[str, Pattern(NAME_PATTERN.pattern)]
+ForkFrom = Annotated[str, Pattern(_STEP)]
+InitFrom = Annotated[str, Pattern(INIT_PATTERN.pattern)]
 Reference = Annotated[str, Pattern(r"^[!-~]{1,256}$")]
 """An id from elsewhere (rollout, call): printable ASCII without spaces."""
 Label = Annotated[str, MinLen(1), MaxLen(512), Pattern(r"^[^\x00-\x1f\x7f]*$")]

@@ -99,6 +99,6 @@ async def put(client: httpx.AsyncClient, group: str, body: Any, run: str = "run"
     return await client.put(f"/v1/runs/{run}/groups/{group}", content=body, headers=headers)
 
 
-async def submit(client: httpx.AsyncClient, key: str, groups: list[str], **settings: float) -> httpx.Response:
+async def submit(client: httpx.AsyncClient, key: str, groups: list[str], **settings: Any) -> httpx.Response:
     body = {"groups": groups, "settings": settings}
     return await client.post("/v1/runs/run/steps", json=body, headers={"Idempotency-Key": key})

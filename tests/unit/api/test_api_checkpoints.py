@@ -97,4 +97,4 @@ async def test_what_is_not_there_or_no_step(client: InsituClient) -> None:
         with pytest.raises(NotFound, match="no run 'nope'"):
             await change("nope", 1)
         with pytest.raises(InvalidRequest):
-            await change("run", 0)
+            await change("run", -1)

@@ -21,7 +21,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 
 
 def test_every_route_is_described(app: FastAPI):
-    text = PAGE.read_text().replace("{id}", "{}").replace("{name}", "{}").replace("{step}", "{}")
+    text = (
+        PAGE.read_text()
+        .replace("{id}", "{}")
+        .replace("{name}", "{}")
+        .replace("{step}", "{}")
+        .replace("{sha256}", "{}")
+    )
     for path, methods in ROUTES.items():
         for method in methods - {"HEAD"}:
             assert f"`{method} {re.sub('{[^}]+}', '{}', path)}" in text, (method, path)
@@ -39,6 +45,7 @@ def test_the_limits_are_the_stated_ones():
     limits = Limits()
     assert (limits.max_line_bytes, limits.max_group_bytes) == (16 * 2**20, 2**30)
     assert (limits.max_trajectories, limits.max_calls_per_trajectory) == (4096, 10_000)
+    assert limits.max_adapter_bytes == 4 * 2**30
 
 
 async def test_the_examples_run(tmp_path: Path, processes: list[subprocess.Popen[bytes]]):

@@ -24,6 +24,7 @@ ROUTES = {
     "/v1/openapi.json": {"GET", "HEAD"},
     "/v1/runs": {"GET", "POST"},
     "/v1/runs/{name}": {"GET"},
+    "/v1/adapters/{sha256}": {"PUT"},
     "/v1/runs/{name}/close": {"POST"},
     "/v1/runs/{name}/steps": {"GET", "POST"},
     "/v1/runs/{name}/checkpoints": {"GET"},

@@ -28,12 +28,14 @@ def parse(text: str) -> list[dict]:
     return found
 
 
-async def test_the_stream_tells_the_story_and_ends(http, ledger: Ledger, job: str):
+async def test_the_stream_tells_the_story_and_ends(app: FastAPI, http, ledger: Ledger, job: str):
     ledger.transition_job(job, JobState.RUNNING)
     ledger.set_progress(job, "train", 0.5, {"text": "two\nlines"})
 
     async def finish():
-        await asyncio.sleep(0.2)
+        while not app.state.services.num_streams:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
         ledger.commit_step(job, 1, {"loss": 1.0}, "path", "sha")
 
     answer, _ = await asyncio.gather(http.get(f"/v1/jobs/{job}/events", timeout=10), finish())
@@ -76,10 +78,10 @@ async def test_streams_are_bounded_and_given_back(app: FastAPI, http, job: str):
     assert services.num_streams == 0
 
 
-async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, http, job: str):
-    async def stop():
-        await asyncio.sleep(0.1)
-        app.state.services.stopping = True
-
-    answer, _ = await asyncio.gather(http.get(f"/v1/jobs/{job}/events", timeout=10), stop())
-    assert [event["event"] for event in parse(answer.text)] == ["queued"]
+async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, job: str):
+    services, sent = app.state.services, b""
+    async with asyncio.timeout(10):
+        async for chunk in stream_events(services, job, 0):
+            sent += chunk
+            services.stopping = b"event: queued" in sent
+    assert [event["event"] for event in parse(sent.decode())] == ["queued"]

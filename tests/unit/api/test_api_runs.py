@@ -175,10 +175,15 @@ async def test_cancel_frees_the_groups(http, ledger: Ledger):
     assert (await http.post(f"/v1/jobs/{job}/cancel")).json()["state"] == "cancelled"
     second = (await submit(http, "k2", ["g"])).json()["id"]
     ledger.transition_job(second, JobState.RUNNING)
-    assert (await http.post(f"/v1/jobs/{second}/cancel")).status_code == 409
-    ledger.commit_step(second, 1, {"loss": 1.0}, "path", "sha")
+    asked = (await http.post(f"/v1/jobs/{second}/cancel")).json()
+    assert (asked["state"], asked["phase"]) == ("running", "cancelling")
+    ledger.transition_job(second, JobState.CANCELLED)
+    third = (await submit(http, "k3", ["g"])).json()["id"]
+    ledger.transition_job(third, JobState.RUNNING)
+    ledger.commit_step(third, 1, {"loss": 1.0}, "path", "sha")
+    assert (await http.post(f"/v1/jobs/{third}/cancel")).status_code == 409
     steps = (await http.get("/v1/runs/run/steps")).json()["steps"]
-    assert [(step["step"], step["job_id"], step["metrics"]) for step in steps] == [(1, second, {"loss": 1.0})]
+    assert [(step["step"], step["job_id"], step["metrics"]) for step in steps] == [(1, third, {"loss": 1.0})]
     assert (await http.get("/v1/runs/run/steps?after=1")).json() == {"steps": []}
     kept = (await http.get("/v1/runs/run/checkpoints")).json()["checkpoints"]
     assert [(c["step"], c["path"], c["manifest_sha256"]) for c in kept] == [(1, "path", "sha")]
@@ -231,7 +236,7 @@ async def test_a_request_is_known_again_after_an_update(http, ledger: Ledger):
     defaults |= {"mask_truncated": True, "mask_constrained": False, "max_staleness": 4}
     defaults |= {"max_rollout_tokens": None, "max_grad_norm": 1.0}
     newer = ("adam_beta2", "overlong_tokens", "overlong_buffer", "overlong_penalty")
-    defaults |= dict.fromkeys(newer)
+    defaults |= dict.fromkeys((*newer, "min_reward", "dpo_beta", "teacher")) | {"method": "grpo"}
     assert row["settings"] == job["settings"] == defaults | given
 
 

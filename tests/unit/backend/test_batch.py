@@ -57,6 +57,18 @@ def test_siblings_age_together_and_stale_groups_are_counted(records: RecordStore
     assert (batch.metrics["staleness/max"], batch.metrics["staleness/mean"]) == (3, 2)
 
 
+@pytest.mark.parametrize(("step", "num_trained"), [(0, 2), (2, 2), (3, 0)])
+def test_answers_of_the_base_model_age_with_the_run(
+    records: RecordStore, step: int, num_trained: int
+) -> None:
+    calls = [replace(record(records, f"r-{i}"), id=f"base-{i}", model="tiny", run=None) for i in range(2)]
+    records.append([replace(call, policy_version="base") for call in calls])
+    trajectories = [Trajectory(f"r-{i}", [call.id], float(i)) for i, call in enumerate(calls)]
+    groups = [TrajectoryGroup("g", "run", trajectories)]
+    batch = make_batch(groups, records, StepSettings(max_staleness=2), step=step)
+    assert (batch.metrics["account/trained"], batch.metrics["staleness/max"]) == (num_trained, step)
+
+
 @pytest.mark.parametrize("mask", [True, False])
 def test_truncated_rollouts_are_in_the_baseline_and_masked(records: RecordStore, mask: bool) -> None:
     whole = group(records, "g", [0.0, 1.0], [0, 0])

@@ -142,6 +142,7 @@ def test_every_knob_of_serve(model: str, served: list[ServeSettings]) -> None:
         "--score-seconds": "63",
         "--publish-seconds": "64",
         "--handover-seconds": "65",
+        "--engine-silent-seconds": "66",
     }
     result = run("serve", "--model", model, *[part for pair in knobs.items() for part in pair])
     assert result.exit_code == 0, result.output
@@ -151,6 +152,7 @@ def test_every_knob_of_serve(model: str, served: list[ServeSettings]) -> None:
     deadlines = settings.deadlines
     assert (deadlines.step, deadlines.trainer_start, deadlines.engine_start) == (60, 61, 62)
     assert (deadlines.score, deadlines.publish, deadlines.handover) == (63, 64, 65)
+    assert deadlines.engine_silent == 66
     rejected = run("serve", "--model", model, "--step-seconds", "0")
     assert "--step-seconds 0: a deadline is above 0 seconds" in str(rejected.exception)
 

@@ -11,11 +11,11 @@ import pytest
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.errors import InvalidRequest
-from insitu.harness.backend_adapter import _comparable, _uploaded
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.loop.curriculum import initial_state, select
 from insitu.harness.rollouts.call_rewards import trained_call_rewards
 from insitu.harness.rollouts.rollout import InMemory, Rollout
+from insitu.harness.rollouts.upload import comparable, uploaded
 from insitu.types import Ending
 from tests.support.rollouts import rollout_of
 
@@ -50,7 +50,7 @@ def test_the_store_gives_them_back_by_call(tmp_path: Path) -> None:
     with RolloutStore(tmp_path / "epoch.jsonl") as store:
         without, given = store.rollouts()
     assert (without.call_rewards, given.call_rewards) == (None, (0.0, -0.1))
-    assert (_uploaded(without).step_rewards, _uploaded(given).step_rewards) == (None, [0.0, -0.1])
+    assert (uploaded(without).step_rewards, uploaded(given).step_rewards) == (None, [0.0, -0.1])
 
 
 @pytest.mark.parametrize("given", [{"x": 1.0}, {"b": math.nan}, {"a": math.inf}, {"b": "1"}])
@@ -82,4 +82,4 @@ def trajectory(name: str, reward: float, *steps: float) -> Rollout:
 def test_a_group_teaches_when_the_returns_of_a_turn_differ(group: list[Rollout], teaches: bool) -> None:
     config = CurriculumConfig()
     assert bool(select([group], 0, config, initial_state(config), 0).groups) is teaches
-    assert _comparable([_uploaded(t) for t in group]) is teaches
+    assert comparable([uploaded(t) for t in group]) is teaches

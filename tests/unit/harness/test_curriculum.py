@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.loop.curriculum import REASONS, CurriculumState, Selection, initial_state, select
+from insitu.harness.loop.curriculum import (
+    REASONS,
+    CurriculumState,
+    Selection,
+    SpreadRule,
+    initial_state,
+    select,
+)
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import POLICY_FAILURES, REWARDED, Ending
 
@@ -350,7 +357,24 @@ def test_equal_rewards_are_kept_where_they_teach_unless_a_curriculum_selects_by_
     config: CurriculumConfig, kept: int
 ) -> None:
     groups = [group(0.5, 0.5), group(0.0, 1.0), group(1.0)]
-    selection = select(groups, 0, config, initial_state(config), 0, keep_equal=True)
+    selection = select(groups, 0, config, initial_state(config), 0, rule=SpreadRule(keep_equal=True))
     assert len(selection.groups) == kept
     assert selection.dropped["too_small"] == 1, "a single rollout is still no group"
     assert selection.dropped.get("zero_variance", 0) == 2 * (2 - kept)
+
+
+def test_without_comparison_single_and_equal_rollouts_teach():
+    groups = [[trajectory("a", 1.0)], [trajectory("b", 0.5), trajectory("c", 0.5)], [trajectory("d", None)]]
+    for config in (OFF, ALL):
+        selection = select(groups, 0, config, initial_state(config), 0, rule=SpreadRule(compares=False))
+        assert sorted(len(group) for group in selection.groups) == [1, 2]
+        assert selection.dropped == {"failed": 1}
+
+
+def test_rollouts_below_the_least_reward_are_dropped_with_that_reason():
+    groups = [[trajectory("a", 1.0), trajectory("b", 0.4)], [trajectory("c", 0.1)]]
+    rule = SpreadRule(compares=False, min_reward=0.5)
+    selection = select(groups, 0, OFF, initial_state(OFF), 0, rule=rule)
+    assert [[each.rollout_id for each in group] for group in selection.groups] == [[groups[0][0].rollout_id]]
+    assert selection.dropped == {"below_min_reward": 2}
+    assert set(selection.reasons.values()) == {"below_min_reward"}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from insitu.harness.gains.gain import Verdict, compare
+from insitu.harness.gains.gain import GainOutcome, compare
 from insitu.harness.gains.interval import MIN_EXAMPLES, difference_interval
 from insitu.harness.gains.measurement import Measurement, plus_minus
 from tests.support.simulated_gains import Population, Runs, coverage
@@ -51,32 +51,32 @@ def test_a_clear_difference_is_real_in_both_directions() -> None:
     gain = compare(low, high)
     assert gain is not None
     assert gain.interval is not None
-    assert gain.verdict is Verdict.BETTER
+    assert gain.outcome is GainOutcome.BETTER
     assert gain.interval.low < gain.difference < gain.interval.high
     assert gain.sentence("base", "run@3").startswith(
         "The difference is real: run@3 is better than base (+0.4"
     )
     back = compare(high, low)
     assert back is not None
-    assert back.verdict is Verdict.WORSE
+    assert back.outcome is GainOutcome.WORSE
     assert "run@3 is worse than base" in back.sentence("base", "run@3")
 
 
 def test_no_difference_is_not_announced() -> None:
     gain = compare(measured(*[(1.0,), (0.0,)] * 16), measured(*[(0.0,), (1.0,)] * 16))
     assert gain is not None
-    assert gain.verdict is Verdict.UNCLEAR
+    assert gain.outcome is GainOutcome.UNCLEAR
     assert "the interval includes 0" in gain.sentence("a", "b")
     equal = compare(measured(*[(1.0,)] * 16), measured(*[(1.0,)] * 16))
     assert equal is not None
-    assert equal.verdict is Verdict.UNCLEAR, "all equal: nothing was seen"
+    assert equal.outcome is GainOutcome.UNCLEAR, "all equal: nothing was seen"
 
 
 def test_rounding_is_not_a_difference() -> None:
     # The same means but for rounding: 0.15000000000000002 and 0.15.
     gain = compare(measured(*[(0.15, 0.15)] * 8), measured(*[(0.1, 0.2)] * 8))
     assert gain is not None
-    assert (gain.difference, gain.verdict) == (0.0, Verdict.UNCLEAR)
+    assert (gain.difference, gain.outcome) == (0.0, GainOutcome.UNCLEAR)
     # The lower quantile is a draw whose sum is 0, and 8.5e-19 by rounding.
     tenths = [-0.2, 0.2, 0.1, 0.2, 1 / 3, 0.7, 0.7, 0.7, -0.1, -0.2, -0.3, 0.7, 0.1]
     found = difference_interval(tenths)
@@ -88,7 +88,7 @@ def test_too_few_examples_have_no_interval() -> None:
     few = [(0.0,)] * (MIN_EXAMPLES - 1)
     gain = compare(measured(*few), measured(*[(1.0,)] * len(few)))
     assert gain is not None
-    assert (gain.verdict, gain.interval) == (Verdict.TOO_FEW, None)
+    assert (gain.outcome, gain.interval) == (GainOutcome.TOO_FEW, None)
     assert f"{MIN_EXAMPLES} are needed" in gain.sentence("a", "b")
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from insitu.errors import Conflict, InvalidRequest
 from insitu.harness.files.json_lines import DamagedFile
-from insitu.harness.files.run_directory import RunDirectory, write_atomic
+from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.rollouts.rollout import Rollout
+from insitu.system.durable import write_atomic
 from insitu.types import Ending
 
 DUMP: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from insitu.harness.verdicts.rules import ALWAYS, RULES, UNLESS_LEARNT, UNLESS_RISING, Rule, State
+from insitu.harness.verdicts.rules import ALWAYS, ANY_METHOD, RULES, UNLESS_LEARNT, UNLESS_RISING, Rule, State
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 BEGIN, END = "<!-- rules -->\n", "<!-- /rules -->"
@@ -29,6 +29,8 @@ PLACES = {
 def row(rule: Rule) -> str:
     limits = ", ".join(f"{c.figure} {c.sign} {c.limit:g} ({c.release:g})" for c in rule.conditions)
     told = f"{TOLD[rule.states]}, from step {rule.steps}"
+    if rule.methods != ANY_METHOD:
+        told += f"; under {', '.join(sorted(rule.methods))}"
     setting = re.sub(r"`", "", rule.setting.format_map(PLACES)).replace("<", "\\<")
     return f"| `{rule.name}` | {limits} | {told} | {setting} | {rule.source} |"
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from insitu.backend.ledger import Ledger
-from insitu.errors import Conflict, InvalidRequest, NotFound
+from insitu.errors import Cancelled, Conflict, InvalidRequest, NotFound
 from insitu.types import GroupState, JobState, LoraSettings, RunState, StepSettings
 
 SETTINGS = StepSettings(learning_rate=1e-3)
@@ -103,10 +103,33 @@ def test_a_failed_job_releases_its_groups(ledger: Ledger, job):
     assert ledger.events_since(job.id, 0)[-1].data == {"error": "probe failed"}
 
 
-def test_only_queued_jobs_are_cancelled(ledger: Ledger, job):
+def test_a_running_job_is_cancelled_at_its_next_safe_point(ledger: Ledger, job):
     ledger.transition_job(job.id, JobState.RUNNING)
-    with pytest.raises(Conflict, match="running and cannot become cancelled"):
-        ledger.transition_job(job.id, JobState.CANCELLED)
+    asked = ledger.cancel_job(job.id)
+    assert (asked.state, asked.phase) == (JobState.RUNNING, "cancelling")
+    assert ledger.cancel_job(job.id) == asked, "repeating it is harmless"
+    assert ledger.is_cancelled(job.id)
+    with pytest.raises(Cancelled):
+        ledger.set_progress(job.id, "train", 0.5, {})
+    with pytest.raises(Cancelled):
+        ledger.commit_step(job.id, 1, {}, "path", "sha")
+    assert ledger.get_run("run").step == 0
+    ended = ledger.transition_job(job.id, JobState.CANCELLED)
+    assert ended.state is JobState.CANCELLED
+    assert not ledger.is_cancelled(job.id)
+    assert ledger.group_record("run", job.group_ids[0]).state is GroupState.RECEIVED
+    again = ledger.create_job("run", "again", job.group_ids, StepSettings(), "again")
+    ledger.transition_job(again.id, JobState.RUNNING)
+    assert ledger.commit_step(again.id, 1, {}, "path", "sha").step == 1
+    with pytest.raises(Conflict, match="succeeded and cannot become cancelled"):
+        ledger.cancel_job(again.id)
+
+
+def test_a_job_that_was_to_end_does_not_run_again_after_a_restart(ledger: Ledger, job):
+    ledger.transition_job(job.id, JobState.RUNNING)
+    ledger.cancel_job(job.id)
+    assert ledger.requeue_running() == []
+    assert ledger.get_job(job.id).state is JobState.CANCELLED
 
 
 def test_success_is_by_commit_only(ledger: Ledger, job):

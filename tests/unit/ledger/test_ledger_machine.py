@@ -32,6 +32,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.jobs: dict[str, dict] = {}  # id → key, groups, state
         self.keys: dict[str, str] = {}  # key → job
         self.steps: list[str] = []  # job of each step
+        self.asked: set[str] = set()  # running jobs that are to end
 
     def teardown(self) -> None:
         self.ledger.close()
@@ -89,16 +90,38 @@ class LedgerMachine(RuleBasedStateMachine):
     def move(self, data: st.DataObject, state: JobState) -> None:
         job = data.draw(st.sampled_from(list(self.jobs)))
         fields = self.jobs[job]
-        allowed = {"queued": ("running", "failed", "cancelled"), "running": ("queued", "failed")}
+        allowed = {
+            "queued": ("running", "failed", "cancelled"),
+            "running": ("queued", "failed", "cancelled"),
+        }
         if state not in allowed.get(fields["state"], ()):
             with pytest.raises(Conflict):
                 self.ledger.transition_job(job, state)
             return
         self.ledger.transition_job(job, state)
+        if state == "queued" and job in self.asked:
+            state = JobState.CANCELLED
+        self.asked.discard(job)
         fields["state"] = state.value
         fields["attempt"] += state == "running"
         if state in ("failed", "cancelled"):
             self.release(job)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(list(self.jobs)))
+        fields = self.jobs[job]
+        if fields["state"] in ("succeeded", "failed"):
+            with pytest.raises(Conflict):
+                self.ledger.cancel_job(job)
+            return
+        self.ledger.cancel_job(job)
+        if fields["state"] == "queued":
+            fields["state"] = "cancelled"
+            self.release(job)
+        elif fields["state"] == "running":
+            self.asked.add(job)
 
     def release(self, job: str) -> None:
         for group in self.jobs[job]["groups"]:
@@ -109,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def commit(self, data: st.DataObject, ahead: int) -> None:
         job = data.draw(st.sampled_from(list(self.jobs)))
         step = len(self.steps) + ahead
-        if self.jobs[job]["state"] == "running" and ahead == 1:
+        if self.jobs[job]["state"] == "running" and ahead == 1 and job not in self.asked:
             self.ledger.commit_step(job, step, {"n": step}, f"path-{step}", f"sha-{job}")
             self.jobs[job]["state"] = "succeeded"
             self.steps.append(job)
@@ -119,15 +142,28 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(Conflict):
                 self.ledger.commit_step(job, step, {}, f"path-{step}", f"sha-{job}")
 
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data())
+    def fall_back(self, data: st.DataObject) -> None:
+        """As when checkpoints are damaged: the steps after a whole one are trained again."""
+        step = data.draw(st.integers(0, len(self.steps) - 1))
+        self.ledger.fall_back("run", step, "damaged")
+        for job in self.steps[step:]:
+            self.jobs[job] |= {"state": "queued", "attempt": 0}
+        del self.steps[step:]
+
     @rule()
     def restart(self) -> None:
         """As after kill -9 of the supervisor: what ran is queued again."""
         self.ledger.close()
         self.ledger = Ledger(ledger_url(self.dir))
         running = self.in_state("running")
-        assert self.ledger.requeue_running() == running
+        assert self.ledger.requeue_running() == [job for job in running if job not in self.asked]
         for job in running:
-            self.jobs[job]["state"] = "queued"
+            self.jobs[job]["state"] = "cancelled" if job in self.asked else "queued"
+            if job in self.asked:
+                self.release(job)
+        self.asked.clear()
 
     @invariant()
     def ledger_equals_model(self) -> None:
@@ -144,6 +180,8 @@ class LedgerMachine(RuleBasedStateMachine):
             found = self.ledger.get_job(job)
             assert (found.state, found.attempt) == (fields["state"], fields["attempt"])
             kinds = [event.kind for event in self.ledger.events_since(job, 0)]
+            if "requeued" in kinds:
+                kinds = kinds[len(kinds) - kinds[::-1].index("requeued") :]
             ends = [kind for kind in kinds if kind in TERMINAL]
             assert ends == ([fields["state"]] if fields["state"] in TERMINAL else [])
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from insitu.config.curriculum import CurriculumConfig
-from insitu.harness.backend_adapter import _uploaded
 from insitu.harness.loop.curriculum import initial_state, select
 from insitu.harness.rollouts.rollout import Rollout
+from insitu.harness.rollouts.upload import uploaded
 from insitu.records.call_tokens import CallTokens
 from insitu.training.selection import Batch, build_batch
 from insitu.types import Ending, ModelCall, StepSettings, Trajectory, TrajectoryGroup
@@ -55,7 +55,7 @@ def learnt_value(overflow_reward: float | None) -> float:
         groups = [[roll_out(name, risk, draw, overflow_reward) for name in group] for group in names]
         chosen = select(groups, 0, OFF, initial_state(OFF), 0).groups
         uploads = [
-            TrajectoryGroup(f"g{n}", "run", [_uploaded(rollout) for rollout in group])
+            TrajectoryGroup(f"g{n}", "run", [uploaded(rollout) for rollout in group])
             for n, group in enumerate(chosen)
         ]
         sequences = build_batch(uploads, calls_of, StepSettings(), 0).sequences

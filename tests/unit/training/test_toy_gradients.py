@@ -33,14 +33,16 @@ def logits(seed: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def every_token(logits_v: Tensor, advantage_v: Tensor, temperature: float = 1.0) -> MicroBatch:
+def every_token(
+    logits_v: Tensor, advantage_v: Tensor, temperature: float = 1.0, as_sampled: bool = True
+) -> MicroBatch:
     """One rollout per token, recorded at this temperature and weighted by its probability."""
     recorded_v = torch.log_softmax(logits_v / temperature, -1)
     shares: list[Share] = []
     for token, (logprob, advantage) in enumerate(zip(recorded_v.tolist(), advantage_v.tolist(), strict=True)):
         made = ModelCall(f"c{token}", f"r{token}", "m", "m", 0, "m@0", [0], [token], [logprob], "stop")
         call = replace(made, sampling={"temperature": temperature})
-        (sequence,), _ = join([call], f"r{token}", [advantage])
+        (sequence,), _ = join([call], f"r{token}", [advantage], as_sampled=as_sampled)
         shares.append(Share(sequence, token, float(recorded_v[token].exp())))
     (part,) = parts_of(pack(shares, 4 * SIZE, 1))
     return collate(part)
@@ -116,3 +118,30 @@ def test_the_reward_has_its_true_gradient_at_the_temperature_of_the_calls(
     assert cosine(our_gradient(policy_v, batch, settings), true) >= EXACT
     ignored = our_gradient(policy_v, replace(batch, temperature_u=None), settings)
     assert cosine(ignored, true) < EXACT, "the test would not notice a temperature of 1"
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize(("temperature", "distance"), [(1.0, 1.0), (1.0, 6.0), (0.7, 1.0), (1.5, 3.0)])
+def test_distillation_has_the_gradient_of_the_reverse_kl_to_the_teacher(
+    temperature: float, distance: float, by_column: bool
+) -> None:
+    """At temperature 1, whatever the tokens were sampled at: the importance weights make up for it."""
+    teacher_v = logits(4)
+    policy_v = teacher_v + logits(5, distance)
+    batch = every_token(policy_v, torch.ones(SIZE), temperature, as_sampled=False)
+    settings = StepSettings(method="distill", teacher="other@1", max_sampler_weight=100.0)
+    if by_column:
+        scores_t, _ = table(teacher_v)(batch)
+        batch, settings = replace(batch, teacher_t=scores_t), replace(settings, teacher="big")
+    ours = our_gradient(policy_v, batch, settings, teacher_v)
+
+    def distance_to_teacher(leaf_v: Tensor) -> Tensor:
+        log_p_v = torch.log_softmax(leaf_v, -1)
+        return (log_p_v.exp() * (log_p_v - torch.log_softmax(teacher_v.double(), -1))).sum()
+
+    true = true_gradient(policy_v, distance_to_teacher)
+    assert cosine(ours, true) >= EXACT
+    assert float(ours.norm() / true.norm()) == pytest.approx(1.0, rel=1e-3)
+    if temperature != 1:
+        unweighted = our_gradient(policy_v, batch, replace(settings, max_sampler_weight=None), teacher_v)
+        assert cosine(unweighted, true) < EXACT, "the test would not notice missing weights"

@@ -17,10 +17,11 @@ from aiohttp import web
 from insitu.errors import Conflict, InvalidRequest, NotFound
 from insitu.harness.compared_model import OutsideModel, ServedStep, read_model
 from insitu.harness.evaluate import evaluate
-from insitu.harness.gains.gain import Verdict
+from insitu.harness.gains.gain import GainOutcome
 from insitu.harness.screen.comparison_table import comparison_lines
 from insitu.system.processes import free_port
 from tests.support.finetune_bench import FinetuneBench, agent, ask, open_bench, rewards
+from tests.support.peft_directory import write_peft
 
 SETTINGS = {"validation_dataset": "validation.json", "validation_samples": 2}
 
@@ -69,7 +70,7 @@ async def test_two_steps_are_compared_and_nothing_is_left_behind(
         # By hand: step 0 has 0 and 0.1 for every example, step 2 has 0.6 and 0.7.
         assert (found.before.measurement.mean, found.after.measurement.mean) == pytest.approx((0.05, 0.65))
         assert found.gain is not None
-        assert found.gain.verdict is Verdict.BETTER
+        assert found.gain.outcome is GainOutcome.BETTER
         assert found.gain.difference == pytest.approx(0.6)
         assert (found.num_examples, found.num_samples, found.after.num_rollouts) == (8, 2, 16)
         assert found.sentence.startswith("The difference is real: small@2 is better than base (+0.600, 95 % ")
@@ -180,9 +181,21 @@ def test_other_texts_are_rejected(text: str) -> None:
         read_model(text)
 
 
-def test_an_adapter_directory_is_rejected_with_the_way_to_serve_it(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="--lora-modules mine="):
-        read_model(str(tmp_path))
+async def test_an_adapter_directory_is_served_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_bench(tmp_path, monkeypatch) as bench:
+        await train(bench, num_epochs=1)
+        mine = str(write_peft(tmp_path / "mine"))
+        found = await evaluate(bench.loaded(**SETTINGS), [mine, "small@1"], bench.progress)
+        assert (found.before.name, found.before.num_rollouts) == (mine, 16)
+        # Answered by step 0 of a run of its own, and recorded.
+        assert (found.before.measurement.mean, found.after.measurement.mean) == pytest.approx((0.05, 0.35))
+        (run,) = [run for run in bench.backend.ledger.list_runs() if run.name.startswith("adapter-")]
+        assert (run.state, run.step, run.lora.rank) == ("closed", 0, 2)
+        again = await evaluate(bench.loaded(**SETTINGS), ["small@1", mine], bench.progress)
+        assert again.after.measurement.mean == pytest.approx(0.05)
+        assert len(bench.backend.ledger.list_runs()) == 2
 
 
 def test_a_missing_key_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,18 @@ from insitu.backend.serving.traffic import Traffic
 from insitu.gateway.app import build_app
 from insitu.gateway.recording.listings import Listings
 from insitu.gateway.shared.settings import Settings
-from insitu.wire import answers, art, engine, gateway_state, group_upload, listed_calls, routing_table
+from insitu.wire import (
+    answers,
+    art,
+    bodies,
+    engine,
+    gateway_state,
+    group_upload,
+    listed_calls,
+    routing_table,
+)
 from insitu.wire.message import Message
+from insitu.wire.starts import adapter_upload
 
 KEY = "k" * 32
 
@@ -35,6 +45,7 @@ STREAMED = {
         group_upload.GroupLine,
         "NDJSON, read line by line as it arrives",
     ),
+    "PUT /v1/adapters/{sha256}": (adapter_upload.AdapterHead, "its first line; the rest is safetensors"),
 }
 """Bodies that FastAPI does not read, with the message that they consist of."""
 NOT_A_MODEL = {
@@ -50,6 +61,10 @@ PROTOCOLS = ("chat/completions", "completions", "responses", "messages", "messag
 READ_BY_HAND = {
     "PUT /control/routes": routing_table.RoutingTable,
     "GET /rollouts/{rollout_id}/calls": listed_calls.RolloutRecord,
+    **{
+        f"POST {prefix}/v1/demonstrations": bodies.Demonstration
+        for prefix in ("", "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/functions/{function}")
+    },
 }
 """Messages of the gateway's own routes that are not in a handler's signature; checked below."""
 
@@ -142,7 +157,9 @@ def test_clients_return_what_the_servers_send() -> None:
         "JobInfo",
         "CheckpointInfo",
     }
-    assert transported(gateway_client) == {"GatewayHealth", "RolloutRecord"}
+    assert transported(gateway_client) == {
+        *("GatewayHealth", "RolloutRecord", "Demonstration", "DemonstrationReceipt"),
+    }
 
 
 def test_control_and_admin_requests_are_messages() -> None:
@@ -171,8 +188,8 @@ def test_no_request_is_built_from_a_bare_dict() -> None:
 
 def messages() -> list[type[Any]]:
     found: list[type[Any]] = []
-    for info in pkgutil.iter_modules(insitu.wire.__path__):
-        module = importlib.import_module(f"insitu.wire.{info.name}")
+    for info in pkgutil.walk_packages(insitu.wire.__path__, "insitu.wire."):
+        module = importlib.import_module(info.name)
         found += [
             kind
             for kind in vars(module).values()
@@ -204,6 +221,7 @@ ENDS = (
     "compat/art.py",
     "backend/api/*.py",
     "backend/http/*.py",
+    "backend/adapters/*.py",
     "backend/art/*.py",
     "backend/serving/traffic.py",
     "backend/fleet/replica*.py",

@@ -18,6 +18,7 @@ from insitu.wire.bodies import RunBody
 from insitu.wire.group_upload import InlineCall, TrajectoryHead
 from insitu.wire.listed_calls import ListedCall, RolloutRecord
 from insitu.wire.message import Answer, Malformed, Message, encode, read, read_object
+from insitu.wire.step_settings import METHODS_OF
 
 from .test_every_route import messages
 
@@ -97,7 +98,9 @@ def whole(kind: type[Message]) -> st.SearchStrategy[Any]:
     if kind is TrajectoryHead:
         made = made.map(_fitting_head)
     if kind is StepSettings:
-        made = made.map(_fitting_penalty)
+        made = made.map(_fitting_penalty).map(_fitting_method)
+    if kind is RunBody:
+        made = made.map(lambda f: f | {"fork_from": None if f["init_from"] else f["fork_from"]})
     if kind is InlineCall:
         made = made.map(lambda f: f | {"logprobs": [-0.5] * len(f["output_ids"]), "finish_reason": "stop"})
     return made.map(lambda fields: typing.cast("Any", kind)(**fields))
@@ -108,6 +111,14 @@ def _fitting_penalty(fields: dict[str, Any]) -> dict[str, Any]:
     if longest is None:
         return fields | {"overlong_buffer": None, "overlong_penalty": None}
     return fields | {"overlong_buffer": buffer and min(buffer, longest)}
+
+
+def _fitting_method(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the method does not use."""
+    used = {name for name in fields if fields["method"] in METHODS_OF.get(name, (fields["method"],))}
+    default = dataclasses.asdict(StepSettings())
+    chosen = {name: value if name in used else default[name] for name, value in fields.items()}
+    return chosen | ({"teacher": fields["teacher"] or "big"} if fields["method"] == "distill" else {})
 
 
 def _fitting_head(fields: dict[str, Any]) -> dict[str, Any]:

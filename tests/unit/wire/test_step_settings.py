@@ -22,6 +22,7 @@ from insitu.errors import InvalidRequest
 from insitu.harness.interfaces.settings import AdapterConfig
 from insitu.wire.art import TrainBody
 from insitu.wire.bodies import RunBody, StepBody
+from insitu.wire.step_settings import Method
 
 STEP, RUN = TypeAdapter(StepBody), TypeAdapter(RunBody)
 NAMES = [field.name for field in fields(StepSettings)]
@@ -116,8 +117,9 @@ def test_every_bound_is_exact_at_both_ends(name: str) -> None:
             and (interval.lt is None or value < interval.lt)
             and (interval.le is None or value <= interval.le)
         )
-        # The penalty on length needs a length.
+        # The penalty on length needs a length, and some settings belong to one method.
         given = ({"overlong_tokens": 2**31 - 1} if name.startswith("overlong_") else {}) | {name: value}
+        given |= {"method": method} if (method := {"min_reward": "sft", "dpo_beta": "dpo"}.get(name)) else {}
         assert isinstance(api(given), StepSettings) == inside, value
         assert isinstance(harness(given), StepSettings) == inside, value
 
@@ -125,6 +127,55 @@ def test_every_bound_is_exact_at_both_ends(name: str) -> None:
 def test_every_number_has_a_range() -> None:
     numbers = {name for name, hint in HINTS.items() if "int" in str(hint) or "float" in str(hint)}
     assert numbers == set(INTERVALS)
+
+
+USED = {
+    "grpo": {"loss": "gspo", "beta": 0.1, "reference_step": 2, "max_sampler_weight": None},
+    "sft": {"min_reward": 0.5, "num_passes": 2, "mask_truncated": False},
+    "dpo": {"dpo_beta": 0.2, "reference_step": 2},
+    "distill": {"teacher": "run@3", "max_sampler_weight": 3.0, "max_staleness": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "unused"),
+    [
+        ("grpo", {"min_reward": 0.5}),
+        ("grpo", {"dpo_beta": 0.1}),
+        ("grpo", {"teacher": "big"}),
+        ("sft", {"loss": "grpo"}),
+        ("sft", {"beta": 0.1}),
+        ("sft", {"max_staleness": 1}),
+        ("sft", {"max_sampler_weight": None}),
+        ("dpo", {"min_reward": 0.0}),
+        ("dpo", {"entropy_bonus": 0.1}),
+        ("dpo", {"overlong_tokens": 5}),
+        ("distill", {"reference_step": 2}),
+        ("distill", {"dpo_beta": 0.1}),
+        ("distill", {"clip_low": 0.1}),
+    ],
+)
+def test_settings_that_a_method_does_not_use_are_refused_by_name(method: str, unused: Any) -> None:
+    used = {"method": method} | USED[method]
+    assert isinstance(api(used), StepSettings)
+    (reason,) = _refused(api(used | unused)).values()
+    assert reason == f"Value error, method {method} does not use {next(iter(unused))}: leave it out"
+    assert api(used | unused) == harness(used | unused)
+
+
+def test_distillation_needs_a_teacher_and_others_a_known_method() -> None:
+    assert "needs a teacher" in _refused(api({"method": "distill"}))[()]
+    assert ("method",) in _refused(api({"method": "ppo"}))
+
+
+def test_groups_of_equal_rewards_teach_where_rewards_are_not_compared() -> None:
+    of = {method: StepSettings(method=method).trains_equal_groups for method in get_args(Method)}
+    assert of == {"grpo": False, "sft": True, "dpo": False, "distill": True}
+
+
+def _refused(read: StepSettings | dict[tuple[Any, ...], str]) -> dict[tuple[Any, ...], str]:
+    assert not isinstance(read, StepSettings)
+    return read
 
 
 @pytest.mark.parametrize("given", [None, [], 3, "dapo"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -12,8 +9,9 @@ from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.routes_runs import RunName
 from insitu.backend.api.settings import Services
+from insitu.backend.api.turns import upload_turn
 from insitu.backend.api.upload import GroupReader
-from insitu.errors import Conflict, InvalidRequest, Overloaded
+from insitu.errors import Conflict, InvalidRequest
 from insitu.json_values import JsonObject, as_object
 from insitu.types import NAME_PATTERN, GroupState, RunState
 from insitu.wire.answers import GroupInfo, GroupReceipt
@@ -48,7 +46,7 @@ def group_routes(services: Services) -> APIRouter:
         run = await run_in_threadpool(ledger.get_run, name)
         if run.state is RunState.CLOSED:
             raise Conflict(f"run {name!r} is closed", hint="register it again to go on: POST /v1/runs")
-        async with _turn(services):
+        async with upload_turn(services):
             reader = GroupReader(run, group_id, services.records, services.limits)
             group, body_hash = await reader.read(request.stream())
         created = await run_in_threadpool(ledger.put_group, group, body_hash)
@@ -75,24 +73,6 @@ def group_routes(services: Services) -> APIRouter:
         )
 
     return router
-
-
-@asynccontextmanager
-async def _turn(services: Services) -> AsyncGenerator[None]:
-    """Wait for one of the few places for uploads, but not for long."""
-    wait = services.limits.upload_wait_seconds
-    try:
-        async with asyncio.timeout(wait):
-            await services.uploads.acquire()
-    except TimeoutError:
-        raise Overloaded(
-            f"{services.limits.max_uploads} uploads are under way, and none ended within {wait:.0f} s",
-            hint="upload the group again later, under the same id",
-        ) from None
-    try:
-        yield
-    finally:
-        services.uploads.release()
 
 
 def upload_schemas() -> JsonObject:

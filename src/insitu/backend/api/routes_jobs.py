@@ -10,7 +10,6 @@ from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.events import admit, parse_last_event_id, stream_events
 from insitu.backend.api.settings import Services
-from insitu.types import JobState
 from insitu.wire.answers import JobInfo
 
 JobId = Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
@@ -28,11 +27,10 @@ def job_routes(services: Services) -> APIRouter:
 
     @router.post("/jobs/{job_id}/cancel")
     def cancel_job(job_id: JobId) -> JobInfo:
-        """Cancel a queued job and free its groups; a running one is finished. Repeating it is harmless."""
-        job = ledger.get_job(job_id)
-        if job.state is not JobState.CANCELLED:
-            job = ledger.transition_job(job_id, JobState.CANCELLED)
-        return JobInfo.of(job)
+        """Cancel a job and free its groups; a running one ends at its next safe point, in phase `cancelling`
+        until then. Repeating it is harmless.
+        """
+        return JobInfo.of(ledger.cancel_job(job_id))
 
     @router.get(
         "/jobs/{job_id}/events",

@@ -12,14 +12,20 @@ from fastapi import APIRouter, Header, Path, Query
 from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger import checkpoint_files as checkpoints
-from insitu.types import NAME_PATTERN, RunState
+from insitu.backend.ledger.adapter_files import uploaded_settings
+from insitu.backend.ledger.rows import Origin
+from insitu.types import NAME_PATTERN, RunState, StepSettings
 from insitu.wire.answers import CheckpointInfo, CheckpointList, JobInfo, RunInfo, RunList, StepInfo, StepList
 from insitu.wire.bodies import RunBody, StepBody
+from insitu.wire.values import UPLOADED
 
 RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
-StepNumber = Annotated[int, Path(ge=1, lt=2**31)]
+StepNumber = Annotated[int, Path(ge=0, lt=2**31)]
 IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
-_NEWER_SETTINGS = ("adam_beta2", "overlong_tokens", "overlong_buffer", "overlong_penalty")
+_NEWER_SETTINGS = (
+    *("adam_beta2", "overlong_tokens", "overlong_buffer", "overlong_penalty"),
+    *("method", "min_reward", "dpo_beta", "teacher"),
+)
 
 
 def run_routes(services: Services) -> APIRouter:
@@ -33,7 +39,13 @@ def run_routes(services: Services) -> APIRouter:
     def register_run(body: RunBody) -> RunInfo:
         """Register a run. Repeating it is harmless; other settings under the same name are a conflict."""
         run = ledger.register_run(
-            body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
+            body.project,
+            body.name,
+            body.base_model,
+            body.lora,
+            body.engine_args,
+            body.init_args,
+            _origin(body, services),
         )
         return RunInfo.of(run)
 
@@ -58,7 +70,7 @@ def run_routes(services: Services) -> APIRouter:
     @router.post("/runs/{name}/steps", status_code=202)
     def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> JobInfo:
         """Queue a training step over uploaded groups. The same key and body give the same job."""
-        job = ledger.create_job(name, idempotency_key, body.groups, body.settings, _request_hash(body))
+        job = services.create_job(name, idempotency_key, body.groups, body.settings, _request_hash(body))
         return JobInfo.of(job)
 
     @router.get("/runs/{name}/steps")
@@ -95,10 +107,22 @@ def run_routes(services: Services) -> APIRouter:
     return router
 
 
+def _origin(body: RunBody, services: Services) -> Origin | None:
+    """Return what the run is to start from, with the settings of an uploaded adapter."""
+    if body.init_from is None and body.fork_from is None:
+        return None
+    uploaded = None
+    if body.init_from is not None and body.init_from.startswith(UPLOADED):
+        digest = body.init_from.removeprefix(UPLOADED)
+        uploaded = uploaded_settings(services.settings.state_dir, digest)
+    return Origin(body.init_from, body.fork_from, uploaded)
+
+
 def _request_hash(body: StepBody) -> str:
     """Hash a request. Newer settings that are not given are left out, so that repeats of older ones match."""
     said = asdict(body)
+    default = StepSettings()
     for name in _NEWER_SETTINGS:
-        if said["settings"][name] is None:
+        if said["settings"][name] == getattr(default, name):
             del said["settings"][name]
     return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from insitu.backend.ledger import Ledger
+from insitu.backend.ledger.rows import Job
+from insitu.backend.plan.teachers import unknown_teacher
 from insitu.records.call_head import CallHead
 from insitu.system.keys import check_key, hash_key, is_loopback
-from insitu.types import ModelCall
+from insitu.types import ModelCall, StepSettings, parse_policy
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
@@ -53,6 +55,7 @@ class Limits:
     max_body_bytes: int = 4 * 2**20
     max_line_bytes: int = 16 * 2**20
     max_group_bytes: int = 1024 * 2**20
+    max_adapter_bytes: int = 4 * 2**30
     max_trajectories: int = 4096
     max_calls_per_trajectory: int = 10_000
     max_uploads: int = 16
@@ -85,6 +88,8 @@ class ApiSettings:
     port: int = 7623
     allowed_hosts: tuple[str, ...] = ()
     """Host names that clients may use besides loopback names and `host`."""
+    teachers: tuple[str, ...] = ()
+    """Names of `insitu serve --teacher`; their URLs and keys stay with the supervisor."""
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
@@ -134,3 +139,12 @@ class Services:
         self.num_streams = 0
         self.stopping = False
         """Set on shutdown: event streams end, so that the server can."""
+
+    def create_job(
+        self, run: str, key: str, groups: Sequence[str], settings: StepSettings, request_hash: str
+    ) -> Job:
+        """Queue a step, unless its teacher is unknown here; see `Ledger.create_job`."""
+        teacher, step = parse_policy(settings.teacher or "")
+        if settings.method == "distill" and step is None and teacher not in self.settings.teachers:
+            raise unknown_teacher(teacher, self.settings.teachers)
+        return self.ledger.create_job(run, key, groups, settings, request_hash)

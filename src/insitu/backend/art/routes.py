@@ -179,7 +179,7 @@ def _job(services: Services, run: str, translated: Translated, settings: StepSet
     asked = hashlib.sha256(repr(settings).encode()).hexdigest()
     for attempt in itertools.count():
         key = f"art-{translated.id}-{attempt}"
-        job = services.ledger.create_job(run, key, ids, settings, asked)
+        job = services.create_job(run, key, ids, settings, asked)
         if job.state not in (JobState.FAILED, JobState.CANCELLED):
             return job
     raise AssertionError("a new attempt is a new job")

@@ -23,7 +23,6 @@ from insitu.wire.engine import (
     LoadAdapter,
     NewVersion,
     ReloadWeights,
-    ScoredPrompt,
     ScoredPrompts,
     UnloadAdapter,
     WeightsPath,
@@ -34,6 +33,7 @@ Received = TypeVar("Received", bound=Message)
 Memory = Literal["weights", "kv_cache"]
 """The parts of an engine's memory that wake up one by one."""
 
+_OCCUPYING = frozenset({"/collective_rpc", "/v1/load_lora_adapter", "/sleep", "/wake_up"})
 _GRACE_SECONDS = 3.0
 _DEADLINES = Deadlines()
 _WARM_UP_PROMPT = 48
@@ -88,6 +88,8 @@ class EngineClient:
 
     def __init__(self, http: aiohttp.ClientSession, url: str, deadlines: Deadlines = _DEADLINES) -> None:
         self.url = url
+        self.occupied = 0
+        """Requests under way that keep the engine from answering anything else, each with its deadline."""
         self._http = http
         self._deadlines = deadlines
 
@@ -97,6 +99,18 @@ class EngineClient:
             timeout = aiohttp.ClientTimeout(total=deadline_seconds)
             async with self._http.get(f"{self.url}/health", timeout=timeout) as answer:
                 return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def responds(self, deadline_seconds: float) -> bool:
+        """Return True if the engine's loop answers in time, whatever it answers.
+
+        Unlike the health check, the question goes through to the process that computes.
+        """
+        try:
+            timeout = aiohttp.ClientTimeout(total=deadline_seconds)
+            async with self._http.get(f"{self.url}/is_sleeping", timeout=timeout):
+                return True
         except (aiohttp.ClientError, TimeoutError):
             return False
 
@@ -174,7 +188,10 @@ class EngineClient:
         content = await self._post("/v1/completions", body, self._deadlines.score)
         answer = self._parsed(ScoredPrompts, "/v1/completions", content)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
-        return [_logprobs(choice, ids) for choice, ids in zip(choices, sequences, strict=True)]
+        try:
+            return [choice.scores_of(ids) for choice, ids in zip(choices, sequences, strict=True)]
+        except Malformed as error:
+            raise UpstreamError(f"the engine at {self.url} did not score our tokens: {error}") from error
 
     def _parsed(self, kind: type[Received], path: str, content: bytes) -> Received:
         try:
@@ -190,6 +207,8 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)
         data = None if body is None else encode(body, without=Completion.OPTIONAL)
         headers = None if data is None else {"Content-Type": "application/json"}
+        occupies = path.partition("?")[0] in _OCCUPYING
+        self.occupied += occupies
         try:
             async with self._http.request(
                 method, self.url + path, data=data, headers=headers, timeout=timeout
@@ -206,11 +225,8 @@ class EngineClient:
             raise DeadlineExceeded(message) from error
         except aiohttp.ClientError as error:
             raise UpstreamError(f"the engine at {self.url} broke off during {path}: {error!r}") from error
-
-
-def _logprobs(choice: ScoredPrompt, ids: list[int]) -> list[float]:
-    rows = zip(choice.prompt_logprobs[1:], ids[1:], strict=True)
-    return [(row or {})[str(token)].logprob for row, token in rows]
+        finally:
+            self.occupied -= occupies
 
 
 async def wait_healthy(

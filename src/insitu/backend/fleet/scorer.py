@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from insitu.training.batching import MicroBatch
-from insitu.training.learner import load_adapter
+from insitu.training.learner import adapter_settings, load_adapter
 from insitu.training.model.lora import Adapter, AdapterPool
 from insitu.training.model.policy import Policy
 from insitu.training.step import Score
@@ -39,11 +39,11 @@ class Scorer:
 
     @contextmanager
     def reference(self, active: Adapter, checkpoint: Path | None) -> Generator[Score]:
-        """Yield the scorer of the KL penalty's reference; a checkpoint is loaded for this block only."""
+        """Yield the scorer of a reference; a checkpoint, of any run, is loaded for this block only."""
         if checkpoint is None:
             yield self.score_base
             return
-        reference = self._adapters.add(active.settings)
+        reference = self._adapters.add(adapter_settings(checkpoint))
 
         def score(batch: MicroBatch) -> tuple[Tensor, Tensor]:
             self._adapters.activate(reference)

@@ -134,6 +134,12 @@ class TrainerGroup:
         await self._all("open_run", run, lora, path, deadline="publish")
         self.opened[run] = step
 
+    async def start_run(self, run: str, lora: LoraSettings, source: Path, *, whole: bool) -> None:
+        """Open the run at step 0 with the adapter in `source`; `whole`: and with its optimizer."""
+        self.opened.pop(run, None)
+        await self._all("start_run", run, lora, str(source), whole, deadline="publish")
+        self.opened[run] = 0
+
     async def forget_run(self, run: str) -> None:
         """Discard a run's state in memory, which may be ahead of the committed step."""
         self.opened.pop(run, None)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -95,15 +95,26 @@ class TrainerRank:
 
         Return its step.
         """
+        with self._opened(run, lora) as learner:
+            if checkpoint_dir is not None:
+                learner.load(Path(checkpoint_dir))
+        return learner.step
+
+    def start_run(self, run: str, lora: LoraSettings, source_dir: str, whole: bool) -> None:
+        """Open the run at step 0 with the adapter in `source_dir`; `whole`: and with its optimizer."""
+        with self._opened(run, lora) as learner:
+            learner.start_from(Path(source_dir), whole=whole)
+
+    @contextmanager
+    def _opened(self, run: str, lora: LoraSettings) -> Iterator[Learner]:
+        """Fill a fresh learner inside this block, after which the run is open; a failure leaves nothing."""
         self.close_run(run)
         with ExitStack() as on_failure:
             learner = Learner(run, self._adapters.add(lora))
             on_failure.callback(self._adapters.remove, learner.adapter)
-            if checkpoint_dir is not None:
-                learner.load(Path(checkpoint_dir))
+            yield learner
             on_failure.pop_all()
         self._learners[run] = learner
-        return learner.step
 
     def close_run(self, run: str) -> None:
         """Free the run's adapter and optimizer; do nothing if the run is not open."""
@@ -131,8 +142,8 @@ class TrainerRank:
         """Train one step on this rank's micro-batches: `num_passes` updates. Return the finite metrics.
 
         If no rank has a sequence, weights and moments do not change at all; a gradient that is not finite
-        ends the step without its update. `reference_dir` is the KL penalty's reference checkpoint; without
-        it the base model is the reference.
+        ends the step without its update. `reference_dir` is the checkpoint of the reference (of the KL
+        penalty, of dpo, or the teacher), of any run; without it the base model is the reference.
         """
         started = time.perf_counter()
         learner, objective = self._learner(run), objective_of(settings)
@@ -147,7 +158,8 @@ class TrainerRank:
         learner.step += 1
         seconds = time.perf_counter() - started
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts.num_input_tokens / seconds}
-        metrics = step_metrics(totals, counts.num_tokens) | asdict(counts) | _update_metrics(updates) | speed
+        metrics = step_metrics(totals, counts.num_tokens, settings.method)
+        metrics |= asdict(counts) | _update_metrics(updates) | speed
         metrics["learning_rate"] = settings.learning_rate
         if self._dtype is torch.float16:
             metrics["loss_scale"] = scale

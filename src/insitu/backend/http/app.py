@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from insitu.backend.adapters.routes import adapter_routes
 from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
 from insitu.backend.api.routes_groups import group_routes, upload_schemas
@@ -60,7 +61,7 @@ def build_api(
     problems.install(app)
     app.include_router(health_routes(services, app.version))
     errors: dict[int | str, Documented] = {"default": {"model": ErrorBody}}
-    for routes in (run_routes, group_routes, job_routes, lease_routes):
+    for routes in (run_routes, adapter_routes, group_routes, job_routes, lease_routes):
         app.include_router(routes(services), prefix=PREFIX, responses=errors)
     app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)

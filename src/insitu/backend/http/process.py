@@ -45,6 +45,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
+    parser.add_argument("--teacher", action="append", default=[], help="the name of a teacher")
     return parser.parse_args(argv)
 
 
@@ -74,6 +75,7 @@ def serve(options: argparse.Namespace) -> int:
         host=options.host,
         port=port,
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
+        teachers=tuple(options.teacher),
     )
     with sock:
         app = build_api(settings)

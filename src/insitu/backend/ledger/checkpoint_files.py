@@ -3,7 +3,7 @@
 ``<runs>/<run>/checkpoints/<step:06d>/`` holds the files a trainer wrote and ``manifest.json`` with the
 size and SHA-256 of each. The order of `commit` makes a crash at any point harmless::
 
-    fsync files ─► manifest written, fsynced ─► fsync directories ─► rename ─► fsync parent ─► (ledger row)
+    fsync files ─► manifest written, fsynced ─► fsync directories ─► rename ─► fsync parents ─► (ledger row)
 
 Until the rename it is a staging directory, which `remove_leftovers` deletes at the next start. A
 checkpoint counts only when the ledger names its step *and* its files match the manifest.
@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -29,6 +29,8 @@ _FORMAT = 1
 _CHUNK_BYTES = 1 << 20
 _STAGING = ".staging-"
 _DISCARDED = ".discarded-"
+_NUM_NAMES = 4
+"""The names in `runs/<run>/checkpoints/<step>`: each is an entry of a directory, lost without an fsync."""
 
 
 class FileEntry(TypedDict):
@@ -60,8 +62,8 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 def stage(runs_dir: Path, run: str, step: int) -> Path:
     """Create an empty private directory for this step's checkpoint files."""
-    if step < 1:
-        raise InvalidRequest(f"step {step} of run {run} has no checkpoint: step 0 is the base model")
+    if step < 0:
+        raise InvalidRequest(f"step {step} of run {run} has no checkpoint: steps are counted from 0")
     parent = run_directory(runs_dir, run) / "checkpoints"
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     staging = parent / f"{_STAGING}{step:06d}-{uuid.uuid4().hex[:8]}"
@@ -88,14 +90,14 @@ def commit(staging: Path) -> str:
         out.write(body)
         out.flush()
         os.fsync(out.fileno())
-    for directory in sorted({(staging / name).parent for name in files}, reverse=True):
+    for directory in sorted(path for path in staging.rglob("*") if path.is_dir()):
         sync_path(directory)
     sync_path(staging)
     if target.exists():
         _discard(target)
     staging.rename(target)
-    sync_path(target.parent)
-    sync_path(target.parent.parent)  # the run's first checkpoint also created `checkpoints/`
+    for directory in target.parents[:_NUM_NAMES]:
+        sync_path(directory)
     return hashlib.sha256(body).hexdigest()
 
 
@@ -120,23 +122,19 @@ def verify(path: Path, manifest_sha256: str | None = None) -> Manifest:
     return manifest
 
 
-def latest_valid(
-    run_dir: Path, committed_steps: Collection[int]
-) -> tuple[Path | None, list[tuple[int, CorruptCheckpoint]]]:
-    """Return the newest valid committed checkpoint, and the newer ones that are damaged, with the reason.
+def newest_whole(run_dir: Path, kept: Mapping[int, str]) -> tuple[int | None, list[CorruptCheckpoint]]:
+    """Return the newest step whose checkpoint is whole, and what is wrong with the newer ones.
 
-    Only steps committed in the ledger count. None means that the run starts from the base model: correct for
-    a run without committed checkpoints, a loss to report if the list is not empty.
+    `kept` are the manifests' hashes in the ledger, by step; no other step counts. None: none is whole.
     """
-    damaged: list[tuple[int, CorruptCheckpoint]] = []
-    for step in sorted(set(committed_steps), reverse=True):
-        path = checkpoint_path(run_dir, step)
+    damaged: list[CorruptCheckpoint] = []
+    for step in sorted(kept, reverse=True):
         try:
-            verify(path)
+            verify(checkpoint_path(run_dir, step), kept[step])
         except CorruptCheckpoint as error:
-            damaged.append((step, error))
+            damaged.append(error)
         else:
-            return path, damaged
+            return step, damaged
     return None, damaged
 
 
@@ -219,5 +217,5 @@ def _hash(path: Path) -> FileEntry:
 def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(
         f"checkpoint {path}: {name} {what}",
-        hint="restore the file, or delete the directory: the run then resumes from the previous valid step",
+        hint="restore the file, or restart `insitu serve`: the run goes on from its newest whole checkpoint",
     )

@@ -186,6 +186,13 @@ def consume(connection: Connection, job_id: str, step: int, num_groups: int) -> 
         )
 
 
+def reclaim(connection: Connection, job_id: str) -> None:
+    """Give the groups of a lost step back to its job, which trains on them again."""
+    groups = schema.groups
+    mine = (groups.c.job_id == job_id) & (groups.c.state == GroupState.CONSUMED)
+    connection.execute(update(groups).where(mine).values(state=GroupState.CLAIMED, step=None))
+
+
 def _move_all(connection: Connection, job_id: str, values: Mapping[str, object]) -> int:
     groups = schema.groups
     claimed = (groups.c.job_id == job_id) & (groups.c.state == GroupState.CLAIMED)

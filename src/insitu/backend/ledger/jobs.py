@@ -8,15 +8,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
-from insitu.backend.ledger import groups, schema
+from insitu.backend.ledger import checkpoints, groups, lost_steps, schema
 from insitu.backend.ledger.rows import Event, Job
 from insitu.backend.ledger.runs import read_run
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
-from insitu.errors import Conflict, InvalidRequest, NotFound
+from insitu.errors import Cancelled, Conflict, InvalidRequest, NotFound
 from insitu.json_values import JsonObject
-from insitu.types import JobState, RunState, StepSettings
+from insitu.types import JobState, RunState, StepSettings, policy_name, reference_of
+
+CANCELLING = "cancelling"
+"""The phase of a running job from its cancellation to its end."""
 
 
 def to_job(row: RowMapping) -> Job:
@@ -63,6 +66,7 @@ def create(
             hint="use a new key for a new step",
         )
     _refuse_unusable(connection, run, group_ids)
+    _refuse_missing_reference(connection, run, settings)
     job_id = f"job-{secrets.token_hex(8)}"
     connection.execute(
         insert(jobs).values(
@@ -96,6 +100,20 @@ def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str])
         raise InvalidRequest(f"groups named twice: {', '.join(twice[:20])}", hint="name each group once")
 
 
+def _refuse_missing_reference(connection: Connection, run: str, settings: StepSettings) -> None:
+    """Reject a reference or teacher of a run that does not exist, or that is no longer kept."""
+    if (wanted := reference_of(run, settings)) is None:
+        return
+    name, step = wanted
+    kept = [checkpoint.step for checkpoint in checkpoints.list_all(connection, name)]
+    if step and step not in kept:
+        raise NotFound(
+            f"{policy_name(name, step)} is not kept, so it can be no reference or teacher; kept steps of run "
+            f"{name!r}: {', '.join(map(str, kept)) or 'none'}",
+            hint=f"name a kept step; pin one to keep it: PUT /v1/runs/{name}/checkpoints/STEP/pin",
+        )
+
+
 def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job | None:
     """Return the oldest queued job of the given runs, or of all runs."""
     jobs = schema.jobs
@@ -111,6 +129,8 @@ def transition(connection: Connection, job_id: str, state: JobState, error: str 
     job = read(connection, job_id, lock=True)
     if state is JobState.SUCCEEDED:
         raise Conflict(f"job {job_id} succeeds only when its step is committed", hint="call commit_step")
+    if state is JobState.QUEUED and is_cancelled(connection, job_id):
+        state = JobState.CANCELLED
     check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, state)
     now = time.time()
     values: dict[str, object] = {"state": state, "error": error}
@@ -121,20 +141,63 @@ def transition(connection: Connection, job_id: str, state: JobState, error: str 
     else:
         values["finished_at"] = now
         groups.release(connection, job_id)
+        lost_steps.give_up(connection, job_id, error)
     connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(**values))
+    connection.execute(delete(schema.cancellations).where(schema.cancellations.c.job_id == job_id))
     kind = "requeued" if state is JobState.QUEUED else state.value
     add_event(connection, job_id, kind, {"error": error} if error else {})
     return read(connection, job_id)
 
 
 def requeue_running(connection: Connection) -> list[str]:
-    """Requeue the jobs that a dead supervisor left running; return their ids."""
+    """Requeue the jobs that a dead supervisor left running, but for cancelled ones; return their ids."""
     jobs = schema.jobs
     query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.seq)
     left = list(connection.execute(query).scalars())
-    for job_id in left:
-        transition(connection, job_id, JobState.QUEUED, None)
-    return left
+    moved = [transition(connection, job_id, JobState.QUEUED, None) for job_id in left]
+    return [job.id for job in moved if job.state is JobState.QUEUED]
+
+
+def cancel(connection: Connection, job_id: str) -> Job:
+    """Cancel a queued job now and a running one at its next safe point; repeating it is harmless."""
+    job = read(connection, job_id, lock=True)
+    if job.state is JobState.RUNNING:
+        if not is_cancelled(connection, job_id):
+            connection.execute(insert(schema.cancellations).values(job_id=job_id, created_at=time.time()))
+            changed = update(schema.jobs).where(schema.jobs.c.id == job_id)
+            connection.execute(changed.values(phase=CANCELLING))
+            add_event(connection, job_id, "progress", {"phase": CANCELLING, "progress": job.progress})
+        return read(connection, job_id)
+    if job.state is JobState.CANCELLED:
+        return job
+    return transition(connection, job_id, JobState.CANCELLED, None)
+
+
+def is_cancelled(connection: Connection, job_id: str) -> bool:
+    """Return True if a running job is to end."""
+    table = schema.cancellations
+    return connection.execute(select(table.c.job_id).where(table.c.job_id == job_id)).first() is not None
+
+
+def refuse_cancelled(connection: Connection, job_id: str) -> None:
+    """Raise Cancelled if the job is to end."""
+    if is_cancelled(connection, job_id):
+        raise Cancelled(f"job {job_id} is cancelled")
+
+
+def take_back(connection: Connection, job_id: str, step: int, reason: str) -> None:
+    """Queue a succeeded job again, because its step is lost."""
+    again: dict[str, object] = {
+        "state": JobState.QUEUED,
+        "attempt": 0,
+        "phase": "",
+        "progress": 0.0,
+        "step": None,
+        "metrics": {},
+        "finished_at": None,
+    }
+    connection.execute(update(schema.jobs).where(schema.jobs.c.id == job_id).values(**again))
+    add_event(connection, job_id, "requeued", {"lost_step": step, "cause": reason})
 
 
 def progress(connection: Connection, job_id: str, phase: str, share: float, data: JsonObject) -> None:
@@ -142,6 +205,7 @@ def progress(connection: Connection, job_id: str, phase: str, share: float, data
     job = read(connection, job_id, lock=True)
     if job.state is not JobState.RUNNING:
         raise Conflict(f"job {job_id} is {job.state}: only a running job makes progress")
+    refuse_cancelled(connection, job_id)
     changed = update(schema.jobs).where(schema.jobs.c.id == job_id).values(phase=phase, progress=share)
     connection.execute(changed)
     add_event(connection, job_id, "progress", {**data, "phase": phase, "progress": share})

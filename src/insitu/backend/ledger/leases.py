@@ -157,7 +157,7 @@ def _refuse_renewal(lease: Lease, step: int, now: float) -> None:
 def _refuse_missing(connection: Connection, run: str, step: int) -> None:
     table = schema.checkpoints
     query = select(table.c.step).where(table.c.run == run).order_by(table.c.step)
-    kept: Sequence[int] = [0, *connection.execute(query).scalars()]
+    kept: Sequence[int] = [0, *connection.execute(query).scalars()]  # step 0 is always there
     if step not in kept:
         raise NotFound(
             f"step {step} of run {run!r} is not kept; kept are {', '.join(map(str, kept))}",

@@ -16,8 +16,17 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from insitu.backend.ledger import checkpoints, groups, jobs, leases, runs, schema, steps
-from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Run, Step
+from insitu.backend.ledger import (
+    checkpoints,
+    groups,
+    jobs,
+    leases,
+    registrations,
+    runs,
+    schema,
+    steps,
+)
+from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Origin, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.json_values import JsonObject, JsonValue
@@ -64,14 +73,15 @@ class Ledger:
         project: str,
         name: str,
         base_model: str,
-        lora: LoraSettings,
+        lora: LoraSettings | None,
         engine_args: Mapping[str, JsonValue],
         init_args: Mapping[str, JsonValue],
+        origin: Origin | None = None,
     ) -> Run:
         """Create the run, or return it if its settings match; else raise Conflict with the difference."""
         return self._writer.run(
-            lambda connection: runs.register(
-                connection, project, name, base_model, lora, engine_args, init_args
+            lambda connection: registrations.register(
+                connection, project, name, base_model, lora, engine_args, init_args, origin
             )
         )
 
@@ -81,10 +91,7 @@ class Ledger:
 
     def list_runs(self) -> list[Run]:
         """Return all runs, oldest first."""
-        query = select(schema.runs).order_by(schema.runs.c.created_at, schema.runs.c.name)
-        return self._read(
-            lambda connection: [runs.to_run(row) for row in connection.execute(query).mappings()]
-        )
+        return self._read(runs.list_runs)
 
     def transition_run(self, name: str, state: RunState, error: str | None = None) -> Run:
         """Move the run to `state`; `error` replaces the previous one."""
@@ -97,6 +104,16 @@ class Ledger:
     def precisions(self) -> dict[str, str]:
         """Return the recorded precision of each run; runs older than this record have none."""
         return self._read(runs.read_precisions)
+
+    def commit_start(self, name: str, checkpoint_path: str, manifest_sha256: str) -> None:
+        """Record the checkpoint that is step 0 of a run with an origin."""
+        self._writer.run(
+            lambda connection: checkpoints.commit_start(connection, name, checkpoint_path, manifest_sha256)
+        )
+
+    def awaited_sources(self) -> set[str]:
+        """Return what runs are about to start from: `<run>@<step>` and `sha256:<digest>`."""
+        return self._read(lambda connection: set(checkpoints.waiting_runs(connection).values()))
 
     # Groups
 
@@ -155,6 +172,14 @@ class Ledger:
         """End the job without a step; its groups are free for another job."""
         return self.transition_job(job_id, JobState.FAILED, error)
 
+    def cancel_job(self, job_id: str) -> Job:
+        """Cancel a queued job now and a running one at its next safe point; repeating it is harmless."""
+        return self._writer.run(lambda connection: jobs.cancel(connection, job_id))
+
+    def is_cancelled(self, job_id: str) -> bool:
+        """Return True if a running job is to end; its next progress, or its commit, raises Cancelled."""
+        return self._read(lambda connection: jobs.is_cancelled(connection, job_id))
+
     def requeue_running(self) -> list[str]:
         """Requeue the jobs that a dead supervisor left running; call it before taking the first job."""
         return self._writer.run(jobs.requeue_running)
@@ -193,6 +218,10 @@ class Ledger:
     def steps(self, run: str, after: int = 0, limit: int = 1000) -> list[Step]:
         """Return the run's committed steps after `after`, in order."""
         return self._read(lambda connection: steps.list_steps(connection, run, after, limit))
+
+    def fall_back(self, run: str, step: int, reason: str) -> Run:
+        """Take the run back to a whole step; the jobs of the steps after it are queued again."""
+        return self._writer.run(lambda connection: steps.fall_back(connection, run, step, reason))
 
     def checkpoints(self, run: str) -> list[Checkpoint]:
         """Return the run's checkpoints, oldest first."""

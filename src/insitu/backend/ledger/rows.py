@@ -33,6 +33,27 @@ class Run:
     error: str | None
     created_at: float
     updated_at: float
+    init_from: str | None = None
+    fork_from: str | None = None
+    source: str | None = None
+    """The source of step 0, `<run>@<step>` or `sha256:<digest>`; None: step 0 is the base model."""
+    lost_steps: list[int] = field(default_factory=list[int])
+    """Steps after `step` that were lost with their checkpoints and are queued again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The start that a registration asks for; one of the two texts is given."""
+
+    init_from: str | None
+    fork_from: str | None
+    uploaded: LoraSettings | None = None
+    """The settings of an uploaded adapter, whose file the ledger does not read; None: it is not there."""
+
+    @property
+    def text(self) -> str:
+        """The source as it was asked for."""
+        return self.init_from or self.fork_from or ""
 
 
 @dataclass(frozen=True, slots=True)

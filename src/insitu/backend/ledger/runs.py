@@ -3,79 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import Run
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES, RUN_TRANSITIONS, check_transition
 from insitu.errors import Conflict, NotFound
-from insitu.json_values import JsonValue
 from insitu.types import LoraSettings, RunState
 
 
-def to_run(row: RowMapping) -> Run:
+def to_run(row: RowMapping, lost_steps: Sequence[int] = ()) -> Run:
     """Convert a row to a Run."""
     fields = dict(row)
     fields["lora"] = LoraSettings(**fields["lora"])
     fields["state"] = RunState(fields["state"])
-    return Run(**fields)
+    return Run(**fields, lost_steps=list(lost_steps))
 
 
 def read_run(connection: Connection, name: str, *, lock: bool = False) -> Run:
-    """Return the run, or raise NotFound. `lock` locks the row until the commit (SQLite locks everything)."""
-    query = select(schema.runs).where(schema.runs.c.name == name)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
-    if row is None:
+    """Return the run, or raise NotFound."""
+    run = find_run(connection, name, lock=lock)
+    if run is None:
         raise NotFound(f"no run {name!r}", hint="register it first: POST /v1/runs; GET /v1/runs lists them")
-    return to_run(row)
+    return run
 
 
-def register(
-    connection: Connection,
-    project: str,
-    name: str,
-    base_model: str,
-    lora: LoraSettings,
-    engine_args: Mapping[str, JsonValue],
-    init_args: Mapping[str, JsonValue],
-) -> Run:
-    """Create the run, or return the identical one; reopen it if it had failed or was closed."""
-    asked = {
-        "project": project,
-        "base_model": base_model,
-        "lora": asdict(lora),
-        "engine_args": dict(engine_args),
-        "init_args": dict(init_args),
-    }
-    found = connection.execute(select(schema.runs).where(schema.runs.c.name == name).with_for_update())
-    row = found.mappings().first()
-    if row is None:
-        now = time.time()
-        connection.execute(
-            insert(schema.runs).values(
-                name=name, state=RunState.REGISTERED, step=0, created_at=now, updated_at=now, **asked
-            )
-        )
-    else:
-        there = {key: row[key] for key in asked} | {"lora": asdict(LoraSettings(**row["lora"]))}
-        _refuse_difference(name, there, asked)
-        if row["state"] in (RunState.FAILED, RunState.CLOSED):
-            transition(connection, name, RunState.REGISTERED, None)
-    return read_run(connection, name)
+def read_lost_steps(connection: Connection, name: str | None = None) -> dict[str, list[int]]:
+    """Return the lost steps of every run that has any, or of this one, in order."""
+    table = schema.lost_steps
+    query = select(table.c.run, table.c.step).order_by(table.c.step)
+    found: dict[str, list[int]] = {}
+    for row in connection.execute(query if name is None else query.where(table.c.run == name)):
+        found.setdefault(row.run, []).append(row.step)
+    return found
 
 
-def _refuse_difference(name: str, there: Mapping[str, object], asked: Mapping[str, object]) -> None:
-    differences = [
-        f"{key} is {there[key]!r}, asked {asked[key]!r}" for key in asked if there[key] != asked[key]
-    ]
-    if differences:
-        raise Conflict(
-            f"run {name!r} is registered with different settings: {'; '.join(differences)}",
-            hint="register under another name, or with the same settings as before",
-        )
+def find_run(connection: Connection, name: str, *, lock: bool = False) -> Run | None:
+    """Return the run if it exists. `lock` locks the row until the commit (SQLite locks everything)."""
+    query = _with_origins().where(schema.runs.c.name == name)
+    locked = query.with_for_update(of=schema.runs)
+    row = connection.execute(locked if lock else query).mappings().first()
+    return None if row is None else to_run(row, read_lost_steps(connection, name).get(name, []))
+
+
+def list_runs(connection: Connection) -> list[Run]:
+    """Return all runs, oldest first."""
+    lost = read_lost_steps(connection)
+    query = _with_origins().order_by(schema.runs.c.created_at, schema.runs.c.name)
+    return [to_run(row, lost.get(row["name"], [])) for row in connection.execute(query).mappings()]
+
+
+def _with_origins() -> Select[Any]:
+    table = schema.origins
+    both = schema.runs.outerjoin(table, table.c.run == schema.runs.c.name)
+    return select(schema.runs, table.c.init_from, table.c.fork_from, table.c.source).select_from(both)
 
 
 def transition(connection: Connection, name: str, state: RunState, error: str | None) -> Run:

@@ -10,6 +10,7 @@ import orjson
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Engine,
@@ -142,7 +143,7 @@ pins = Table(
 leases = Table(
     "leases",
     metadata,
-    # A separate table, like pins. Step 0, the base model, has no checkpoint to refer to.
+    # A separate table, like pins. Step 0 may be the base model, which has no checkpoint to refer to.
     Column("run", String, ForeignKey("runs.name"), primary_key=True),
     Column("id", String, primary_key=True),
     Column("step", Integer, nullable=False),
@@ -160,6 +161,39 @@ precisions = Table(
     # A separate table, like pins: older ledgers have no precision for their runs.
     Column("run", String, ForeignKey("runs.name"), primary_key=True),
     Column("dtype", String, nullable=False),
+)
+
+origins = Table(
+    "origins",
+    metadata,
+    # A separate table, like pins: runs without a row start from the base model.
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("init_from", String),
+    Column("fork_from", String),
+    Column("source", String, nullable=False),
+    # The checkpoint of step 0, which is no committed step; empty until it is written.
+    Column("path", String),
+    Column("manifest_sha256", String),
+    Column("created_at", Float),
+)
+
+lost_steps = Table(
+    "lost_steps",
+    metadata,
+    # A separate table, like pins. A row goes when its step is committed again.
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("job_id", String, ForeignKey("jobs.id"), nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+cancellations = Table(
+    "cancellations",
+    metadata,
+    # A separate table, like pins: the running jobs that are asked to end.
+    Column("job_id", String, ForeignKey("jobs.id"), primary_key=True),
+    Column("created_at", Float, nullable=False),
 )
 
 events = Table(

@@ -1,13 +1,13 @@
-"""The commit of a step: the one transaction that makes training exactly-once."""
+"""The commit of a step, the one transaction that makes training exactly-once, and its undoing."""
 
 from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
-from insitu.backend.ledger import groups, jobs, schema
-from insitu.backend.ledger.rows import Job, Step
+from insitu.backend.ledger import groups, jobs, lost_steps, schema
+from insitu.backend.ledger.rows import Job, Run, Step
 from insitu.backend.ledger.runs import read_run
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
 from insitu.errors import Conflict
@@ -27,6 +27,7 @@ def commit(
     if job.state is JobState.SUCCEEDED and _is_repeat(connection, job, step, manifest_sha256):
         return job
     check_transition(JOB_TRANSITIONS, f"job {job_id}", job.state, JobState.SUCCEEDED)
+    jobs.refuse_cancelled(connection, job_id)
     run = read_run(connection, job.run, lock=True)
     if step != run.step + 1:
         raise Conflict(
@@ -46,8 +47,30 @@ def commit(
     connection.execute(
         update(schema.runs).where(schema.runs.c.name == run.name).values(step=step, updated_at=now)
     )
+    lost_steps.trained_again(connection, run.name, step)
     _succeed(connection, job_id, step, metrics, now)
     return jobs.read(connection, job_id)
+
+
+def fall_back(connection: Connection, name: str, step: int, reason: str) -> Run:
+    """Take the run back to `step`: later steps never happened, and their jobs are queued again."""
+    run = read_run(connection, name, lock=True)
+    if not 0 <= step < run.step:
+        raise Conflict(f"run {name!r} is at step {run.step} and cannot fall back to {step}")
+    pins, checkpoints, steps = schema.pins, schema.checkpoints, schema.steps
+    pinned = set(connection.execute(select(pins.c.step).where(pins.c.run == name)).scalars())
+    lost = list_steps(connection, name, step, run.step - step)
+    for table in (pins, checkpoints, steps):
+        connection.execute(delete(table).where(table.c.run == name, table.c.step > step))
+    for taken_back in lost:
+        lost_steps.remember(
+            connection, name, taken_back.step, taken_back.job_id, pinned=taken_back.step in pinned
+        )
+        groups.reclaim(connection, taken_back.job_id)
+        jobs.take_back(connection, taken_back.job_id, taken_back.step, reason)
+    changed = update(schema.runs).where(schema.runs.c.name == name)
+    connection.execute(changed.values(step=step, updated_at=time.time()))
+    return read_run(connection, name)
 
 
 def _succeed(connection: Connection, job_id: str, step: int, metrics: dict[str, float], now: float) -> None:

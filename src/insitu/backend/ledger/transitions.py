@@ -24,7 +24,8 @@ RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
 JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}),
     # Back to queued if the supervisor died before the step was committed.
-    JobState.RUNNING: frozenset({JobState.QUEUED, JobState.SUCCEEDED, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.QUEUED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    # Queued again only by `fall_back`, when the step itself is lost.
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
@@ -33,6 +34,7 @@ JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.RECEIVED: frozenset({GroupState.CLAIMED}),
     GroupState.CLAIMED: frozenset({GroupState.RECEIVED, GroupState.CONSUMED}),
+    # Claimed again only by `fall_back`, likewise.
     GroupState.CONSUMED: frozenset(),
 }
 

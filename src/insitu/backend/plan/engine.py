@@ -28,6 +28,8 @@ SEED_GUARD_VLLM = "0.32.0"
 _WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
 """When vLLM prefills the prompt of a seeded call in chunks, it rewinds the call's random generator after each
 chunk. A CPU generator has no offset to rewind, and the exception kills the engine for all calls."""
+_FLOAT32_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')
+"""Keeps the logits of 16-bit weights in float32, as the trainer does. Only a GPU needs no copy for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class EngineSettings:
             command += ["--block-size", str(self.block_size)]
         if self.device == "cpu":
             command += _WHOLE_PROMPTS
+        elif self.dtype != "float32":
+            command += _FLOAT32_HEAD
         if self.gpu_memory_utilization is not None:
             command += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         if self.tool_call_parser is not None:

@@ -9,6 +9,7 @@ from insitu.backend.plan.compute import Compute, Placement
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
 from insitu.backend.plan.layouts import Wanted, check_four_bits
 from insitu.backend.plan.machine import Machine
+from insitu.backend.plan.teachers import TeacherSettings, unknown_teacher
 from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
@@ -29,6 +30,8 @@ class Deadlines:
     """For the trainer to open, save or export a version, and for an engine to load it."""
     handover: float = 120.0
     """For an engine to sleep or wake up, and for the trainer to come onto the devices or leave them."""
+    engine_silent: float = 60.0
+    """For an engine to answer; one that is alive but silent is killed and started again."""
     drain: float = 300.0
     hold: float = 3600.0
     gateway_push: float = 60.0
@@ -79,6 +82,7 @@ class ServeSettings:
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
+    teachers: tuple[TeacherSettings, ...] = ()
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:
@@ -107,6 +111,13 @@ class ServeSettings:
                 raise CannotHonour(
                     f"{name} {value} cannot be honoured: this backend runs on a CPU", hint=f"remove {name}"
                 )
+
+    def teacher(self, name: str) -> TeacherSettings:
+        """Return a teacher by its name, or raise CannotHonour."""
+        for teacher in self.teachers:
+            if teacher.name == name:
+                return teacher
+        raise unknown_teacher(name, [teacher.name for teacher in self.teachers])
 
     def preloaded(self) -> EngineSettings | None:
         """Return the engine of `--model`; its default name is the directory's last part or the hub id."""

@@ -18,10 +18,14 @@ from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
-from insitu.errors import CorruptCheckpoint
+from insitu.errors import CannotHonour, CorruptCheckpoint
 from insitu.system.tasks import all_or_none
-from insitu.types import StepSettings
+from insitu.types import StepSettings, policy_name, reference_of
 from insitu.wire.routing_table import Served
+
+
+class DamagedStep(CorruptCheckpoint):
+    """The checkpoint of the run's own last step is damaged; another step of the run may be whole."""
 
 
 class ModelHost:
@@ -114,7 +118,7 @@ class ModelHost:
         A trainer that exported the step forgets it: the run is opened again at its own step when it trains.
         """
         served = await self._publish(replace(run, step=step))
-        if self.publisher.exports(step):
+        if self.engine.publication == "merged" and self.trainer.opened.get(run.name) == step:
             await self.trainer.forget_run(run.name)
         if self.engine.publication == "adapter":  # the others stay, so there is nothing to return to
             self.publisher.committed()
@@ -129,7 +133,7 @@ class ModelHost:
     async def _publish(self, run: Run) -> Served:
         checkpoint = await asyncio.to_thread(self._committed_checkpoint, run)
         async with self.lease.handover():
-            if self.publisher.exports(run.step):
+            if self.publisher.exports(checkpoint):
                 async with self.lease.trainer():
                     await self.open_run(run)
                     await self.publisher.prepare(run.name, run.step)
@@ -159,16 +163,39 @@ class ModelHost:
         return ",".join(self.replicas.devices)
 
     def reference(self, run: Run, settings: StepSettings) -> Path | None:
-        """Return the KL penalty's reference checkpoint; None without a penalty or for the base model."""
-        if settings.beta == 0 or not settings.reference_step:
+        """Return the checkpoint of the reference that the trainer scores; None for the base model.
+
+        It is the reference of a KL penalty or of dpo, or a teacher that is a step of a run on this base.
+        """
+        if (wanted := reference_of(run.name, settings)) is None:
             return None
-        return self._checkpoint(run, settings.reference_step, verify=True)
+        name, step = wanted
+        of = run if name == run.name else self._ledger.get_run(name)
+        known_as = {self.engine.served_name, self.engine.model}
+        if of.base_model != run.base_model and not known_as >= {of.base_model, run.base_model}:
+            raise CannotHonour(
+                f"{policy_name(name, step)} is on {of.base_model} and cannot teach run {run.name} on "
+                f"{run.base_model}",
+                hint="serve the teacher elsewhere and name it: insitu serve --teacher NAME=URL",
+            )
+        is_base = step == 0 and of.source is None
+        return None if is_base else self._checkpoint(of, step, verify=True)
 
     def _committed_checkpoint(self, run: Run) -> Path | None:
-        """Return the committed step's checkpoint, verified so that a damaged one is never loaded silently."""
-        if run.step == 0:
+        """Return the committed step's checkpoint, verified so that a damaged one is never loaded silently.
+
+        None is the base model: step 0 of a run without a source.
+        """
+        if run.step == 0 and run.source is None:
             return None
-        return self._checkpoint(run, run.step, verify=self.trainer.opened.get(run.name) != run.step)
+        try:
+            return self._checkpoint(run, run.step, verify=self.trainer.opened.get(run.name) != run.step)
+        except CorruptCheckpoint as error:
+            raise DamagedStep(error.message, hint=error.hint) from error
+
+    def kept_checkpoint(self, run: str, step: int) -> Path:
+        """Return the directory of a kept step of any run; raise CorruptCheckpoint if it is damaged."""
+        return self._checkpoint(self._ledger.get_run(run), step, verify=True)
 
     def _checkpoint(self, run: Run, step: int, *, verify: bool) -> Path:
         kept = {checkpoint.step: checkpoint for checkpoint in self._ledger.checkpoints(run.name)}

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from insitu.errors import ProbeFailed
+from insitu.system.durable import write_atomic
 from insitu.types import TrainingSequence
 
 Rows = Sequence[Sequence[float]]
@@ -108,9 +109,7 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
     stride = max(1, len(moving) // _NUM_SEQUENCES)
     chosen = [sequence.token_ids[:_MAX_TOKENS].tolist() for sequence in moving[::stride][:_NUM_SEQUENCES]]
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_suffix(".new")
-    staged.write_text(json.dumps(chosen))
-    staged.replace(path)
+    write_atomic(path, json.dumps(chosen).encode())
     return chosen
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.fleet.trainer import TrainerGroup
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.lease import DeviceLease
 from insitu.types import policy_name
 from insitu.wire.routing_table import Served
@@ -38,8 +39,11 @@ class Publisher(ABC):
         lease.restore = self._restore
 
     @abstractmethod
-    def exports(self, step: int) -> bool:
-        """Return True if only the trainer has the weights of this step, and `prepare` writes them."""
+    def exports(self, checkpoint: Path | None) -> bool:
+        """Return True if only the trainer has these weights, and `prepare` writes them.
+
+        Without a checkpoint they are the base model's.
+        """
 
     @abstractmethod
     async def prepare(self, run: str, step: int) -> None:
@@ -79,15 +83,15 @@ class AdapterPublisher(Publisher):
         self._used: set[str] = set()
         self._uncommitted: str | None = None
 
-    def exports(self, step: int) -> bool:  # noqa: ARG002
+    def exports(self, checkpoint: Path | None) -> bool:  # noqa: ARG002
         return False
 
     async def prepare(self, run: str, step: int) -> None:
         """Do nothing: the checkpoint holds the adapter."""
 
     async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
-        """Load the adapter on every engine; step 0 is the base model itself."""
-        if step == 0 or checkpoint is None:
+        """Load the adapter on every engine; without a checkpoint it is the base model itself."""
+        if checkpoint is None:
             return self.base
         name = self._uncommitted = self._fresh_name(policy_name(run, step))
         path = checkpoint / "adapter"
@@ -113,6 +117,7 @@ class AdapterPublisher(Publisher):
 
     async def _restore(self, engine: EngineClient) -> None:
         for name, path in self._loaded.items():
+            await asyncio.to_thread(checkpoints.verify, path.parent)  # it was written long ago
             await engine.load_adapter(name, path)
 
     def _fresh_name(self, name: str) -> str:
@@ -161,18 +166,17 @@ class MergedPublisher(Publisher):
         self._before: _Weights | None = None
         """The weights before a publication that is not committed yet."""
 
-    def exports(self, step: int) -> bool:
-        return step > 0 or self._export_base
+    def exports(self, checkpoint: Path | None) -> bool:
+        return checkpoint is not None or self._export_base
 
     async def prepare(self, run: str, step: int) -> None:
-        """Export base + adapter from the trainer's memory; step 0 is the base model itself."""
-        if self.exports(step):
-            await self._trainer.export_merged(run, self._directory(run, step))
+        """Export base + adapter from the trainer's memory."""
+        await self._trainer.export_merged(run, self._directory(run, step))
 
-    async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:  # noqa: ARG002
+    async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
         """Reload the exported weights on every engine."""
-        version = policy_name(run, step) if step else self.base.version
-        wanted = _Weights(self._directory(run, step), version) if self.exports(step) else self._base
+        version = self.base.version if checkpoint is None else policy_name(run, step)
+        wanted = _Weights(self._directory(run, step), version) if self.exports(checkpoint) else self._base
         if wanted != self._current:
             self._before = self._current
             await self._load(wanted)

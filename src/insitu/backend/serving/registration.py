@@ -17,10 +17,13 @@ from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings, difference
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
-from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.fall_back import fall_back
+from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.publication import BASE_VERSION
+from insitu.backend.serving.reasons import reason_of
+from insitu.backend.serving.start import write_start
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import CannotHonour, InsituError, describe
+from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
 from insitu.wire.routing_table import Served, ServedBase
 
@@ -86,20 +89,36 @@ class Registrar:
             run.lora.targets(self.host.trainer.linear_layers)  # rejected now, not at the first step
             await asyncio.to_thread(self._keep_precision, run)
             async with self._calls_held(f"run {run.name} is loaded", run):
-                served = await self.host.publish_committed(run)
+                await write_start(run, self.host, self._ledger)
+                run, served = await self._publish(run, self.host)
+                before = self._traffic.runs.pop(run.name, {})  # of an earlier loading
                 self._traffic.serve_version(run.name, run.step, served)
             await self._traffic.push()
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except Exception as error:  # whatever a registration asks for ends that run, not the backend
             log.exception("run %s cannot be served", run.name)
-            reason = str(error) if isinstance(error, InsituError) else describe(error)
-            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, reason)
+            failed = RunState.FAILED, reason_of(error)
+            await asyncio.to_thread(self._ledger.transition_run, run.name, *failed)
+        else:
+            await self._unload(run, list(before.values()), self.host)
+
+    async def _publish(self, run: Run, host: ModelHost) -> tuple[Run, Served]:
+        """Publish the run's last step, or the newest whole one if that is damaged."""
+        try:
+            return run, await host.publish_committed(run)
+        except DamagedStep:
+            behind, said = await asyncio.to_thread(fall_back, self._ledger, self._settings.runs_dir, run)
+            log.warning("%s", said)
+            self._say(said)
+            return behind, await host.publish_committed(behind)
 
     @asynccontextmanager
     async def _calls_held(self, reason: str, run: Run) -> AsyncGenerator[None]:
-        """Hold and drain calls if the run's weights replace others in place."""
-        in_place = run.step or self._settings.four_bit_base
-        if self._settings.publication == "adapter" or not in_place:
+        """Hold and drain calls if the run's weights replace others in place, or the trainer the engines."""
+        settings = self._settings
+        in_place = run.step or run.source or settings.four_bit_base
+        handed_over = run.source and settings.placement != "dedicated"
+        if not handed_over and (settings.publication == "adapter" or not in_place):
             yield
             return
         async with self._traffic.held(reason):
@@ -208,17 +227,24 @@ class Registrar:
         if self.host is None:
             return
         try:
-            await self._free(run, list(versions.values()), self.host)
+            await self._free(run, self.host)
         except InsituError:
             log.exception("run %s is closed, but not all of it could be freed", run.name)
+        await self._unload(run, list(versions.values()), self.host)
 
-    async def _free(self, run: Run, versions: list[Served], host: ModelHost) -> None:
+    async def _free(self, run: Run, host: ModelHost) -> None:
         await host.trainer.forget_run(run.name)
-        if self._settings.publication == "adapter":
-            for served in [served for served in versions if not self._traffic.is_lent(served)]:
-                await self._traffic.drained(self._settings.deadlines.drain, served.version)
-                await host.retire(served)
-            return
-        async with self._calls_held(f"run {run.name} is closed", run):
-            await host.reset()
-            self._traffic.base = self._base_card(host.engine)
+        if self._settings.publication == "merged":
+            async with self._calls_held(f"run {run.name} is closed", run):
+                await host.reset()
+                self._traffic.base = self._base_card(host.engine)
+
+    async def _unload(self, run: Run, versions: list[Served], host: ModelHost) -> None:
+        """Unload adapters that are not routed any more, each when its last call has ended."""
+        try:
+            for served in versions:
+                if served.engine_model != host.engine.served_name and not self._traffic.is_lent(served):
+                    await self._traffic.drained(self._settings.deadlines.drain, served.version)
+                    await host.retire(served)
+        except InsituError:
+            log.exception("old versions of run %s stay for now", run.name)

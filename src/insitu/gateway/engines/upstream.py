@@ -50,6 +50,8 @@ class Engine:
         """True if the engine parses tools or reasoning; learned on first use."""
         self.unseen: dict[int, bool] = {}
         """By token that ended an answer: True if it has no text of its own; learned on first use."""
+        self.ends: dict[int, bool] = {}
+        """By token: True if a generation stops there; learned on first use, for demonstrations."""
         self._limits = limits
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),

@@ -31,7 +31,7 @@ from insitu.gateway.protocols.request import CallRequest, check_count, check_obj
 from insitu.gateway.shared.faults import reading
 from insitu.gateway.shared.settings import Limits
 
-_RENDER = "/v1/chat/completions/render"
+RENDER = "/v1/chat/completions/render"
 _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
     | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
@@ -65,7 +65,7 @@ class ChatProtocol:
         return request
 
     async def render(self, lane: Lane, request: CallRequest) -> Rendered:
-        rendered = await lane.engine.post(_RENDER, {**request.body, "model": lane.engine_model})
+        rendered = await lane.engine.post(RENDER, {**request.body, "model": lane.engine_model})
         return generate_body(lane, request, rendered)
 
     async def answer(

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.rollouts.rollout import Rollout
 
+Sizes = int | Sequence[int]
+"""The number of rollouts of every group, or of each example by its position in the dataset."""
+
 
 class OpenGroups:
-    """Groups of one store, `size` rollouts each; rollouts of an interrupted run are kept.
+    """Groups of one store, with the rollouts that each is to have; rollouts of an interrupted run are kept.
 
     `indices` are the examples' positions in the dataset; the store may hold groups of others too.
     """
 
-    def __init__(self, store: RolloutStore, indices: Sequence[int], size: int) -> None:
+    def __init__(self, store: RolloutStore, indices: Sequence[int], sizes: Sizes) -> None:
         self._store = store
-        self._left = dict.fromkeys(indices, size)
+        self._left = {index: size_of(sizes, index) for index in indices}
         stored = {(rollout.index, rollout.generation) for rollout in store.rollouts()}
         self.found = {(index, generation) for index, generation in stored if index in self._left}
         for index, _ in self.found:
@@ -50,3 +53,8 @@ class OpenGroups:
     def rollouts(self) -> list[list[Rollout]]:
         """Return all groups, in the order of `indices`."""
         return [self._closed[index] for index in self._left]
+
+
+def size_of(sizes: Sizes, index: int) -> int:
+    """Return the number of rollouts of one example."""
+    return sizes if isinstance(sizes, int) else sizes[index]

@@ -7,7 +7,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from insitu.harness.collect.collector import Collector, Limits
+from insitu.harness.collect.agent_rollouts import AgentRollouts, Limits
+from insitu.harness.collect.collector import Collector
+from insitu.harness.collect.open_groups import Sizes, size_of
+from insitu.harness.collect.rollout_maker import RolloutMaker
 from insitu.harness.collect.targets import Targets
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
@@ -31,29 +34,31 @@ class _Shown:
 
     title: str
     indices: Sequence[int]
-    num_generations: int
+    num_generations: Sizes
     brief: bool = False
 
     @property
     def total(self) -> int:
-        return len(self.indices) * self.num_generations
+        return sum(size_of(self.num_generations, index) for index in self.indices)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRollouts:
-    """A run, and the number of rollouts per example."""
+    """A run, the number of rollouts per example, and where those for training come from."""
 
     run: FinetuneRun
-    num_generations: int
+    num_generations: Sizes
+    given: RolloutMaker | None = None
+    """Makes the rollouts for training without the agent; None: the agent makes them."""
 
     async def of_epoch(self, epoch: int, plan: StepPlan | None, on_group: OnGroup | None) -> Groups:
-        """Run every training example `num_generations` times, or those of one step."""
+        """Make the rollouts of every training example, or those of one step."""
         run = self.run
         name = epoch_name(epoch, plan.number if plan else None)
         with self._phase(name, self._shown(epoch, plan)) as store:
             prefix = f"{run.run_id}.e{epoch}"
             indices = plan.examples if plan else None
-            collector = self._collector(run.training)
+            collector = self._collector(run.training, self.given)
             groups = await collector.collect(store, prefix, self.num_generations, on_group, indices)
         await self._write_results(name, store)
         return groups
@@ -101,7 +106,7 @@ class RunRollouts:
         title = f"epoch {epoch + 1}/{self.run.config.finetuning.num_epochs}"
         return _Shown(title, range(len(self.run.training.examples)), self.num_generations)
 
-    def _collector(self, task: Task) -> Collector:
+    def _collector(self, task: Task, maker: RolloutMaker | None = None) -> Collector:
         run = self.run
         finetuning, general = run.config.finetuning, run.config.eval.general
         limits = Limits(
@@ -118,7 +123,8 @@ class RunRollouts:
             binding.gateway_url,
             binding.model,
         )
-        return Collector(task, targets, run.gateway, limits, run.progress, Redaction(run.config))
+        maker = maker or AgentRollouts(task, targets, run.gateway, limits, run.progress)
+        return Collector(task, maker, limits, run.progress, Redaction(run.config))
 
     async def _write_results(self, name: str, store: RolloutStore) -> None:
         config = self.run.config

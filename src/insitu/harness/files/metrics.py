@@ -13,8 +13,8 @@ from typing import NotRequired, TypedDict
 
 import orjson
 
-from insitu.harness.files.run_directory import write_atomic
 from insitu.harness.gains.gain import GainFields
+from insitu.system.durable import write_atomic
 
 
 class Statistics(TypedDict):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from insitu.harness.files.metrics import EpochLine, ValidationEntry
-from insitu.harness.files.run_directory import write_atomic
+from insitu.system.durable import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,6 +40,8 @@ def to_line(rollout: Rollout, details: RolloutDetails, tokens: TokenSpan | None 
         "output": details.output,
         "calls": list(details.calls),
     }
+    if rollout.inline:
+        line["inline"] = True
     return line if tokens is None else line | {"tokens": asdict(tokens)}
 
 
@@ -67,6 +69,7 @@ def from_line(line: Line, source: RolloutSource) -> Rollout:
         figures=_figures(members(line.get("metadata"))),
         seconds=optional_number(line.get("seconds")),
         started_at=optional_number(line.get("started_at")),
+        inline=line.get("inline") is True,
         source=source,
     )
 

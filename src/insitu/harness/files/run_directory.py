@@ -29,7 +29,7 @@ from insitu.harness.files.journal import Journal
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
 from insitu.json_values import JsonObject, as_object, parse_json
-from insitu.system.durable import Closing, sync_path
+from insitu.system.durable import Closing, make_directories, sync_path, write_atomic
 
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -44,6 +44,7 @@ DERIVED_FILES = (
     "reward_plot.png",
 )
 _OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
+_EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -91,13 +92,13 @@ class RunDirectory(Closing):
         self._stores = {other: store for other, store in self._stores.items() if not store.closed}
         store = self._stores.get(name)
         if store is None:
-            (self.path / TRAJECTORIES).mkdir(mode=0o700, exist_ok=True)
+            make_directories(self.path / TRAJECTORIES)
             store = self._stores[name] = RolloutStore(self.path / TRAJECTORIES / f"{name}.jsonl")
         return store
 
     def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:
         """Record why rollouts of an epoch or a step were dropped, by id; those not listed are trained on."""
-        (self.path / DROPPED).mkdir(mode=0o700, exist_ok=True)
+        make_directories(self.path / DROPPED)
         write_atomic(self.path / DROPPED / f"{name}.json", orjson.dumps(reasons))
 
     def set_aside(self, name: str) -> Path:
@@ -130,18 +131,9 @@ def epoch_name(epoch: int, step: int | None = None) -> str:
     return name if step is None else f"{name}-step-{step:04d}"
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a whole file: readers see the old one or the new one, even after a crash.
-
-    One writer per file at a time.
-    """
-    staged = path.with_name(f".{path.name}.tmp")
-    with staged.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    staged.replace(path)
-    sync_path(path.parent)
+def is_epoch_name(name: str) -> bool:
+    """Return True for the files of an epoch or a step, False for validations and for what was set aside."""
+    return _EPOCH_NAME.fullmatch(name) is not None
 
 
 def _make(path: Path) -> None:
@@ -149,8 +141,7 @@ def _make(path: Path) -> None:
         raise InvalidRequest(
             f"{path} is a file", hint="name a directory: -o finetuning.output_dir <directory>"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    make_directories(path)
 
 
 def _take_lock(path: Path) -> IO[str]:

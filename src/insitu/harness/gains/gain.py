@@ -14,7 +14,7 @@ from insitu.harness.gains.measurement import Measurement
 _ERROR_SHARE = 0.05
 
 
-class Verdict(StrEnum):
+class GainOutcome(StrEnum):
     """The outcome of a comparison."""
 
     BETTER = "better"
@@ -49,13 +49,13 @@ class Gain:
     """Examples that only one of the two has rewards for; they are not compared."""
 
     @property
-    def verdict(self) -> Verdict:
+    def outcome(self) -> GainOutcome:
         """The outcome: the interval lies above 0, below it, or around it."""
         if self.interval is None:
-            return Verdict.TOO_FEW
+            return GainOutcome.TOO_FEW
         if self.interval.low > 0:
-            return Verdict.BETTER
-        return Verdict.WORSE if self.interval.high < 0 else Verdict.UNCLEAR
+            return GainOutcome.BETTER
+        return GainOutcome.WORSE if self.interval.high < 0 else GainOutcome.UNCLEAR
 
     def figures(self) -> str:
         """Format as ``+0.083, 95 % interval +0.021 to +0.146, 64 examples``."""
@@ -71,14 +71,14 @@ class Gain:
 
     def sentence(self, before: str, after: str) -> str:
         """Say whether the difference is real."""
-        match self.verdict:
-            case Verdict.BETTER:
+        match self.outcome:
+            case GainOutcome.BETTER:
                 said = f"The difference is real: {after} is better than {before}"
-            case Verdict.WORSE:
+            case GainOutcome.WORSE:
                 said = f"The difference is real: {after} is worse than {before}"
-            case Verdict.UNCLEAR:
+            case GainOutcome.UNCLEAR:
                 said = f"No real difference is shown between {after} and {before}: the interval includes 0"
-            case Verdict.TOO_FEW:
+            case GainOutcome.TOO_FEW:
                 said = f"Too few examples to compare {after} with {before}: {MIN_EXAMPLES} are needed"
         return f"{said} ({self.figures()})."
 
@@ -91,7 +91,7 @@ class Gain:
             "confidence": self.confidence,
             "num_examples": self.num_examples,
             "num_unpaired": self.num_unpaired,
-            "verdict": self.verdict.value,
+            "verdict": self.outcome.value,
         }
 
 

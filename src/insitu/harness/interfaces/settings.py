@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, cast
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from insitu.config.values.document import read_scalar
@@ -14,7 +15,7 @@ from insitu.config.values.problems import NOT_HONOURED
 from insitu.harness.interfaces.schedule import Schedule
 from insitu.plugins import ComponentConfig, Section
 from insitu.types import NAME_PATTERN, LoraSettings, StepSettings
-from insitu.wire.values import Arguments, Label, Scalar
+from insitu.wire.values import INIT_PATTERN, Arguments, ForkFrom, Label, Scalar
 
 GATEWAY_PORT = 8000
 """The port at which `insitu serve` answers model calls, unless its own settings say otherwise."""
@@ -25,6 +26,35 @@ class BuilderConfig(ComponentConfig):
 
     num_generations: int = Field(default=2, ge=1)
     """Rollouts per example, compared with each other."""
+
+
+class DemonstrationsConfig(ComponentConfig):
+    """`trajectory_builders.X` of the type `demonstrations`: conversations to imitate, one per row."""
+
+    messages_key: str = "messages"
+    """The column of the conversation; its assistant messages are learnt."""
+    tools_key: str = "tools"
+    """The column of the tools that were offered; it may be missing."""
+
+
+class PreferencePairsConfig(ComponentConfig):
+    """`trajectory_builders.X` of the type `preference_pairs`: a better and a worse answer per row."""
+
+    messages_key: str = "messages"
+    """The column of the conversation before the answers: messages, or the text of one user message."""
+    chosen_key: str = "chosen"
+    """The column of the better answer: text, or an assistant message."""
+    rejected_key: str = "rejected"
+    """The column of the worse answer."""
+    tools_key: str = "tools"
+    """The column of the tools that were offered; it may be missing."""
+
+
+class RecordedRolloutsConfig(ComponentConfig):
+    """`trajectory_builders.X` of the type `recorded_rollouts`: what an earlier run collected."""
+
+    path: Path
+    """The `finetuning.output_dir` of that run."""
 
 
 class BackendSettings(Section):
@@ -38,6 +68,11 @@ class BackendSettings(Section):
     api_key: SecretStr = SecretStr("default")
     delete_old_checkpoints: bool = False
     """Delete all but the run's newest two checkpoints before training."""
+    init_from: Label | None = None
+    """Step 0 of the run: `<run>@<step>` or `<run>` of the same backend, or a directory of PEFT. A directory
+    is written with a slash: `./adapter`. None starts from the base model."""
+    fork_from: ForkFrom | None = None
+    """`<run>@<step>` or `<run>`: go on from it, with its optimizer and random state, as another run."""
     init_args: Arguments = Field(default_factory=dict[str, Scalar])
     engine_args: Arguments = Field(default_factory=dict[str, Scalar])
     server_config: dict[str, object] | None = None
@@ -51,6 +86,20 @@ class BackendSettings(Section):
             )
         return value
 
+    @field_validator("init_from")
+    @classmethod
+    def _start(cls, value: str | None) -> str | None:
+        if value is not None and not _is_path(value) and not INIT_PATTERN.fullmatch(value):
+            raise ValueError("write <run>@<step>, <run>, or a directory with a slash, such as ./adapter")
+        return value
+
+    @field_validator("fork_from")
+    @classmethod
+    def _one_start(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("init_from") is not None:
+            raise ValueError("give init_from (a new training) or fork_from (the same one goes on), not both")
+        return value
+
     @field_validator("server_config")
     @classmethod
     def _no_server_config(cls, value: dict[str, object] | None) -> None:
@@ -59,10 +108,19 @@ class BackendSettings(Section):
             raise PydanticCustomError(NOT_HONOURED, "{text}", {"text": text})
 
     @property
+    def init_directory(self) -> Path | None:
+        """The directory that `init_from` names; None if it names something of the backend."""
+        return Path(self.init_from).expanduser() if self.init_from and _is_path(self.init_from) else None
+
+    @property
     def url(self) -> str:
         """The address of the API; the wildcard address 0.0.0.0 becomes loopback."""
         host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.startswith((".", "~"))
 
 
 def _plain(settings: object) -> object:
@@ -88,7 +146,7 @@ class AdapterConfig(ComponentConfig):
     schedule: Schedule | None = None
     """The learning rate over the run's updates; None keeps it constant."""
     lora: Annotated[LoraSettings | None, BeforeValidator(_plain)] = None
-    """The adapter, chosen when the run is registered; None is the default one."""
+    """The adapter, chosen when the run is registered; None is that of the run's start, or the default one."""
 
 
 class TrainerConfig(ComponentConfig):

@@ -17,3 +17,5 @@ class TrainedModel:
     api_key: str = field(repr=False, default="")
     lora_rank: int = 16
     """At least the rank of its adapter, for the command that serves it elsewhere."""
+    start: str | None = None
+    """Its step 0; None: the base model."""

@@ -13,6 +13,7 @@ from insitu.errors import DeadlineExceeded, Unavailable
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
+from insitu.types import Method
 
 if TYPE_CHECKING:
     from insitu.config.finetuning import FinetuningConfig
@@ -28,6 +29,15 @@ class TrainerAdapter(ABC):
     """True if `submit` tells the steps of an epoch apart by `TrajectoryCollection.step`."""
     trains_equal_groups: bool = False
     """True if a group whose rewards are all equal still teaches something, as under a KL penalty."""
+    method: Method = "grpo"
+    """The way in which rollouts teach; under `sft` and `distill` each of them does by itself."""
+    min_reward: float | None = None
+    """Rollouts with a smaller reward are not trained on; None: any reward will do."""
+
+    @property
+    def compares(self) -> bool:
+        """True if a rollout teaches only by comparison with others of its example."""
+        return self.method in ("grpo", "dpo")
 
     @property
     @abstractmethod
@@ -54,9 +64,16 @@ class TrainerAdapter(ABC):
         """Keep the checkpoint of this step, the best so far; return its path, if any."""
 
     def leased(self, step: int, run: str | None = None) -> AbstractAsyncContextManager[str | None]:  # noqa: ARG002 - the interface's
-        """Keep a step served inside the block, 0 for the base model; give the model name to call.
+        """Keep a step served inside the block, 0 for the run's start; give the model name to call.
 
         `run`: another run of the same backend. The name is None if only the newest step can be served.
+        """
+        return nullcontext()
+
+    def serving(self, directory: Path) -> AbstractAsyncContextManager[str | None]:  # noqa: ARG002 - the interface's
+        """Keep an adapter that PEFT wrote served inside the block; give the run, and model name, to call.
+
+        The name is None if only this run's own steps can be served.
         """
         return nullcontext()
 

@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from insitu.datasets.example import Example
 from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
 from insitu.rewards.items import EvalItem, EvalResult
+from insitu.types import Method
 
 if TYPE_CHECKING:
     from insitu.harness.interfaces.run import FinetuneRun
@@ -31,6 +33,14 @@ class TrajectoryBuilder(ABC):
 
     ending_rewards: bool = False
     """True if failed rollouts get their rewards of `finetuning.ending_rewards`."""
+    methods: frozenset[Method] | None = None
+    """The training methods that can learn from its rollouts; None: any."""
+    group_size: int | None = None
+    """Rollouts of each example; None if that is not one number, or not known."""
+    runs_agent: bool = True
+    """False if the rollouts for training are given: their rewards do not show how well the agent does."""
+    whole_rows: bool = False
+    """True if it reads the rows of the training dataset as they are, whatever `structure` says."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Reject a class that was written for the former `meta` when it is defined, not in mid-run."""
@@ -42,6 +52,13 @@ class TrajectoryBuilder(ABC):
                     f"{cls.__qualname__}.{name} takes `meta`; its parameters are now {arguments} "
                     "(docs/plugins.md, Builders, adapters, trainers)"
                 )
+
+    def own_examples(self) -> Sequence[Example] | None:
+        """Return the training examples if they do not come from `eval.general.dataset`; None: they do."""
+        return None
+
+    def check_examples(self, examples: Sequence[Example]) -> None:
+        """Raise InvalidRequest for a training example that it cannot use, before anything runs."""
 
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:

@@ -12,7 +12,7 @@ from insitu.harness.rollouts.capture import Capture, CaptureMismatch, add_up
 from insitu.harness.rollouts.episode import Trajectory
 from insitu.types import SCORED, Ending
 
-BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained")
+BACKEND_REASONS = (ZERO_VARIANCE, "truncated", "stale", "constrained", "below_min_reward", "not_in_pair")
 """Reasons for which a backend drops a submitted rollout."""
 
 

@@ -1,7 +1,8 @@
 """Curriculum: selects the groups an epoch trains on, easy ones first, more of them as epochs pass.
 
     collected groups ─► usable rollouts ─► groups with spread ─► sorted ─► percentile ─► subsample
-                           failed, no_calls   too_small, zero_variance         curriculum    subsample
+                           failed, no_calls,  too_small, zero_variance         curriculum    subsample
+                           below_min_reward
 
 Every input rollout is either in a selected group or counted under exactly one reason. Where a step sees only
 a part of the dataset, its groups are sorted among all examples, the others with their last known mean reward.
@@ -27,10 +28,11 @@ from insitu.types import REWARDED
 FAILED = "failed"
 NO_CALLS = "no_calls"
 TOO_SMALL = "too_small"
+BELOW_MIN_REWARD = "below_min_reward"
 ZERO_VARIANCE = "zero_variance"
 CURRICULUM = "curriculum"
 SUBSAMPLE = "subsample"
-REASONS = (FAILED, NO_CALLS, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
+REASONS = (FAILED, NO_CALLS, BELOW_MIN_REWARD, TOO_SMALL, ZERO_VARIANCE, CURRICULUM, SUBSAMPLE)
 """Reasons to drop a rollout, in the order in which they are checked."""
 
 
@@ -72,6 +74,21 @@ class SelectedCollection(TrajectoryCollection):
     selection: Selection = field(kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class SpreadRule:
+    """The conditions under which a group teaches."""
+
+    compares: bool = True
+    """False if every rollout teaches by itself: a group may then be one rollout, and rewards may be equal."""
+    keep_equal: bool = False
+    """Keep groups whose rewards are all equal, unless a curriculum selects by spread."""
+    min_reward: float | None = None
+    """Drop rollouts with a smaller reward."""
+
+
+COMPARED = SpreadRule()
+
+
 class _Dropped:
     """Collects the dropped rollouts during selection."""
 
@@ -109,16 +126,14 @@ def select(
     seed: int,
     others: Mapping[int, float] | None = None,
     step: int = 0,
-    keep_equal: bool = False,
+    rule: SpreadRule = COMPARED,
 ) -> Selection:
     """Select the groups that a step of `epoch` trains on; deterministic for the same arguments.
 
     `others`: the last known mean rewards of examples that are not in the step, by position in the dataset.
-    `keep_equal`: keep groups whose rewards are all equal, unless a curriculum selects by spread.
     """
     dropped = _Dropped()
-    min_diff = None if keep_equal and not config.enabled else _min_diff(config)
-    kept = [usable for group in groups if (usable := _teachable(group, min_diff, dropped))]
+    kept = [usable for group in groups if (usable := _teachable(group, config, rule, dropped))]
     if not config.enabled:
         state = replace(state, total_groups=len(kept), included_groups=len(kept))
         return Selection(kept, state, dropped.counts(), dropped.reasons)
@@ -141,11 +156,15 @@ def select(
 
 
 def example_rewards(
-    groups: Sequence[Sequence[Rollout]], config: CurriculumSettings
+    groups: Sequence[Sequence[Rollout]], config: CurriculumSettings, rule: SpreadRule = COMPARED
 ) -> dict[str, float | None]:
     """Return the mean reward of each example, None for a group without a training signal."""
+    # A curriculum selects by spread, except where rewards are not compared.
+    rule = replace(rule, keep_equal=False)
     return {
-        group[0].example_id: _mean_reward(usable) if (usable := _usable(group, config)) else None
+        group[0].example_id: _mean_reward(usable)
+        if (usable := _teachable(group, config, rule, _Dropped()))
+        else None
         for group in groups
         if group
     }
@@ -155,7 +174,7 @@ def num_without_spread(groups: Sequence[Sequence[Rollout]], config: CurriculumSe
     """Count the groups whose rewards are all equal, or too close for the curriculum."""
     dropped = [_Dropped() for _ in groups]
     for group, found in zip(groups, dropped, strict=True):
-        _teachable(group, _min_diff(config), found)
+        _teachable(group, config, COMPARED, found)
     return sum(ZERO_VARIANCE in found.counts() for found in dropped)
 
 
@@ -172,31 +191,32 @@ def as_chosen(
     return replace(selection, groups=groups, dropped=dropped.counts(), reasons=dropped.reasons)
 
 
-def _teachable(group: Sequence[Rollout], min_diff: float | None, dropped: _Dropped) -> list[Rollout]:
-    """Return the rollouts to train on, none if the group has no signal. Counts the dropped ones.
-
-    Without `min_diff`, rewards may all be equal.
-    """
+def _teachable(
+    group: Sequence[Rollout], config: CurriculumSettings, rule: SpreadRule, dropped: _Dropped
+) -> list[Rollout]:
+    """Return the rollouts to train on, none if the group has no signal. Counts the dropped ones."""
     usable: list[Rollout] = []
     for rollout in group:
-        if usable_reward(rollout) is None:
+        reward = usable_reward(rollout)
+        if reward is None:
             dropped.add(FAILED, [rollout])
         elif not rollout.trainable:
             dropped.add(NO_CALLS, [rollout])
+        elif rule.min_reward is not None and reward < rule.min_reward:
+            dropped.add(BELOW_MIN_REWARD, [rollout])
         else:
             usable.append(rollout)
+    if not rule.compares:
+        return usable
+    may_be_equal = rule.keep_equal and not config.enabled
     if len(usable) < 2:
         reason = TOO_SMALL
-    elif min_diff is not None and not _has_spread(usable, min_diff):
+    elif not may_be_equal and not _has_spread(usable, _min_diff(config)):
         reason = ZERO_VARIANCE
     else:
         return usable
     dropped.add(reason, usable)
     return []
-
-
-def _usable(group: Sequence[Rollout], config: CurriculumSettings) -> list[Rollout]:
-    return _teachable(group, _min_diff(config), _Dropped())
 
 
 def _min_diff(config: CurriculumSettings) -> float:

@@ -28,6 +28,7 @@ from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.account import Account
 from insitu.harness.loop.best import announcement, is_better, listed_validations, remeasure_best
 from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
+from insitu.harness.loop.method_rules import why_nothing_trained
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
@@ -204,7 +205,7 @@ class EpochTrainer(Trainer):
         line = epoch_line(steps)
         self.loop.note(events.EpochEnded(epoch, line, self.state.curriculum))
         if line["step"] is None:
-            progress.warn(f"Epoch {epoch + 1}: nothing to train, no group has two different rewards")
+            progress.warn(f"Epoch {epoch + 1}: nothing to train, {why_nothing_trained(self.loop.adapter)}")
         self.log_progress(epoch, line)
         if line["step"] is not None:
             progress.info(f"Training {run_id} completed successfully.")
@@ -249,7 +250,9 @@ class EpochTrainer(Trainer):
         return status
 
     def _step_over(self, ended: events.StepEnded) -> None:
-        line = with_verdict(self.state.steps, ended.line, RunSettings.of(self.loop.run))
+        loop = self.loop
+        settings = RunSettings.of(loop.run, loop.adapter.method, given=not loop.builder.runs_agent)
+        line = with_verdict(self.state.steps, ended.line, settings)
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
 

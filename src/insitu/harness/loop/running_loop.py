@@ -10,7 +10,7 @@ from insitu.harness.interfaces import events
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
-from insitu.harness.loop.curriculum import Selection, select
+from insitu.harness.loop.curriculum import Selection, SpreadRule, select
 from insitu.harness.loop.dataset_pass import DatasetPass, dataset_digest
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.state import LoopState
@@ -79,8 +79,13 @@ class RunningLoop:
         others = self._others(collection) if collection.step is not None else None
         step = collection.step or 0
         groups = collection.trajectories
-        keep_equal = self.adapter.trains_equal_groups
-        return select(groups, epoch, curriculum, before, finetuning.seed, others, step, keep_equal)
+        return select(groups, epoch, curriculum, before, finetuning.seed, others, step, self.spread_rule)
+
+    @property
+    def spread_rule(self) -> SpreadRule:
+        """The conditions under which a group teaches, by the adapter's method."""
+        adapter = self.adapter
+        return SpreadRule(adapter.compares, adapter.trains_equal_groups, adapter.min_reward)
 
     def curriculum_state(self) -> dict[str, object]:
         """Return the state of the curriculum, as in curriculum_state.json."""

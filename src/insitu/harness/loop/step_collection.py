@@ -49,7 +49,7 @@ class StepCollection:
         line["num_examples"] = len(groups)
         line["dataset"] = dataset_digest(loop.run.training.examples)
         if curriculum.enabled:
-            line["example_rewards"] = example_rewards(groups, curriculum)
+            line["example_rewards"] = example_rewards(groups, curriculum, loop.spread_rule)
         return line
 
 

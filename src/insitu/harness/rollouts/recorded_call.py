@@ -21,6 +21,7 @@ class RecordedCall(TypedDict):
     num_prompt_tokens: int
     num_output_tokens: int
     function: NotRequired[str | None]
+    source: NotRequired[str]
     constrained: NotRequired[bool]
     messages: NotRequired[list[JsonObject] | None]
     tools: NotRequired[list[JsonObject] | None]

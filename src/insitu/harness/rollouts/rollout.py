@@ -108,6 +108,8 @@ class Rollout:
     seconds: float | None = None
     started_at: float | None = None
     """Unix time."""
+    inline: bool = False
+    """True if its calls are uploaded with it, because the backend has no record of them."""
     source: RolloutSource = field(default=InMemory(), repr=False, compare=False)
 
     @property

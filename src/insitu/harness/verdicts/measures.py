@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from insitu.harness.files.metrics import StepLine
 from insitu.harness.verdicts.run_settings import RunSettings
 from insitu.harness.verdicts.trend import Trend, fit
-from insitu.types import Ending
+from insitu.types import Ending, Method
 
 RECENT_STEPS = 5
 """Steps that shares and medians are taken over."""
@@ -34,12 +34,16 @@ class Measures:
     """By name, for the conditions of the rules."""
     words: Mapping[str, str]
     """By name, for their sentences."""
+    method: Method = "grpo"
+    by_loss: bool = False
+    """True if the run is judged by its training loss instead of the mean reward."""
     trend: Trend | None = None
-    """Of the mean reward per update, over the latest half of the run and at least ten steps."""
+    """Of the mean reward per update, or of the loss with its sign changed, so that up is better; over the
+    latest half of the run and at least ten steps."""
     overall: Trend | None = None
     """The same over the whole run."""
-    rewards: Sequence[float] = field(default_factory=tuple[float, ...])
-    """The mean reward of each step that has one."""
+    courses: Sequence[float] = field(default_factory=tuple[float, ...])
+    """The mean reward or the loss of each step that has one."""
 
 
 def measure(lines: Sequence[StepLine], settings: RunSettings) -> Measures:
@@ -48,25 +52,39 @@ def measure(lines: Sequence[StepLine], settings: RunSettings) -> Measures:
     figures: dict[str, float] = {"planned_updates": settings.planned_updates}
     words = settings.words()
     figures |= _rewards(lines, recent) | _shares(recent, words) | _training(lines, recent, words)
-    points = _points(lines)
+    points = _points(lines, _loss if settings.given else _reward)
+    sign = -1 if settings.given else 1
+    better = [(updates, sign * value) for updates, value in points]
     return Measures(
         num_steps=len(lines),
         num_updates=sum(map(_updated, lines)),
         figures=figures,
         words=words,
-        trend=fit(points[-max(_LEAST_WINDOW, len(points) // 2) :]),
-        overall=fit(points),
-        rewards=[reward for _, reward in points],
+        method=settings.method,
+        by_loss=settings.given,
+        trend=fit(better[-max(_LEAST_WINDOW, len(points) // 2) :]),
+        overall=fit(better),
+        courses=[value for _, value in points],
     )
 
 
-def _points(lines: Sequence[StepLine]) -> list[tuple[float, float]]:
-    """Return the mean reward of each step over the updates that its policy had."""
+def _reward(line: StepLine) -> float | None:
+    return line.get("avg_reward")
+
+
+def _loss(line: StepLine) -> float | None:
+    return (line.get("training") or {}).get("loss")
+
+
+def _points(
+    lines: Sequence[StepLine], value: Callable[[StepLine], float | None]
+) -> list[tuple[float, float]]:
+    """Return a figure of each step over the updates that its policy had."""
     points: list[tuple[float, float]] = []
     num_updates = 0
     for line in lines:
-        if (reward := line.get("avg_reward")) is not None:
-            points.append((num_updates, reward))
+        if (found := value(line)) is not None:
+            points.append((num_updates, found))
         num_updates += _updated(line)
     return points
 
@@ -131,6 +149,7 @@ def _training(
         "temperature": [line.get("temperature") for line in recent],
         "applied": [training.get("probe/applied") for training in told],
         "mismatch": [training.get("mismatch/kl") for training in trained],
+        "loss": [training.get("loss") for training in trained],
     }
     for name, values in medians.items():
         if known := [value for value in values if value is not None]:

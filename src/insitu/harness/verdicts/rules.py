@@ -10,7 +10,9 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
+
+from insitu.types import Method
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
 
@@ -29,6 +31,11 @@ class State(StrEnum):
 ALWAYS = frozenset(State)
 UNLESS_RISING = ALWAYS - {State.LEARNING}
 UNLESS_LEARNT = frozenset({State.NOT_LEARNING, State.FALLING})
+ANY_METHOD: frozenset[Method] = frozenset(get_args(Method))
+COMPARING: frozenset[Method] = frozenset({"grpo", "dpo"})
+"""Methods that learn from the differences between the rollouts of an example."""
+ON_POLICY: frozenset[Method] = frozenset({"grpo", "distill"})
+"""Methods that correct for how the rollouts were sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +70,20 @@ class Rule:
     """The reason for the limits."""
     covers: tuple[str, ...] = ()
     """Less specific rules that are not told beside it."""
+    methods: frozenset[Method] = ANY_METHOD
+    """The training methods under which it means trouble."""
 
-    def applies(self, state: State, num_steps: int, figures: Mapping[str, float], *, speaking: bool) -> bool:
+    def applies(
+        self,
+        state: State,
+        num_steps: int,
+        figures: Mapping[str, float],
+        method: Method = "grpo",
+        *,
+        speaking: bool,
+    ) -> bool:
         """Return True if the rule is to be told; `speaking` if it was after the step before."""
-        if state not in self.states or num_steps < self.steps:
+        if state not in self.states or num_steps < self.steps or method not in self.methods:
             return False
         return all(condition.holds(figures, speaking=speaking) for condition in self.conditions)
 
@@ -99,6 +116,7 @@ RULES = (
         "healthy is below 0.01)",
         setting="serve with --dtype float32 or float16, or lower {training}.learning_rate",
         source="simulation: the corrected gradient keeps a cosine of 0.98 at 0.011 and of 0.92 at 0.042",
+        methods=ON_POLICY,
     ),
     Rule(
         name="context_overflow",
@@ -110,6 +128,7 @@ RULES = (
         setting="give them a reward with finetuning.ending_rewards.context_overflow, serve with a larger "
         "--max-seq-length, or let the agent keep less of its history",
         source="simulation: a policy that is never told of its overflows learns to overflow",
+        methods=COMPARING,
     ),
     Rule(
         name="failed_rollouts",
@@ -130,6 +149,7 @@ RULES = (
         setting="set {llm}.temperature to 1, and in the agent's code if it is set there",
         source="rollouts of one example must differ to be compared; RL recipes sample at 1",
         covers=("no_spread", "unusual_temperature"),
+        methods=COMPARING,
     ),
     Rule(
         name="constant_reward",
@@ -140,6 +160,7 @@ RULES = (
         setting="check {evaluator} on a few rollouts (`insitu trajectories list {output_dir}`), give part of "
         "the reward for partial success, or begin with easier examples",
         source="16 rollouts without a success rule out a success rate of 17 % or more (at 5 %)",
+        methods=COMPARING,
     ),
     Rule(
         name="solved",
@@ -150,6 +171,7 @@ RULES = (
         setting="stop here, or go on with harder examples",
         source="the limit of `no_spread`, with rewards within a tenth of the best of the run",
         covers=("no_spread",),
+        methods=COMPARING,
     ),
     Rule(
         name="no_spread",
@@ -161,6 +183,7 @@ RULES = (
         setting="raise {builder}.num_generations, set finetuning.groups_per_step and max_refill, give part "
         "of the reward for partial success, or begin with easier examples",
         source="above 70 %, fewer than a third of the rollouts teach anything",
+        methods=COMPARING,
     ),
     Rule(
         name="truncated",
@@ -181,6 +204,7 @@ RULES = (
         "{entropy:.0%} of that at the start)",
         setting="lower {training}.learning_rate, or set {training}.entropy_bonus to 0.001",
         source="chosen; a run that has found good answers loses entropy too and is not blamed",
+        methods=frozenset({"grpo"}),
     ),
     Rule(
         name="unusual_temperature",
@@ -190,6 +214,7 @@ RULES = (
         sentence="the agent's calls are sampled at temperature {temperature:.2g}",
         setting="set {llm}.temperature to 1, and in the agent's code if it is set there",
         source="RL recipes sample at 1; colder samples differ less, hotter ones are mostly noise",
+        methods=ON_POLICY,
     ),
     Rule(
         name="narrowed_sampling",
@@ -199,6 +224,7 @@ RULES = (
         sentence="{narrowed:.0%} of the calls are sampled with {sampling}, which training cannot undo",
         setting="remove {sampling} from {llm} and from the agent's code",
         source="simulation: at top_p 0.8 the gradient keeps a cosine of 0.82 to the true one",
+        methods=ON_POLICY,
     ),
     Rule(
         name="too_few_updates",
@@ -208,5 +234,6 @@ RULES = (
         sentence="the whole run is planned for {planned_updates:.0f} updates, and a rise takes ten or more",
         setting="set finetuning.groups_per_step to 16 or less, or raise finetuning.num_epochs",
         source="decision 0007: 5 to 11 updates to half of the reward, at a high learning rate",
+        methods=ON_POLICY,
     ),
 )

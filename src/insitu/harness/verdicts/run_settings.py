@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from insitu.harness.interfaces.run import FinetuneRun
+from insitu.types import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,12 @@ class RunSettings:
     adapter: str
     evaluator: str
     output_dir: str
+    method: Method = "grpo"
+    given: bool = False
+    """True if the rollouts for training are given: their rewards do not show whether the run learns."""
 
     @staticmethod
-    def of(run: FinetuneRun) -> RunSettings:
+    def of(run: FinetuneRun, method: Method = "grpo", *, given: bool = False) -> RunSettings:
         """Read them from the configuration of a run."""
         finetuning, binding = run.config.finetuning, run.training.agent.binding
         steps = 1
@@ -35,6 +39,8 @@ class RunSettings:
             adapter=finetuning.trainer_adapter or "<name>",
             evaluator=finetuning.reward_function.name if finetuning.reward_function else "<name>",
             output_dir=str(run.directory.path),
+            method=method,
+            given=given,
         )
 
     def words(self) -> dict[str, str]:

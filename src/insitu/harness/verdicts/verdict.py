@@ -29,6 +29,20 @@ _START_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class _Words:
+    """The words for the course of a figure."""
+
+    better: str
+    worse: str
+    change: str
+    """Of a figure that has become better."""
+
+
+_REWARD = _Words("rising", "falling", "up")
+_LOSS = _Words("falling", "rising", "down")
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The verdict after a step."""
 
@@ -69,7 +83,7 @@ def show_verdict(line: EpochLine, progress: Progress) -> None:
 def _state(found: Measures, before: str | None) -> State:
     trend = 0.0 if found.trend is None else found.trend.z
     overall = 0.0 if found.overall is None else found.overall.z
-    if len(found.rewards) >= LEAST_STEPS:
+    if len(found.courses) >= LEAST_STEPS:
         # A slow rise shows over the whole run first; a run that has levelled off must rise clearly again.
         slow = overall >= CLEAR and before != State.LEVEL
         if trend >= CLEAR or (trend >= STILL and (slow or before == State.LEARNING)):
@@ -86,7 +100,7 @@ def _causes(found: Measures, state: State, before: Sequence[str]) -> list[Rule]:
     causes = [
         rule
         for rule in RULES
-        if rule.applies(state, found.num_steps, found.figures, speaking=rule.name in before)
+        if rule.applies(state, found.num_steps, found.figures, found.method, speaking=rule.name in before)
     ]
     covered = {name for rule in causes for name in rule.covers}
     return [rule for rule in causes if rule.name not in covered]
@@ -105,29 +119,32 @@ def _told(rule: Rule, found: Measures) -> str:
 
 
 def _lead(found: Measures, state: State) -> str:
+    name, words = ("training loss", _LOSS) if found.by_loss else ("mean reward", _REWARD)
     if state is State.TOO_EARLY:
-        unclear = ", the mean reward may be rising" if found.num_steps >= ENOUGH_STEPS else ""
+        unclear = f", the {name} may be {words.better}" if found.num_steps >= ENOUGH_STEPS else ""
         return f"too early to tell after {_count(found.num_steps, 'step')}{unclear}"
-    reward = f"mean reward {found.figures['reward']:.3g}" if "reward" in found.figures else "no reward"
+    figure = found.figures.get("loss" if found.by_loss else "reward")
+    shown = f"no {name.split()[-1]}" if figure is None else f"{name} {figure:.3g}"
     if state is State.LEVEL:
-        start = statistics.fmean(found.rewards[:_START_STEPS])
-        return f"level: {reward}, up from {start:.3g} at the start, and no longer rising"
+        start = statistics.fmean(found.courses[:_START_STEPS])
+        return f"level: {shown}, {words.change} from {start:.3g} at the start, and no longer {words.better}"
     if found.trend is None:
         updates, steps = _count(found.num_updates, "update"), _count(found.num_steps, "step")
-        return f"not learning: {reward}, {updates} in {steps}"
+        return f"not learning: {shown}, {updates} in {steps}"
     slope, error = found.trend.slope, found.trend.error
     per = f"{abs(slope):.2g} ± {error:.2g} per update over {found.trend.num_points} steps"
     if state is State.LEARNING:
-        return f"learning: {reward}, rising by {per}"
+        return f"learning: {shown}, {words.better} by {per}"
     if state is State.FALLING:
-        return f"getting worse: {reward}, falling by {per}"
-    return f"not learning yet: {reward}, no clear change ({slope:+.2g} ± {error:.2g} per update)"
+        return f"getting worse: {shown}, {words.worse} by {per}"
+    slope = -slope if found.by_loss else slope
+    return f"not learning yet: {shown}, no clear change ({slope:+.2g} ± {error:.2g} per update)"
 
 
 def _general_advice(found: Measures, state: State) -> str:
     rate = f"{found.words['training']}.learning_rate"
     if state is State.NOT_LEARNING:
-        return f"; try twice the {rate}, or more rollouts per update"
+        return f"; try twice the {rate}" + ("" if found.by_loss else ", or more rollouts per update")
     if state is State.FALLING:
         return f"; halve {rate}, and use the best checkpoint"
     return ""

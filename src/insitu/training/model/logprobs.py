@@ -126,7 +126,7 @@ class _Head:
 
     def _centred(self, hidden_ch: Tensor, here: slice) -> Tensor:
         """Return the logits, divided by the temperature, minus their maximum."""
-        logits_cv = functional.linear(hidden_ch.to(self.weight_vh.dtype), self.weight_vh, self.bias_v).float()
+        logits_cv = float32_logits(hidden_ch.to(self.weight_vh.dtype), self.weight_vh, self.bias_v)
         if self.temperature_t is not None:
             logits_cv.div_(self.temperature_t[here, None])
         return logits_cv.sub_(logits_cv.amax(-1, keepdim=True))
@@ -136,6 +136,14 @@ class _Head:
         if self.temperature_t is not None:
             grad_cv.div_(self.temperature_t[here, None])
         return grad_cv.to(self.weight_vh.dtype) @ self.weight_vh
+
+
+def float32_logits(hidden_ch: Tensor, weight_vh: Tensor, bias_v: Tensor | None) -> Tensor:
+    """Return the logits in float32. On a GPU they never have 16 bits, as in its engine (decision 8)."""
+    if not hidden_ch.is_cuda or weight_vh.dtype == torch.float32:
+        return functional.linear(hidden_ch, weight_vh, bias_v).float()
+    logits_cv = torch.mm(hidden_ch, weight_vh.t(), out_dtype=torch.float32)
+    return logits_cv if bias_v is None else logits_cv.add_(bias_v)
 
 
 def _softmax(centred_cv: Tensor) -> tuple[Tensor, Tensor]:

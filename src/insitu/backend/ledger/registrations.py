@@ -1,0 +1,136 @@
+"""The registration of a run: a new one, the same one again, or a conflict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from sqlalchemy import Connection, insert
+
+from insitu.backend.ledger import checkpoints, schema
+from insitu.backend.ledger.adapter_files import missing
+from insitu.backend.ledger.rows import Origin, Run
+from insitu.backend.ledger.runs import find_run, read_run, transition
+from insitu.errors import CannotHonour, Conflict, NotFound
+from insitu.json_values import JsonValue
+from insitu.types import LoraSettings, RunState, parse_policy, policy_name
+from insitu.wire.values import UPLOADED
+
+_LEAVE_OUT = "leave `lora` out to take these settings, or give the same ones"
+
+
+def register(
+    connection: Connection,
+    project: str,
+    name: str,
+    base_model: str,
+    lora: LoraSettings | None,
+    engine_args: Mapping[str, JsonValue],
+    init_args: Mapping[str, JsonValue],
+    origin: Origin | None = None,
+) -> Run:
+    """Create the run, or return the identical one; reopen it if it had failed or was closed."""
+    asked: dict[str, object] = {
+        "project": project,
+        "base_model": base_model,
+        "engine_args": dict(engine_args),
+        "init_args": dict(init_args),
+    }
+    there = find_run(connection, name, lock=True)
+    if there is None:
+        if origin is None:
+            _create(connection, name, {**asked, "lora": asdict(lora or LoraSettings())})
+        else:
+            source, found = _source(connection, origin.text, origin.uploaded, base_model)
+            lora = _fitting(name, lora, found, origin)
+            _create(connection, name, {**asked, "lora": asdict(lora)})
+            checkpoints.add_origin(connection, name, origin, source)
+        return read_run(connection, name)
+    asked["init_from"] = None if origin is None else origin.init_from
+    asked["fork_from"] = None if origin is None else origin.fork_from
+    if lora is not None or origin is None:
+        asked["lora"] = lora or LoraSettings()
+    _refuse_difference(there, asked)
+    if there.state in (RunState.FAILED, RunState.CLOSED):
+        if origin is not None and there.source and checkpoints.start_of(connection, name) is None:
+            _source(connection, there.source, origin.uploaded, base_model)  # it may be gone meanwhile
+        transition(connection, name, RunState.REGISTERED, None)
+    return read_run(connection, name)
+
+
+def _create(connection: Connection, name: str, values: Mapping[str, object]) -> None:
+    now = time.time()
+    fresh = {"state": RunState.REGISTERED, "step": 0, "created_at": now, "updated_at": now}
+    connection.execute(insert(schema.runs).values(name=name, **fresh, **values))
+
+
+def _source(
+    connection: Connection, text: str, uploaded: LoraSettings | None, base_model: str
+) -> tuple[str, LoraSettings]:
+    """Return the exact source and its adapter's settings; reject one that cannot be started from."""
+    if text.startswith(UPLOADED):
+        if uploaded is None:
+            raise missing(text)
+        return text, uploaded
+    name, step = parse_policy(text)
+    run = read_run(connection, name, lock=True)
+    if run.base_model != base_model:
+        raise CannotHonour(
+            f"run {name!r} is on {run.base_model}, not on {base_model}: its adapter does not fit",
+            hint=f"register with base_model {run.base_model}, or start from another run",
+        )
+    kept = [checkpoint.step for checkpoint in checkpoints.list_all(connection, name)]
+    step = run.step if step is None else step
+    if step not in kept:
+        if step == 0:
+            raise CannotHonour(
+                f"step 0 of run {name!r} is the base model itself",
+                hint="leave init_from and fork_from out to start from the base model",
+            )
+        raise NotFound(
+            f"step {step} of run {name!r} is not kept; kept are {', '.join(map(str, kept)) or 'none'}",
+            hint=f"name a kept step, and pin the ones to keep: PUT /v1/runs/{name}/checkpoints/STEP/pin",
+        )
+    return policy_name(name, step), run.lora
+
+
+def _fitting(name: str, asked: LoraSettings | None, there: LoraSettings, origin: Origin) -> LoraSettings:
+    """Return the run's adapter settings; reject those that the source does not have.
+
+    All layers or some of them: where one side leaves that open, it is compared once the model is loaded.
+    """
+    forks = origin.fork_from is not None
+    if asked is None:
+        return there if forks else replace(there, seed=LoraSettings().seed)
+    compared = ["rank", "alpha", *(["seed"] if forks else [])]
+    differences = [
+        f"lora.{field} is {getattr(there, field)} there, asked {getattr(asked, field)}"
+        for field in compared
+        if getattr(there, field) != getattr(asked, field)
+    ]
+    mine, its = asked.target_modules, there.target_modules
+    if mine is not None and its is not None and set(mine) != set(its):
+        differences.append(f"lora.target_modules is {sorted(its)} there, asked {sorted(mine)}")
+    if differences:
+        raise CannotHonour(
+            f"run {name!r} cannot start from {origin.text}: {'; '.join(differences)}", hint=_LEAVE_OUT
+        )
+    return asked
+
+
+def _refuse_difference(there: Run, asked: Mapping[str, object]) -> None:
+    differences = [
+        f"{key} is {_shown(getattr(there, key))}, asked {_shown(value)}"
+        for key, value in asked.items()
+        if getattr(there, key) != value
+    ]
+    if differences:
+        raise Conflict(
+            f"run {there.name!r} is registered with different settings: {'; '.join(differences)}",
+            hint="register under another name, or with the same settings as before",
+        )
+
+
+def _shown(value: object) -> str:
+    return repr(asdict(value) if isinstance(value, LoraSettings) else value)

@@ -1,0 +1,1 @@
+"""The starts of runs: adapters of PEFT, and their way to the backend."""
