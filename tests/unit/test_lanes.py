@@ -88,6 +88,25 @@ def test_a_failure_in_one_lane_fails_the_whole(folder: Path) -> None:
     done = lanes(folder)
     assert done.returncode == 1
     assert "seen" in done.stdout
+    assert done.stdout.splitlines()[-1] == "FAILED test_two.py::test_d", "said where it is read first"
+
+
+def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_whole(folder: Path) -> None:
+    once = "from pathlib import Path\ndef test_d():\n    mark = Path(__file__).with_name('mark')\n"
+    (folder / "test_two.py").write_text(once + "    seen = mark.exists(); mark.touch(); assert seen\n")
+    done = lanes(folder)
+    assert done.returncode == 0, done.stdout
+    *_, total, name = done.stdout.splitlines()
+    assert "1 failed, 4 passed" in total
+    assert name == "UNSTEADY, passed alone test_two.py::test_d"
+    assert sum(text == "begin test_a" for _, text in noted(folder)) == 1, "no other test ran twice"
+
+
+def test_four_failures_are_not_tried_again(folder: Path) -> None:
+    (folder / "test_two.py").write_text("".join(f"def test_x{n}(): assert False\n" for n in range(4)))
+    done = lanes(folder)
+    assert done.returncode == 1
+    assert sum(text == "begin test_x0" for _, text in noted(folder)) == 1
 
 
 def test_a_file_that_cannot_be_imported_fails_both_lanes(folder: Path) -> None:
