@@ -98,12 +98,12 @@ def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_whole(folder: P
     assert done.returncode == 0, done.stdout
     *_, total, name = done.stdout.splitlines()
     assert "1 failed, 4 passed" in total
-    assert name == "UNSTEADY, passed alone test_two.py::test_d"
+    assert name == "UNSTEADY, passed alone: test_two.py::test_d"
     assert sum(text == "begin test_a" for _, text in noted(folder)) == 1, "no other test ran twice"
 
 
-def test_four_failures_are_not_tried_again(folder: Path) -> None:
-    (folder / "test_two.py").write_text("".join(f"def test_x{n}(): assert False\n" for n in range(4)))
+def test_eleven_failures_are_not_tried_again(folder: Path) -> None:
+    (folder / "test_two.py").write_text("".join(f"def test_x{n}(): assert False\n" for n in range(11)))
     done = lanes(folder)
     assert done.returncode == 1
     assert sum(text == "begin test_x0" for _, text in noted(folder)) == 1
