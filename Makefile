@@ -24,14 +24,6 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# A second start of the doctor's engine, for a fault that tests/unit/training/test_attention_check.py covers too.
-ALTERED := tests/integration/test_doctor.py::test_wrong_attention_fails_and_the_trainer_falls_back
-
-# Backends of their own for what other tests of `make test` show in part; `make sweeps` runs them.
-WHOLE := tests/integration/test_runs_with_a_start.py::test_merged_weights_and_a_killed_admission \
-	tests/integration/test_fsdp2.py::test_two_ranks_learn_by_every_method_what_one_learns \
-	tests/integration/test_finetune_sft.py::test_demonstrations_become_more_likely
-
 P ?= tests/unit
 quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
 	@test -f $(VENV)/.ready || $(MAKE) setup
@@ -52,17 +44,18 @@ smoke: setup  ## one training step on a real engine
 
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny
-	$(BIN)/python -m tests.frameworks.environment
 	# Two lanes: while an engine starts or a test waits, the other lane has a core.
 	$(BIN)/python -m tests.support.lanes tests/contract tests/integration tests/faults tests/frameworks \
-		-v --durations=5 $(addprefix --deselect ,$(ALTERED) $(WHOLE))
+		-v --durations=5 -m 'not sweep'
 
-sweeps: setup  ## at full size what `make test` and `make e2e` sample: twenty kills, 512 rollouts, two-turn learning
+sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m tests.frameworks.environment
+	INSITU_TESTS=long $(BIN)/python -m pytest tests/integration tests/faults tests/frameworks -m sweep -v -s --durations=2
 	INSITU_TESTS=long $(BIN)/python -m pytest tests/faults/test_finetune_killed.py \
-		tests/integration/test_exactness_zoo.py $(WHOLE) -v -s --durations=2
+		tests/integration/test_exactness_zoo.py -v -s --durations=2
 	$(BIN)/python -m insitu.testing.models smollm2
-	INSITU_TESTS=long $(BIN)/python -m pytest tests/e2e/test_backend_learns.py -v -s
+	$(BIN)/python -m pytest tests/e2e -m sweep -v -s
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
@@ -95,7 +88,7 @@ gate-long: setup  ## the gate of long rollouts at full size (2 minutes)
 
 e2e: setup  ## a real model learns
 	$(BIN)/python -m insitu.testing.models smollm2
-	$(BIN)/python -m pytest tests/e2e -v -s --durations=5
+	$(BIN)/python -m tests.support.lanes tests/e2e -v -s --durations=5 -m 'not sweep'
 
 bench: setup  ## figures of the gateway, of a step, of the trainer alone and of thousands of rollouts
 	$(BIN)/python benchmarks/gateway.py --json

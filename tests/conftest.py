@@ -13,3 +13,4 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures time; nothing runs beside it (tests.support.lanes)")
+    config.addinivalue_line("markers", "sweep: not part of `make test`; `make sweeps` runs it")

@@ -11,6 +11,16 @@ from insitu.testing.models import smollm2
 from insitu.types import RunState
 from tests.support.backend import Backend
 
+FIRST = ("test_finetune_learns", "test_exact_tokens")
+"""What to run while there is time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A model that learns needs the whole machine."""
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+    for item in items:
+        item.add_marker(pytest.mark.alone)
+
 
 @pytest.fixture(scope="session")
 def started_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:

@@ -1,12 +1,11 @@
 """The whole backend, as a user starts it, teaches a real model; the client speaks HTTP only.
 
-The second task, with two turns, is learnt by `make sweeps` only: here it takes one step.
+`make e2e` runs the page that shows the algorithm; two tasks, one with two turns, are learnt by `make sweeps`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -23,17 +22,18 @@ from tests.support.episodes import groups_of
 
 NUM_GROUPS, GROUP_SIZE, MEAN_OF = 16, 8, 3
 SETTINGS = StepSettings(learning_rate=5e-4)
-LONG = os.environ.get("INSITU_TESTS") == "long"
 MINIMAL = Path(__file__).resolve().parents[2] / "examples" / "minimal_grpo.py"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 async def test_backend_learns(backend: Backend) -> None:
     await learn(backend, "addition", num_steps=40, least=0.5, times=10)
-    if LONG:
-        await learn(backend, "prices", num_steps=30, least=0.4, times=5)
-    else:
-        await learn(backend, "prices", num_steps=1, least=0.0, times=0)
+    await learn(backend, "prices", num_steps=30, least=0.4, times=5)
+
+
+@pytest.mark.timeout(600)
+async def test_the_page_with_the_algorithm_trains(backend: Backend) -> None:
     await minimal_loop(backend)
 
 

@@ -210,6 +210,7 @@ def check_endings(records: list[dict[str, Any]], faults: Any) -> None:
     assert num_late <= len(records) // 20
 
 
+@pytest.mark.sweep
 @pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_flaky_agent_neither_ends_the_run_nor_leaks(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SIZE = ("--rollouts", "304", "--concurrent", "100", "--delay", "0.5", "1.5", "--least-share", "0.6")
 
 
+@pytest.mark.sweep
 @pytest.mark.alone
 @pytest.mark.timeout(90)
 def test_a_hundred_rollouts_at_once_wait_for_the_engine_only() -> None:

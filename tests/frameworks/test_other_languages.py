@@ -141,6 +141,7 @@ async def check_conversation(name: str, gateway: GatewayClient, rollout_id: str)
     assert messages[3]["content"] == "4", "the price of a pear"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(400)
 async def test_one_step_trains_on_all_languages(project: Path, real_backend: Backend) -> None:
     """With real tokens of a real engine; what a random model says is no tool call."""

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 def test_second_matrix(tmp_path: Path, real_backend: Backend) -> None:
     python = environment.python()

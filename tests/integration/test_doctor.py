@@ -83,6 +83,7 @@ def test_a_cpu_passes_what_a_cpu_can_run(cache: Path) -> None:
     assert running(cache) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_wrong_attention_fails_and_the_trainer_falls_back(cache: Path, tmp_path: Path) -> None:
     """The package with one sign of its mask altered, everything else as it is."""

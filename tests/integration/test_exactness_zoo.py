@@ -1,6 +1,6 @@
 """Every token that is trained on is one that the engine sampled: many chat templates, real vLLM, float32.
 
-16 templates of different families × 16 rollouts through the real gateway; × 32 with `INSITU_TESTS=long`, or
+16 templates of different families × 4 rollouts through the real gateway; × 32 with `INSITU_TESTS=long`, or
 `make sweeps`. A witness between gateway and engine is the second source; plain Transformers and the trainer's
 packed forward recompute every logprob.
 """
@@ -43,7 +43,7 @@ from tests.support.vllm_server import VllmServer, free_port, vllm_server
 from tests.support.witness import Witness, Witnessed, witness
 from tests.support.zoo import TEMPLATES, Agent, Template, scripts_for
 
-ROLLOUTS_PER_TEMPLATE = 32 if os.environ.get("INSITU_TESTS") == "long" else 16
+ROLLOUTS_PER_TEMPLATE = 32 if os.environ.get("INSITU_TESTS") == "long" else 4
 MAX_AT_ONCE = 48
 pytestmark = pytest.mark.timeout(900)
 

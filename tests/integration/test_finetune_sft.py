@@ -31,6 +31,7 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 async def test_demonstrations_become_more_likely(tmp_path: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]

@@ -39,6 +39,7 @@ def gap(model: str | Path, call: dict[str, Any], *, four_bit: bool = False) -> f
     return float((logprob_t[-len(sampled) :] - sampled).abs().mean())
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 async def test_base_in_four_bits_is_served_trained_and_served_again(tmp_path: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]

@@ -175,6 +175,7 @@ def _rank_of_methods(rank: int, world_size: int, port: int, out: str, budget: in
         dist.destroy_process_group()
 
 
+@pytest.mark.sweep
 def test_two_ranks_learn_by_every_method_what_one_learns(tmp_path: Path) -> None:
     for world_size, budget in ((1, 4096), (2, 40)):
         out = tmp_path / str(world_size)

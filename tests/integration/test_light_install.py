@@ -17,6 +17,7 @@ PATIENCE_SECONDS = 30.0
 TIMED_IMPORT = "import time; t = time.perf_counter(); import insitu; print(time.perf_counter() - t)"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(400)
 def test_plain_install_is_light(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)

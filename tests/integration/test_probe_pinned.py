@@ -27,6 +27,7 @@ main()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(400)
 async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
     launcher = tmp_path / "pinned.py"

@@ -71,6 +71,7 @@ async def test_adapters(tmp_path: Path) -> None:
             await client.delete_checkpoint("b", 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 async def test_merged_weights_and_a_killed_admission(tmp_path: Path) -> None:
     state = tmp_path / "state"

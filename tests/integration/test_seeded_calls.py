@@ -19,6 +19,7 @@ CHUNK = 2048
 """The tokens that vLLM computes in one step on a CPU: without the guard, longer prompts come in chunks."""
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 async def test_seeded_calls_with_long_prompts_are_all_answered(tmp_path: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
@@ -38,6 +39,7 @@ async def test_seeded_calls_with_long_prompts_are_all_answered(tmp_path: Path) -
         assert backend.engine().pid == engine, "the engine was started again"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(180)
 async def test_the_guard_is_still_needed() -> None:
     """Without the guard the engine dies. When this fails, vLLM is mended: remove `_WHOLE_PROMPTS`."""

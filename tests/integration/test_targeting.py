@@ -128,6 +128,7 @@ async def insitu(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 async def test_exactly_the_planners_tokens_carry_gradient(tmp_path: Path) -> None:
     (tmp_path / "planning.py").write_text(AGENT)

@@ -6,16 +6,20 @@ Both lanes collect the same tests and share them out as they go: a lane claims a
 and claims the next. A group is a file, or all tests that share an engine or a backend. Groups that may take
 longest come first. Tests marked `alone` measure time: the lane that ends last runs them after all others.
 
-A test may fail because the other lane, or another guest of the same host, took the processor at the wrong
-moment. Up to ten tests that failed are therefore run again, at most twice, with the machine to
-themselves. One that passes then is named as unsteady on the last lines; one that never passes,
-and an eleventh failure, fails the run. What tests write lies in memory where it can: a slow disk is not under test.
+The machine may be slow, or busy with another guest of its host:
+
+- Limits of time are doubled, and what tests write lies in memory where it can.
+- Up to ten tests that failed are run again, at most twice, with no other lane beside them. One that passes
+  then is named as unsteady on the last lines; one that never passes, and an eleventh failure, fails the run.
+- INSITU_UNTIL, in seconds since the epoch, is when to begin no further test. Tests that are left out are
+  counted in the summary, and their files are named on the last lines.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,6 +41,8 @@ ALONE = "alone"
 MOST_UNSTEADY = 10
 MORE_RUNS = 2
 _FAILED = "failed tests"
+_LEFT_OUT = "tests left out"
+_UNTIL = float(os.environ.get("INSITU_UNTIL") or "inf")
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 4 * 2**30
 _GRACE_SECONDS = 60
@@ -112,8 +119,12 @@ class _Noting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            with self._failures.open("a") as file:
-                print(json.dumps(report.nodeid), file=file)
+            _note(self._failures, [report])
+
+
+def _note(file: Path, tests: Sequence[pytest.Item | pytest.TestReport]) -> None:
+    with file.open("a") as lines:
+        lines.writelines(json.dumps(test.nodeid) + "\n" for test in tests)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -125,12 +136,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     only: Path | None = config.getoption("only")
     if only is not None:
-        names = failures(only)
+        names = noted(only)
         items[:] = [item for item in items if item.nodeid in names]
+    if config.getoption("claims") is not None and config.pluginmanager.has_plugin("timeout"):
+        usual = float(config.getini("timeout") or 0)
+        for item in items:
+            item.add_marker(pytest.mark.timeout(2 * (_most_seconds(item) or usual)), append=False)
 
 
 def _run(session: pytest.Session, items: list[pytest.Item]) -> None:
     for number, item in enumerate(items, 1):
+        if time.time() > _UNTIL:
+            _note(session.config.getoption("claims") / _LEFT_OUT, items[number - 1 :])
+            return
         following = items[number] if number < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.shouldfail:
@@ -151,15 +169,20 @@ def main(arguments: list[str]) -> int:
         ]
         codes = [code for code in _run_all(lanes, counts) if code != _NOTHING_SELECTED]
         result = max(map(abs, codes), default=_NOTHING_SELECTED)
-        failed = failures(Path(directory) / _FAILED)
+        failed = noted(Path(directory) / _FAILED)
+        left_out = noted(Path(directory) / _LEFT_OUT)
         left = failed
         for again in range(MORE_RUNS if result == _TESTS_FAILED and len(failed) <= MOST_UNSTEADY else 0):
             if left:
                 left = _run_alone(command, Path(directory) / f"again{again}", left)
+    if left_out:
+        counts["left out"] = len(left_out)
     total = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "no tests ran"
     print(f"{f' {total} in {time.monotonic() - started:.2f}s ':=^100}", flush=True)
     for name in failed:
         print(f"{'FAILED' if name in left else 'UNSTEADY, passed alone:'} {name}", flush=True)
+    for file, count in Counter(name.partition("::")[0] for name in left_out).items():
+        print(f"LEFT OUT, no time: {count} of {file}", flush=True)
     return 0 if result == _TESTS_FAILED and not left else result
 
 
@@ -177,11 +200,11 @@ def _run_alone(command: list[str], directory: Path, names: list[str]) -> list[st
     only.write_text("".join(json.dumps(name) + "\n" for name in names))
     options = [f"--only={only}", f"--claims={directory}", f"--basetemp={directory}/files"]
     codes = _run_all([[*command, *options]], Counter())
-    return names if codes not in ([0], [_TESTS_FAILED]) else failures(directory / _FAILED)
+    return names if codes not in ([0], [_TESTS_FAILED]) else noted(directory / _FAILED)
 
 
-def failures(file: Path) -> list[str]:
-    """The tests that failed, each once: one that fails may fail again as it is torn down."""
+def noted(file: Path) -> list[str]:
+    """The tests that were noted, each once: one that fails may fail again as it is torn down."""
     lines = file.read_text().splitlines() if file.exists() else []
     return list(dict.fromkeys(json.loads(line) for line in lines))
 

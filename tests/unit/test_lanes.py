@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lanes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def lanes(folder: Path, *arguments: str, until: float | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.support.lanes", "-c", "/dev/null", "--rootdir", str(folder)]
     options = ["--disable-plugin-autoload", str(folder), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "INSITU_UNTIL"}
+    if until is not None:
+        environment["INSITU_UNTIL"] = str(until)
     return subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [*command, *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -107,6 +118,14 @@ def test_eleven_failures_are_not_tried_again(folder: Path) -> None:
     done = lanes(folder)
     assert done.returncode == 1
     assert sum(text == "begin test_x0" for _, text in noted(folder)) == 1
+
+
+def test_what_there_is_no_time_for_is_counted_and_named(folder: Path) -> None:
+    done = lanes(folder, until=time.time() - 1)
+    *_, total, one, two, three = done.stdout.splitlines()
+    assert " 6 left out in " in total
+    assert {one, two, three} == {f"LEFT OUT, no time: 2 of {name}" for name in FILES}
+    assert not (folder / "log").exists(), "nothing was run"
 
 
 def test_a_file_that_cannot_be_imported_fails_both_lanes(folder: Path) -> None:
