@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence_part import PLANNED
+from benchmarks.evidence_pairs import compared
+from benchmarks.evidence_part import PLANNED, TASKS
 from insitu.harness.gains.measurement import plus_minus
 
 BEGIN = "<!-- table: written by benchmarks/evidence.py --table -->"
@@ -46,6 +47,7 @@ def markdown(results: Iterable[Result]) -> str:
         "|---|---|---|",
         *(_curve(result, figure) for result in known.values() for figure in ("reward", "success")),
         "",
+        *(line for task in TASKS for line in compared(list(known.values()), task, "trl")),
     ]
     machines = sorted({result["machine"] for result in known.values()})
     lines.append(f"Machine: {'; '.join(machines) or 'none'}.")

@@ -109,8 +109,15 @@ def reference_of(run: str, settings: StepSettings) -> tuple[str, int] | None:
 
     None if it is the base model, if there is none, or if the teacher is served elsewhere.
     """
-    if settings.method == "distill":
-        teacher, step = parse_policy(settings.teacher or "")
+    if settings.teacher is not None:
+        teacher, step = parse_policy(settings.teacher)
         return None if step is None else (teacher, step)
     has_reference = settings.method == "dpo" or settings.beta > 0
     return (run, settings.reference_step) if has_reference and settings.reference_step is not None else None
+
+
+def served_teacher(settings: StepSettings) -> str | None:
+    """Return the name of a teacher that is served elsewhere (`insitu serve --teacher`), if there is one."""
+    if settings.teacher is None or parse_policy(settings.teacher)[1] is not None:
+        return None
+    return settings.teacher

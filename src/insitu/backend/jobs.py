@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from insitu.backend.batch import make_batch
 from insitu.backend.cancellation import Cancellation
@@ -45,7 +44,7 @@ from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
 from insitu.training.sequences import check_sequence
-from insitu.types import JobState, RunState, parse_policy
+from insitu.types import JobState, RunState, served_teacher
 from insitu.wire.routing_table import Served
 
 _MAX_ATTEMPTS = 3
@@ -163,7 +162,7 @@ class StepRunner:
                 new = await host.trainer.score(run.name, before.fixed)
                 clock.lap("train")
                 await self._say(job, "checkpoint", 0.7)
-                path, digest = await self._checkpoint(run, step, host)
+                path, digest = await host.save_checkpoint(run.name, step)
                 await host.publisher.prepare(run.name, step)
                 clock.lap("checkpoint")
             async with self._publication_window(run, step, host):
@@ -194,8 +193,8 @@ class StepRunner:
 
     async def _taught(self, job: Job, batch: Batch, host: ModelHost, clock: Clock) -> Batch:
         """Let a teacher that is served elsewhere score the tokens; nothing for other methods and teachers."""
-        name, step = parse_policy(job.settings.teacher or "")
-        if job.settings.method != "distill" or step is not None:
+        name = served_teacher(job.settings)
+        if name is None:
             return batch
         teacher = self._settings.teacher(name)
         clock.lap("collect")
@@ -222,13 +221,6 @@ class StepRunner:
         again = await host.score(served, fixed)
         noise = {pid: noise_of(engines[pid], again[pid]) for pid in engines.keys() & again.keys()}
         return Baseline(run.step, fixed, [] if known is None else known.trainer, engines, noise)
-
-    async def _checkpoint(self, run: Run, step: int, host: ModelHost) -> tuple[Path, str]:
-        staging = await asyncio.to_thread(checkpoints.stage, self._settings.runs_dir, run.name, step)
-        await host.trainer.save(run.name, staging)
-        digest = await asyncio.to_thread(checkpoints.commit, staging)
-        run_dir = checkpoints.run_directory(self._settings.runs_dir, run.name)
-        return checkpoints.checkpoint_path(run_dir, step), digest
 
     def _judge(
         self, served: Served, before: Baseline, after: Baseline, host: ModelHost, metrics: dict[str, float]

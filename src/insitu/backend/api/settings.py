@@ -15,7 +15,7 @@ from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
 from insitu.records.call_head import CallHead
 from insitu.system.keys import check_key, hash_key, is_loopback
-from insitu.types import ModelCall, StepSettings, parse_policy
+from insitu.types import ModelCall, StepSettings, served_teacher
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
@@ -144,7 +144,7 @@ class Services:
         self, run: str, key: str, groups: Sequence[str], settings: StepSettings, request_hash: str
     ) -> Job:
         """Queue a step, unless its teacher is unknown here; see `Ledger.create_job`."""
-        teacher, step = parse_policy(settings.teacher or "")
-        if settings.method == "distill" and step is None and teacher not in self.settings.teachers:
+        teacher = served_teacher(settings)
+        if teacher is not None and teacher not in self.settings.teachers:
             raise unknown_teacher(teacher, self.settings.teachers)
         return self.ledger.create_job(run, key, groups, settings, request_hash)

@@ -99,6 +99,14 @@ class ModelHost:
         path = await asyncio.to_thread(self._committed_checkpoint, run)
         await self.trainer.open_run(run.name, run.lora, run.step, path)
 
+    async def save_checkpoint(self, run: str, step: int) -> tuple[Path, str]:
+        """Write what the trainer holds as the checkpoint of a step, whole; return its path and digest."""
+        staging = await asyncio.to_thread(checkpoints.stage, self.settings.runs_dir, run, step)
+        await self.trainer.save(run, staging)
+        digest = await asyncio.to_thread(checkpoints.commit, staging)
+        run_dir = checkpoints.run_directory(self.settings.runs_dir, run)
+        return checkpoints.checkpoint_path(run_dir, step), digest
+
     async def score(self, served: Served, fixed: list[list[int]]) -> dict[int, list[list[float]]]:
         """Score sequences on every engine under one version; return log-probabilities by process id."""
         async with self.lease.engines():

@@ -12,7 +12,6 @@ from pathlib import Path
 import orjson
 
 from insitu.backend.ledger import Ledger, Run
-from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import uploaded_adapter
 from insitu.backend.serving.host import ModelHost
 from insitu.errors import CannotHonour
@@ -28,13 +27,9 @@ async def write_start(run: Run, host: ModelHost, ledger: Ledger) -> None:
         return
     source = await asyncio.to_thread(_source, run.source, host)
     await asyncio.to_thread(_check_fits, run, source, host)
-    runs_dir = host.settings.runs_dir
     async with host.lease.handover(), host.lease.trainer():
         await host.trainer.start_run(run.name, run.lora, source, whole=run.fork_from is not None)
-        staging = await asyncio.to_thread(checkpoints.stage, runs_dir, run.name, 0)
-        await host.trainer.save(run.name, staging)
-    digest = await asyncio.to_thread(checkpoints.commit, staging)
-    path = checkpoints.checkpoint_path(checkpoints.run_directory(runs_dir, run.name), 0)
+        path, digest = await host.save_checkpoint(run.name, 0)
     await asyncio.to_thread(ledger.commit_start, run.name, str(path), digest)
 
 
