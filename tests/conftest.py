@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from insitu.backend.plan.compute import this_cpu
+
+# A busy machine is not a slow function: what takes time is bounded by a test's own limit.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_report_header() -> str:

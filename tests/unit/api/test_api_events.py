@@ -80,7 +80,7 @@ async def test_streams_are_bounded_and_given_back(app: FastAPI, http, job: str):
 
 async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, job: str):
     services, sent = app.state.services, b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for chunk in stream_events(services, job, 0):
             sent += chunk
             services.stopping = b"event: queued" in sent

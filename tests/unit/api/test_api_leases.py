@@ -50,7 +50,7 @@ async def test_version_is_served_inside_the_block(backend: StandinBackend, clien
             assert base.model in await names(backend)
     ended = await client.get_lease("run", lease.id)
     assert (ended.state, ended.reason) == (LeaseState.ENDED, "released")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "run@1" in await names(backend):
             await asyncio.sleep(0.02)
 

@@ -87,7 +87,7 @@ async def serving(folder: Path, ledger: Ledger, records: RecordStore, **limits: 
         listener.bind(("127.0.0.1", 0))
         task = asyncio.create_task(server.serve([listener]))
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not server.started:
                     await asyncio.sleep(0.01)
             yield listener.getsockname()[1]

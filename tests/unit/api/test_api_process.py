@@ -154,7 +154,7 @@ async def test_kill_9_loses_no_acknowledged_group(tmp_path: Path, processes):
             while len(acknowledged) < target:
                 await asyncio.sleep(0.005)
             processes[-1].kill()
-            processes[-1].wait(10)
+            processes[-1].wait(30)
             heard = set(acknowledged)
             with Ledger(ledger_url(tmp_path)) as ledger:
                 for name in heard:

@@ -45,7 +45,7 @@ async def server(app: FastAPI) -> AsyncIterator[str]:
     yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     app.state.services.stopping = True
     running.should_exit = True
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     sock.close()
 
 

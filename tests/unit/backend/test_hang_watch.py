@@ -85,7 +85,7 @@ async def stopped_process() -> AsyncIterator[tuple[EngineClient, int]]:
             yield engine, process.pid
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(30)
 
 
 async def test_a_stopped_engine_is_killed_when_its_time_is_over() -> None:

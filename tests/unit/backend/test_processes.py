@@ -54,7 +54,7 @@ def test_janitor_ends_marked_processes_and_removes_the_scratch(tmp_path: Path) -
     assert janitor.stdin is not None
     janitor.stdin.close()  # as when the supervisor is killed
     assert janitor.wait(15) == 0
-    assert orphan.wait(5) == -9
+    assert orphan.wait(30) == -9
     assert not scratch.exists()
 
 
@@ -78,7 +78,7 @@ def test_a_child_that_keeps_ending_is_a_failure_with_its_last_words(tmp_path: Pa
     said = ""
     for _ in range(10):
         assert child.process is not None
-        child.process.wait(10)
+        child.process.wait(30)
         try:
             assert child.keep_alive()
         except ChildFailed as error:
@@ -90,6 +90,6 @@ def test_a_child_that_keeps_ending_is_a_failure_with_its_last_words(tmp_path: Pa
 
 def test_tail_of_a_log(tmp_path: Path) -> None:
     child = spawn([sys.executable, "-c", "print('one'); print('two')"], tmp_path / "log")
-    child.wait(10)
+    child.wait(30)
     assert tail(tmp_path / "log", 1) == "two"
     assert "no log at" in tail(tmp_path / "missing")

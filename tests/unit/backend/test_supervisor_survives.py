@@ -83,7 +83,7 @@ async def works_until(supervisor: Any, runner: StandinRunner, is_there: Any) -> 
     ledger: Any = runner.ledger
     leases = VersionLeases(supervisor._settings, ledger, traffic=None)  # type: ignore[arg-type] - nothing is lent
     working = asyncio.create_task(supervisor._work(StandinRegistrar(), runner, leases, ledger))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not is_there():
             assert not working.done(), working.exception()
             await asyncio.sleep(0.005)

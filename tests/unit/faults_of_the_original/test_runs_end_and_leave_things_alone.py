@@ -96,7 +96,7 @@ async def test_fault_13_cleanup_with_pending_rollouts(tmp_path, monkeypatch):
         async with bench.opened() as (run, made):
             await made.trainer.initialize(run)
             epoch = asyncio.create_task(made.trainer.run_epoch(0, run.run_id))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(HANGING) < 12:
                     await asyncio.sleep(0.01)
                 await made.trainer.cleanup()

@@ -84,7 +84,7 @@ async def test_nothing_is_answered_before_the_rollout_is_noted(
     gate, append = threading.Event(), RecordStore.append
 
     def slow(self: RecordStore, calls: list[ModelCall], counted: list[str]) -> set[str]:
-        assert gate.wait(10)
+        assert gate.wait(30)
         return append(self, calls, counted)
 
     monkeypatch.setattr(RecordStore, "append", slow)
@@ -143,7 +143,7 @@ def test_without_a_journal_the_answer_waits_for_the_store(store: RecordStore) ->
     recorder = Recorder(store, max_backlog=10)
     pending = recorder.submit(a_call(0))
     assert pending is not None
-    pending.result(5)
+    pending.result(30)
     assert store.exists(["c0"]) == {"c0"}
     recorder.close(5)
     assert journal_folder("sqlite://") is None
@@ -158,7 +158,7 @@ def test_a_full_disk_makes_the_answer_wait(
     pending = recorder.submit(a_call(0))
     monkeypatch.undo()
     assert pending is not None
-    pending.result(5)
+    pending.result(30)
     [segment] = (tmp_path / "journal").iterdir()
     assert os.path.getsize(segment) == 0
     recorder.close(5)

@@ -87,7 +87,7 @@ async def test_a_list_waits_for_a_slow_disk_and_stops_nobody(
     _, _, first_id = await gateway.post(f"/rollouts/ro/{CHAT}")
     await gateway.post(f"/rollouts/other/{CHAT}")
     gate, append = threading.Event(), RecordStore.append
-    monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(10) and append(*args))
+    monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(30) and append(*args))
     _, _, call_id = await gateway.post(f"/rollouts/ro/{CHAT}")
     lists = [asyncio.create_task(client.rollout_calls("ro")) for _ in range(20)]
     await asyncio.sleep(0.1)
@@ -104,7 +104,7 @@ async def test_a_disk_that_never_writes_is_said(start_gateway, monkeypatch: pyte
     await gateway.post(f"/rollouts/ro/{CHAT}")
     await gateway.records()
     gate = threading.Event()
-    monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(10) and set())
+    monkeypatch.setattr(RecordStore, "append", lambda *args: gate.wait(30) and set())
     await gateway.post(f"/rollouts/ro/{CHAT}")
     async with GatewayClient(gateway.url, "default", retry=ONCE) as client:
         with pytest.raises(DeadlineExceeded, match="1 entries were not written within 0 s"):

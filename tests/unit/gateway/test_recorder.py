@@ -27,7 +27,7 @@ class FakeStore:
         self.gate.set()
 
     def append(self, calls: list[ModelCall], counted: list[str]) -> set[str]:
-        assert self.gate.wait(5)
+        assert self.gate.wait(30)
         if self.full:
             raise OSError(28, "No space left on device")
         self.batches.append(list(calls))
@@ -72,8 +72,8 @@ def test_a_wait_ends_with_what_was_there_before_it_however_much_follows() -> Non
     last = recorder.written()
     assert not first.done()
     store.gate.set()
-    first.result(5)
-    last.result(5)
+    first.result(30)
+    last.result(30)
     assert written_then == [1]  # it did not wait for the four behind it
     assert recorder.num_recorded == 5
     recorder.close(1)

@@ -165,6 +165,6 @@ def test_what_was_appended_survives_kill(path: Path) -> None:
         seen = [int(out.readline()) for _ in range(50)]
         process.send_signal(signal.SIGKILL)
         seen += [int(line) for line in out.read().split()]
-    process.wait(10)
+    process.wait(30)
     with Journal(path) as journal:
         assert [e["n"] for e in journal.records()][: len(seen)] == seen

@@ -272,7 +272,7 @@ def test_appended_rollouts_survive_kill(path: Path) -> None:
         seen = [int(out.readline()) for _ in range(50)]
         process.send_signal(signal.SIGKILL)
         seen += [int(line) for line in out.read().split()]
-    process.wait(10)
+    process.wait(30)
     with RolloutStore(path) as store:
         rollouts = store.rollouts()
     assert [e.index for e in rollouts][: len(seen)] == seen

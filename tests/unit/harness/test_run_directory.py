@@ -98,7 +98,7 @@ def test_second_process_is_refused_with_the_pid_of_the_first(path: Path) -> None
         assert "finetuning.output_dir" in caught.value.hint
     finally:
         other.kill()
-        other.wait(10)
+        other.wait(30)
         other.stdin.close()
         other.stdout.close()
     with RunDirectory.open(path, DUMP) as run:  # the lock died with its process

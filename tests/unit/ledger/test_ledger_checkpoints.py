@@ -84,7 +84,7 @@ def test_the_file_itself_holds_on_to_what_is_pinned(trained: Ledger):
     trained.pin_checkpoint("run", 1)
     future = trained._writer.submit(lambda c: c.execute(sa.delete(schema.checkpoints)))
     with pytest.raises(sa.exc.IntegrityError):
-        future.result(10)
+        future.result(30)
 
 
 def test_a_ledger_older_than_pins_gets_them(tmp_path: Path, trained: Ledger):

@@ -72,7 +72,7 @@ def test_processes_that_start_together_share_a_new_ledger(tmp_path: Path):
 def test_a_refused_operation_does_not_touch_its_neighbours(ledger: Ledger, make_group):
     gate = threading.Event()
     writer = ledger._writer
-    blocked = writer.submit(lambda _connection: gate.wait(10))
+    blocked = writer.submit(lambda _connection: gate.wait(30))
     # These three wait together, so they share one transaction.
     from insitu.backend.ledger import groups
 
@@ -82,11 +82,11 @@ def test_a_refused_operation_does_not_touch_its_neighbours(ledger: Ledger, make_
 
     good, bad, after = put("a", "h"), put("a", "other"), put("b", "h")
     gate.set()
-    assert blocked.result(10)
-    assert good.result(10) is True
+    assert blocked.result(30)
+    assert good.result(30) is True
     with pytest.raises(Conflict):
-        bad.result(10)
-    assert after.result(10) is True
+        bad.result(30)
+    assert after.result(30) is True
     assert ledger.group_record("run", "b").group == make_group("b")
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(ledger: Ledger, make_grou
 
     gate = threading.Event()
     writer = ledger._writer
-    blocked = writer.submit(lambda _connection: gate.wait(10))
+    blocked = writer.submit(lambda _connection: gate.wait(30))
     from insitu.backend.ledger import groups
 
     group = make_group("g")
@@ -108,7 +108,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(ledger: Ledger, make_grou
     try:
         for future in (blocked, waiting):
             with pytest.raises(Unavailable, match="disk I/O error"):
-                future.result(10)
+                future.result(30)
     finally:
         sa.event.remove(writer._engine, "commit", refuse)
     with pytest.raises(NotFound):
@@ -122,10 +122,10 @@ def test_the_queue_is_bounded_and_waits_have_deadlines(ledger: Ledger):
 
     def block(_connection):
         taken.set()
-        return gate.wait(10)
+        return gate.wait(30)
 
     writer.submit(block)
-    assert taken.wait(10)
+    assert taken.wait(30)
     with pytest.raises(DeadlineExceeded, match="not durable after 0 s"):
         writer.run(lambda _connection: None, deadline_seconds=0.05)
     with pytest.raises(Overloaded):

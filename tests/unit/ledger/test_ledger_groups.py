@@ -32,7 +32,7 @@ def test_a_group_of_a_release_without_step_rewards_is_read_without_them(ledger: 
     for each in fields:
         del each["step_rewards"]
     packed = zlib.compress(orjson.dumps(fields))
-    ledger._writer.submit(lambda c: groups.put(c, group, "hash", packed)).result(10)
+    ledger._writer.submit(lambda c: groups.put(c, group, "hash", packed)).result(30)
     assert ledger.group_record("run", "g").group == group
     assert [t.step_rewards for t in ledger.group_record("run", "g").group.trajectories] == [None, None]
 

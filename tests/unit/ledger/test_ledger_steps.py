@@ -72,7 +72,7 @@ def test_a_write_error_of_the_disk_is_never_acknowledged(ledger: Ledger, running
 
     future = ledger._writer.submit(disk_full)
     with pytest.raises(Unavailable, match="disk is full"):
-        future.result(10)
+        future.result(30)
     assert ledger.commit_step(running.id, 1, {}, "path", "sha").step == 1
 
 
@@ -85,4 +85,4 @@ def test_foreign_keys_are_enforced(ledger: Ledger):
     row = {"run": "run", "step": 3, "path": "p", "manifest_sha256": "s", "created_at": 0.0}
     future = ledger._writer.submit(lambda c: c.execute(sa.insert(schema.checkpoints).values(**row)))
     with pytest.raises(sa.exc.IntegrityError):
-        future.result(10)
+        future.result(30)

@@ -266,7 +266,7 @@ def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         child.stdout.readline()
     child.send_signal(signal.SIGKILL)
     acknowledged = 50 + len(child.stdout.readlines())
-    child.wait(10)
+    child.wait(30)
     assert acknowledged <= RecordStore(url).count() <= acknowledged + 1
 
 

@@ -24,7 +24,7 @@ from tests.unit.workflow.conftest import Calls, MakeContext
 async def outcome_of(
     function: Any, context: WorkflowContext, value: Any = "in", seconds: float = 5.0, grace: float = 0.1
 ) -> Outcome:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await execute(Calls(function), value, context, seconds, grace_seconds=grace)
 
 
@@ -194,7 +194,7 @@ async def test_an_agent_that_nothing_ends_is_abandoned(context: WorkflowContext)
     assert "abandoned, still running" in outcome.reason
     assert num_abandoned() == 1
     release = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while num_abandoned():
             await asyncio.sleep(0.01)
 
@@ -231,7 +231,7 @@ async def test_the_harness_is_cancelled_after_the_clean_up(context: WorkflowCont
     await asyncio.sleep(0.01)
     task.cancel()  # an impatient second one does not cut the clean-up short
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
     assert cleaned == ["finally", "on_end"]
 
 
@@ -250,7 +250,7 @@ async def test_cancelling_during_the_clean_up_finishes_it(context: WorkflowConte
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
     assert cleaned == ["on_end"]
 
 

@@ -72,7 +72,7 @@ async def rollouts(numbers: range, address: tuple[str, int], make_context: MakeC
 
 
 async def measure() -> tuple[int, int, int, int]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while any(thread.name == "insitu-workflow" for thread in threading.enumerate()):
             await asyncio.sleep(0.05)
     gc.collect()

@@ -32,7 +32,7 @@ NO_PARTS: Any = SimpleNamespace(directory=Path("/nowhere"))
 
 
 async def run(agent: Any, context: WorkflowContext, seconds: float = 5.0, **args: Any) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await execute(FunctionWorkflow("f", agent, args), "in", context, seconds, grace_seconds=0.2)
 
 
@@ -151,7 +151,7 @@ async def test_hung_threads_are_left_counted_and_bounded(
     assert "async def" in refused.reason
     assert "_type: command" in refused.reason
     release.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while agent.threads.alive_abandoned:
             await asyncio.sleep(0.01)
     assert (await execute(agent, "in", context, 5)).output == "late"
