@@ -17,7 +17,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 Curve = Sequence[tuple[float, float]]
-"""How far a run had come at the end of each step, in rollouts or seconds, and the success of its rollouts."""
+"""Progress at the end of each step, in rollouts or seconds, and the success of its rollouts."""
 
 CONFIDENCE = 0.95
 AS_GOOD = (0.9, 1.1)
@@ -38,7 +38,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """What may be said by the interval."""
+        """The comparison that the interval allows."""
         if self.low > 1:
             return "better"
         if self.high < 1:
