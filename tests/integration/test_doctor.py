@@ -56,6 +56,7 @@ def running(cache: Path) -> list[psutil.Process]:
     return [each for each in found if (each.info["environ"] or {}).get("INSITU_CACHE") == str(cache)]
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_a_cpu_passes_what_a_cpu_can_run(cache: Path) -> None:
     code, found = run_doctor(cache, PACKAGE.parent)

@@ -109,6 +109,7 @@ def test_two_ranks_and_any_packing_give_the_adapter_of_one(tmp_path: Path) -> No
         _assert_same(one, other)
 
 
+@pytest.mark.sweep
 def test_two_ranks_with_checkpointed_layers_give_the_adapter_of_one(tmp_path: Path) -> None:
     """On a model with a head of its own; the entropy bonus needs the head's weights in the backward pass."""
     model = _untied(tmp_path / "model")
@@ -204,6 +205,7 @@ def _rank_bfloat16(rank: int, world_size: int, port: int, out: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.sweep
 def test_two_ranks_in_bfloat16_agree_with_one(tmp_path: Path) -> None:
     for world_size in (1, 2):
         arguments = (world_size, _free_port(), str(tmp_path))

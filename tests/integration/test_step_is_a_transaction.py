@@ -127,7 +127,11 @@ async def broken(group: TrainerGroup, out: Path, fault: Path, kind: str) -> Insi
 
 @pytest.mark.parametrize(
     ("kind", "error", "step_seconds"),
-    [("fails", ChildFailed, 120), ("dies", ActorDied, 120), ("hangs", DeadlineExceeded, 15)],
+    [
+        pytest.param("fails", ChildFailed, 120, marks=pytest.mark.sweep),
+        ("dies", ActorDied, 120),
+        pytest.param("hangs", DeadlineExceeded, 15, marks=pytest.mark.sweep),
+    ],
 )
 async def test_failed_step_leaves_nothing(
     cluster: Path, tmp_path: Path, kind: str, error: type[InsituError], step_seconds: float
