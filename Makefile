@@ -40,7 +40,7 @@ check: setup  ## lint, types, import rules, unit tests
 
 smoke: setup  ## one training step on a real engine
 	$(BIN)/python -m insitu.testing.models tiny
-	$(BIN)/python -m pytest tests/smoke -v
+	$(BIN)/python -m tests.support.lanes tests/smoke -v
 
 test: setup  ## contract, integration, fault and framework tests: real vLLM, tiny model
 	$(BIN)/python -m insitu.testing.models tiny

@@ -54,7 +54,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
         async with backend.client() as client, aiohttp.ClientSession() as http:
             assert list(scratch.glob("insitu-*")), "its temporary files are where they are looked for"
             await client.register_run("faults", "tiny")
-            await client.wait_run_ready("faults", 60)
+            await client.wait_run_ready("faults", 180)
             rollouts = Rollouts(http, backend.gateway_url, "faults", max_tokens=8)
             for victim in VICTIMS:
                 job_id = await start_step(client, rollouts, acknowledged)

@@ -19,13 +19,13 @@ RUN = "smoke"
 SETTINGS = StepSettings(learning_rate=1e-3)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_step_is_trained_published_and_served(tmp_path: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
     async with running_backend(tmp_path / "state", *arguments, "--max-seq-length", "256") as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run(RUN, "tiny")
-            await client.wait_run_ready(RUN, 60)
+            await client.wait_run_ready(RUN, 180)
             rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=8)
             assert await version_that_answers(backend, rollouts) == ("base", 0)
 

@@ -76,7 +76,7 @@ class Backend:
         except (aiohttp.ClientError, TimeoutError):
             return None
 
-    def interrupt(self, deadline_seconds: float = 15) -> int:
+    def interrupt(self, deadline_seconds: float = 60) -> int:
         """Ctrl-C; returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
