@@ -127,6 +127,22 @@ async def test_an_engine_at_work_is_not_hung() -> None:
         assert await watch.hung([replica]) == [replica]
 
 
+async def test_a_machine_that_stood_still_is_no_hung_engine() -> None:
+    """The watch and the engine were stopped together: only a part of that time counts."""
+    clock = Clock()
+    async with stopped_process() as (engine, pid):
+        watch = HangWatch(60.0, None, clock)
+        replica = joined(engine, pid)
+        assert await watch.hung([replica]) == []
+        clock.now += 3600
+        assert await watch.hung([replica]) == []
+        for _ in range(2):
+            clock.now += 20
+            assert await watch.hung([replica]) == []
+        clock.now += 20
+        assert await watch.hung([replica]) == [replica], "it is still silent after a minute of questions"
+
+
 async def test_an_engine_that_loads_weights_has_the_deadline_of_that() -> None:
     clock = Clock()
     async with stopped_process() as (engine, pid):

@@ -19,6 +19,9 @@ _MOST_SECONDS = 5.0
 """For one question, so that one hung engine does not delay the others' watch."""
 _COMPUTING = 0.1
 """Processor seconds per second above which an engine is at work."""
+_MOST_UNWATCHED = 15.0
+"""Seconds that count between two rounds of questions. If there were more, the whole machine stood still, and
+the engines with it."""
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +36,7 @@ def processor_seconds(pid: int) -> float:
 
 
 class HangWatch:
-    """Remembers when each engine last answered."""
+    """Remembers for how long each engine has not answered."""
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class HangWatch:
         self._silent_seconds = silent_seconds
         self._work_of = work_of
         self._clock = clock
-        self._answered: dict[int, float] = {}
+        self._asked_at = clock()
+        self._silent: dict[int, float] = {}
         self._work: dict[int, tuple[float, float]] = {}
 
     async def end_hung(self, replicas: ReplicaSet, say: Callable[[str], None]) -> bool:
@@ -61,11 +65,13 @@ class HangWatch:
         """Ask every engine; return those that have been silent for too long."""
         answers = await asyncio.gather(*[self._answers(replica) for replica in replicas])
         now = self._clock()
-        self._answered = {
-            replica.pid: now if answers_now else self._answered.get(replica.pid, now)
-            for replica, answers_now in zip(replicas, answers, strict=True)
+        passed, self._asked_at = min(now - self._asked_at, _MOST_UNWATCHED), now
+        self._silent = {
+            replica.pid: 0.0 if answered else self._silent.get(replica.pid, -passed) + passed
+            for replica, answered in zip(replicas, answers, strict=True)
         }
-        return [replica for replica in replicas if now - self._answered[replica.pid] >= self._silent_seconds]
+        self._work = {pid: known for pid, known in self._work.items() if pid in self._silent}
+        return [replica for replica in replicas if self._silent[replica.pid] >= self._silent_seconds]
 
     async def _answers(self, replica: Replica) -> bool:
         engine = replica.engine
