@@ -3,8 +3,9 @@
     python -m tests.support.lanes tests/integration tests/faults -v
 
 Both lanes collect the same tests and share them out as they go: a lane claims a group, runs it to its end,
-and claims the next. A group is a file, or all tests that share an engine or a backend. Groups that may take
-longest come first. Tests marked `alone` measure time: the lane that ends last runs them after all others.
+and claims the next. A group is a file, or all tests that share an engine or a backend. Files of short tests
+come first, then the others, those that may take longest before the rest. Tests marked `alone` measure time:
+the lane that ends last runs them after all others.
 
 The machine may be slow, or busy with another guest of its host:
 
@@ -45,6 +46,8 @@ _LEFT_OUT = "tests left out"
 _UNTIL = float(os.environ.get("INSITU_UNTIL") or "inf")
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 4 * 2**30
+_SHORT_SECONDS = 240
+"""The doubled limit up to which a test counts as short."""
 _GRACE_SECONDS = 60
 _SHOW_SECONDS = 5
 _TESTS_FAILED = 1
@@ -68,11 +71,12 @@ def group_of(item: pytest.Item) -> str:
 
 
 def grouped(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """The tests by group; groups whose tests may take longest come first."""
+    """The tests by group: first those of short tests, then the others, the longest first."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
-    ordered = sorted(groups, key=lambda name: max(map(_most_seconds, groups[name])), reverse=True)
+    longest = {name: max(map(_most_seconds, tests)) for name, tests in groups.items()}
+    ordered = sorted(groups, key=lambda name: (longest[name] > _SHORT_SECONDS, -longest[name]))
     return {name: groups[name] for name in ordered}
 
 
