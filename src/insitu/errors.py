@@ -107,6 +107,10 @@ class Unavailable(InsituError):
     status = 503
 
 
+class Untrusted(Unavailable):
+    """No TLS connection was made: the certificate is not trusted, or the server speaks plain HTTP."""
+
+
 class DeadlineExceeded(InsituError):
     """A wait reached its deadline. The message names what was waited for."""
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
+from insitu.system.tls import scheme_of
 
 
 def announcement(settings: ServeSettings, host: ModelHost | None, seconds: float) -> Iterator[str]:
     """Say what is served where, `seconds` after the start."""
     where = f"{settings.device}, {settings.dtype}, {settings.placement} devices, {settings.publication}"
-    yield f"gateway  http://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded"
-    yield f"api      http://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs"
+    scheme = scheme_of(settings.tls)
+    yield f"gateway  {scheme}://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded"
+    yield f"api      {scheme}://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs"
     if host is None:
         yield "model    none yet: the first registration loads one"
     else:

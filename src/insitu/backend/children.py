@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.processes import end_child, spawn, tail
 
@@ -71,11 +72,16 @@ class Child:
             end_child(self.process, grace_seconds)
 
 
-async def wait_answering(http: aiohttp.ClientSession, urls: Mapping[str, str], logs_dir: Path) -> None:
+async def wait_answering(
+    http: aiohttp.ClientSession,
+    urls: Mapping[str, str],
+    logs_dir: Path,
+    trust: OwnCertificate | None = None,
+) -> None:
     """Wait until each child, by name, answers at its URL."""
     deadline = time.monotonic() + _READY_SECONDS
     for name, url in urls.items():
-        while not await _answers(http, url):
+        while not await _answers(http, url, trust):
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"the {name} did not answer {url} in {_READY_SECONDS:.0f} s", hint=f"see {logs_dir}"
@@ -83,9 +89,9 @@ async def wait_answering(http: aiohttp.ClientSession, urls: Mapping[str, str], l
             await asyncio.sleep(0.1)
 
 
-async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+async def _answers(http: aiohttp.ClientSession, url: str, trust: OwnCertificate | None) -> bool:
     try:
-        async with http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
+        async with http.get(url, timeout=aiohttp.ClientTimeout(total=2), ssl=trust or True) as answer:
             return answer.status < 500
     except (aiohttp.ClientError, TimeoutError):
         return False

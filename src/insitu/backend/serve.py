@@ -47,6 +47,7 @@ from insitu.backend.ledger.adapter_files import remove_unused
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
 from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases
@@ -56,6 +57,7 @@ from insitu.records.store import RecordStore
 from insitu.system.durable import make_directories
 from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
+from insitu.system.tls import listener_arguments, scheme_of
 from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
@@ -116,13 +118,15 @@ class Supervisor:
         admin_key = secrets.token_hex(32)
         logs = settings.logs_dir
         listen = ["--host", settings.host]
+        listen += [part for name in settings.allowed_hosts for part in ("--allowed-host", name)]
+        listen += listener_arguments(settings.tls, behind_proxy=settings.behind_proxy)
         records = f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
         gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
-        api += [part for name in settings.allowed_hosts for part in ("--allowed-host", name)]
         api += [part for teacher in settings.teachers for part in ("--teacher", teacher.name)]
         self._admin_key = admin_key
+        self._trust = None if settings.tls is None else OwnCertificate(settings.tls.certificate)
         self._records_url = records
         self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")
         api_key = {"INSITU_API_KEY": settings.api_key}
@@ -167,10 +171,11 @@ class Supervisor:
         start_ray(settings.ray_address, self._scratch, settings.state_dir)
         traffic = Traffic(
             http,
-            f"http://{_reachable(settings.host)}:{settings.gateway_port}",
+            self._address(settings.gateway_port),
             self._admin_key,
             settings.deadlines.gateway_push,
             settings.deadlines.hold,
+            self._trust,
         )
         registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say)
         runner = StepRunner(settings, ledger, records, traffic)
@@ -179,7 +184,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
             tasks.create_task(self._watch(registrar, traffic))
-            await wait_answering(http, self._urls(), settings.logs_dir)
+            await wait_answering(http, self._urls(), settings.logs_dir, self._trust)
             await registrar.resume()
             self._state = "ready"
             for line in announcement(settings, registrar.host, time.monotonic() - started):
@@ -285,9 +290,12 @@ class Supervisor:
         self._waiting = cause
 
     def _urls(self) -> dict[str, str]:
-        host = _reachable(self._settings.host)
         ports = {"gateway": self._settings.gateway_port, "API": self._settings.port}
-        return {name: f"http://{host}:{port}/health" for name, port in ports.items()}
+        return {name: f"{self._address(port)}/health" for name, port in ports.items()}
+
+    def _address(self, port: int) -> str:
+        """Return the URL by which the supervisor calls a child."""
+        return f"{scheme_of(self._settings.tls)}://{_reachable(self._settings.host)}:{port}"
 
     def _write_status(self, registrar: Registrar, gateway: GatewayState | None) -> None:
         host = registrar.host
@@ -330,7 +338,8 @@ class Supervisor:
 
 
 def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - compared, not bound
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"[{address}]" if ":" in address else address
 
 
 def headline(error: BaseException | None) -> BaseException:

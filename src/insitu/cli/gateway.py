@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import click
+
+from insitu.cli.listener_options import ListenerOptions, listener_options
 
 
 @click.command(name="gateway")
@@ -28,7 +32,15 @@ import click
     type=click.Path(exists=True, file_okay=False),
     help="Directory of the served model's tokenizer.json, needed when the engine runs on another machine.",
 )
-def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str, tokenizer: str | None) -> None:
+@listener_options
+def gateway(
+    upstreams: tuple[str, ...],
+    host: str,
+    port: int,
+    records: str,
+    tokenizer: str | None,
+    **listener: Unpack[ListenerOptions],
+) -> None:
     """Forward calls in the OpenAI protocol to vLLM and record their tokens.
 
     Clients must send the key in INSITU_API_KEY. If it is not set, the key is `default`, which is accepted
@@ -37,7 +49,10 @@ def gateway(upstreams: tuple[str, ...], host: str, port: int, records: str, toke
     from pathlib import Path
 
     from insitu.gateway.process import main
+    from insitu.system.tls import listener_arguments, tls_files
 
+    tls = tls_files(listener["tls_certificate"], listener["tls_key"])
     arguments = ["--host", host, "--port", str(port), "--records", f"sqlite:///{Path(records).resolve()}"]
     arguments += ["--tokenizer", tokenizer] if tokenizer else []
+    arguments += listener_arguments(tls, behind_proxy=listener["behind_proxy"])
     main(arguments + [part for url in upstreams for part in ("--upstream", url)])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from insitu.cli.listener_options import ListenerOptions, listener_options
 from insitu.cli.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class _Own(TypedDict):
     hold_seconds: float
 
 
-class _Options(PlanOptions, _Own):
+class _Options(PlanOptions, ListenerOptions, _Own):
     """The options of the command, by click's names."""
 
 
@@ -61,8 +62,9 @@ class _Options(PlanOptions, _Own):
 @click.option("--port", default=7623, show_default=True, help="Port of the API.")
 @click.option("--gateway-port", default=8000, show_default=True, help="Port of the gateway.")
 @click.option(
-    "--allowed-host", multiple=True, help="Host name under which clients may call the API. May be repeated."
+    "--allowed-host", multiple=True, help="Host name by which clients call API and gateway. May be repeated."
 )
+@listener_options
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -164,6 +166,7 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
     from insitu.system.keys import DEFAULT_KEY
+    from insitu.system.tls import tls_files
 
     device = device_of(options["device"])
     compiled = options["compiled"]
@@ -192,6 +195,8 @@ def _settings(options: _Options) -> ServeSettings:
         port=options["port"],
         gateway_port=options["gateway_port"],
         allowed_hosts=options["allowed_host"],
+        tls=tls_files(options["tls_certificate"], options["tls_key"]),
+        behind_proxy=options["behind_proxy"],
         num_replicas=num_replicas,
         num_ranks=num_ranks,
         ray_address=options["ray_address"],

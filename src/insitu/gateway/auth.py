@@ -27,7 +27,9 @@ class Guard:
     def __init__(self, settings: Settings) -> None:
         self._api = hash_key(settings.api_key)
         self._admin = hash_key(settings.admin_key) if settings.admin_key else None
+        self._host = settings.host
         self._loopback_only = is_loopback(settings.host)
+        self._allowed_hosts = settings.allowed_hosts
 
     def check(self, request: web.Request) -> None:
         """Raise unless the request may pass."""
@@ -37,7 +39,7 @@ class Guard:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given = [key.strip() if scheme.lower() == "bearer" else ""]
         if request.path.startswith(CONTROL_PREFIX):
-            wanted = self._admin if is_loopback(request.remote or "") else None
+            wanted = self._admin if self._is_local(request.remote or "") else None
         else:
             wanted = self._api
             given.append(request.headers.get(KEY_HEADER, ""))
@@ -45,13 +47,17 @@ class Guard:
             hint = f"send `Authorization: Bearer <key>` or `{KEY_HEADER}: <key>`"
             raise Unauthorized("The key is missing or wrong.", hint=hint)
 
+    def _is_local(self, remote: str) -> bool:
+        """Return True for a caller on this machine, which may have called the gateway by its own address."""
+        return is_loopback(remote) or remote == self._host
+
     def _check_browser(self, request: web.Request) -> None:
         """Reject web pages of other sites, whatever name they resolve to a local gateway."""
         try:
             host = urlsplit(f"//{request.host}").hostname or ""
         except ValueError:
             host = ""
-        if self._loopback_only and not is_loopback(host):
+        if self._loopback_only and not is_loopback(host) and host not in self._allowed_hosts:
             raise InvalidRequest(f"Host `{request.host}` is not this gateway.")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.host:

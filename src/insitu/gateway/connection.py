@@ -7,6 +7,7 @@ accept ──► newcomer ── valid key ──► known ── idle ──►
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from aiohttp import web
 
@@ -96,15 +97,18 @@ class Connection(web.RequestHandler):
 class Site(web.BaseSite):
     """The address that a gateway listens on."""
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int, limits: Limits) -> None:
-        super().__init__(runner, backlog=_BACKLOG)
+    def __init__(
+        self, runner: web.AppRunner, host: str, port: int, limits: Limits, tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
         self._host, self._port = host, port
         self._limits = limits
         self.newcomers = Newcomers(max_newcomers=limits.max_newcomers, max_connections=limits.max_connections)
 
     @property
     def name(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        scheme = "http" if self._ssl_context is None else "https"
+        return f"{scheme}://{self._host}:{self._port}"
 
     @property
     def port(self) -> int:
@@ -121,4 +125,6 @@ class Site(web.BaseSite):
             self._host,
             self._port,
             backlog=_BACKLOG,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=None if self._ssl_context is None else self._limits.head_seconds,
         )

@@ -19,6 +19,7 @@ from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
+from insitu.system.tls import CERTIFICATE_OPTION, KEY_OPTION, PROXY_OPTION, scheme_of, tls_files
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -31,6 +32,10 @@ def settings_from(arguments: list[str]) -> Settings:
     source.add_argument("--managed", action="store_true", help="a supervisor sends the routing table")
     source.add_argument("--upstream", action="append", default=[], help="an engine's URL; repeatable")
     parser.add_argument("--tokenizer", type=Path, help="the directory of the served model's tokenizer.json")
+    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
+    parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
+    parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
+    parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
     given = parser.parse_args(arguments)
     fallback = DEFAULT_KEY if is_loopback(given.host) else ""
     return Settings(
@@ -41,6 +46,9 @@ def settings_from(arguments: list[str]) -> Settings:
         port=given.port,
         upstreams=tuple(given.upstream),
         tokenizer=given.tokenizer,
+        allowed_hosts=tuple(name.lower() for name in given.allowed_host),
+        tls=tls_files(given.tls_certificate, given.tls_key),
+        behind_proxy=given.behind_proxy,
     )
 
 
@@ -59,16 +67,19 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(signal_number, stop.set)
     await runner.setup()
     try:
-        await _listen(runner, settings)
-        logging.getLogger(__name__).info("listening on http://%s:%d", settings.host, settings.port)
+        await listen(runner, settings)
+        scheme = scheme_of(settings.tls)
+        logging.getLogger(__name__).info("listening on %s://%s:%d", scheme, settings.host, settings.port)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, settings: Settings) -> None:
+async def listen(runner: web.AppRunner, settings: Settings) -> None:
+    """Open the address of a gateway, with TLS if there are files for it."""
+    tls = None if settings.tls is None else settings.tls.context()
     try:
-        await Site(runner, settings.host, settings.port, settings.limits).start()
+        await Site(runner, settings.host, settings.port, settings.limits, tls).start()
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",

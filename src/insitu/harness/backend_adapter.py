@@ -10,7 +10,7 @@ from pathlib import Path
 
 from insitu.client import InsituClient
 from insitu.config.finetuning import FinetuningConfig
-from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable
+from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable, Untrusted
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
@@ -141,10 +141,13 @@ class BackendAdapter(TrainerAdapter):
                 f"the backend at {url} refuses the key: {error.message}",
                 hint="set trainer_adapters.<name>.backend.api_key to the backend's key",
             ) from error
+        except Untrusted:
+            raise
         except (InsituError, TimeoutError) as error:
             raise Unavailable(
                 f"no insitu backend answers at {url}",
-                hint="start one with `insitu serve`, or correct trainer_adapters.<name>.backend.ip and .port",
+                hint="start one with `insitu serve`, correct trainer_adapters.<name>.backend.ip and .port, "
+                "or set .tls to true if it speaks HTTPS",
             ) from error
 
     def check_plan(self, finetuning: FinetuningConfig, num_examples: int) -> None:

@@ -145,6 +145,8 @@ class Transport:
                 if isinstance(error.__cause__, errors.InsituError | TypeError):
                     # The body itself could not be built: retrying cannot help.
                     raise error.__cause__ from None
+                if isinstance(error, aiohttp.ClientSSLError) and not self.answered:
+                    raise _untrusted(url, error) from error  # a setting is wrong: retrying cannot help
                 away, failure = True, _unreachable(method, url, attempt, error)
             if attempt >= self.retry.max_attempts and not (away and self._waits(began, failure)):
                 raise failure
@@ -241,6 +243,18 @@ def _unreachable(method: str, url: str, num_attempts: int, error: Exception) -> 
     )
     failure.__cause__ = error
     return failure
+
+
+def _untrusted(url: str, error: aiohttp.ClientSSLError) -> errors.Untrusted:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return errors.Untrusted(
+            f"{url}: its certificate is not trusted: {error.certificate_error}",
+            hint="call it by a name in its certificate; for a private authority: export SSL_CERT_FILE=ca.pem",
+        )
+    return errors.Untrusted(
+        f"{url} does not speak TLS: {text_of(error)}",
+        hint="write http://, or start it with --tls-certificate and --tls-key",
+    )
 
 
 def text_of(error: Exception) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, Unauthorized
 from insitu.gateway.app import build_app
+from insitu.gateway.auth import Guard
 from insitu.gateway.shared.settings import Settings
 from tests.unit.gateway.conftest import ADMIN, API, GatewayUnderTest
 
@@ -74,8 +78,25 @@ def test_public_addresses_need_a_real_key() -> None:
     for host, key in (("0.0.0.0", "default"), ("10.0.0.1", "short"), ("127.0.0.1", "")):
         with pytest.raises(InvalidRequest):
             replace(SETTINGS, host=host, api_key=key).check()
-    replace(SETTINGS, host="0.0.0.0", api_key=KEY).check()
+    replace(SETTINGS, host="0.0.0.0", api_key=KEY, behind_proxy=True).check()
     SETTINGS.check()
+
+
+@pytest.mark.parametrize(
+    ("remote", "passes"),
+    [("127.0.0.1", True), ("10.0.0.5", True), ("10.0.0.6", False), ("::ffff:10.0.0.5", False)],
+)
+def test_control_routes_are_for_callers_on_this_machine(remote: str, passes: bool) -> None:
+    """Who calls a gateway on 10.0.0.5 from its own machine comes from 10.0.0.5: so does its supervisor."""
+    guard = Guard(replace(SETTINGS, host="10.0.0.5", api_key=KEY, admin_key=KEY))
+    transport = Mock(
+        get_extra_info=lambda name, default=None: (remote, 5000) if name == "peername" else default
+    )
+    headers = {"host": "10.0.0.5:8000", "authorization": f"Bearer {KEY}"}
+    request = make_mocked_request("GET", "/control/state", headers=headers, transport=transport)
+    assert request.remote == remote
+    with nullcontext() if passes else pytest.raises(Unauthorized):
+        guard.check(request)
 
 
 def test_keys_are_not_shown() -> None:

@@ -355,13 +355,15 @@ def test_no_address_but_the_gateway_of_the_trained_model_is_asked(tmp_path: Path
     from insitu.harness.screen.run_reader import RunReader
 
     llms = {"judge": {"model_name": "gpt", "base_url": "https://elsewhere/v1"}}
-    adapter = {"a": {"backend": {"name": "run", "base_model": "base", "ip": "10.0.0.1"}}}
+    adapter: dict[str, Any] = {"a": {"backend": {"name": "run", "base_model": "base", "ip": "10.0.0.1"}}}
     config: dict[str, Any] = {
         "llms": llms,
         "trainer_adapters": adapter,
         "finetuning": {"trainer_adapter": "a"},
     }
     assert RunReader(tmp_path, config, "r", {}).gateway() == ("http://10.0.0.1:8000", "default")
+    adapter["a"]["backend"]["tls"] = True
+    assert RunReader(tmp_path, config, "r", {}).gateway() == ("https://10.0.0.1:8000", "default")
     llms["policy"] = {"model_name": "base", "base_url": "http://g:1/v1"}
     keys = {"policy": "own", "judge": "secret"}
     assert RunReader(tmp_path, config, "r", keys).gateway() == ("http://g:1", "own")

@@ -46,11 +46,11 @@ def health_routes(services: Services, version: str) -> APIRouter:
 
 
 def gateway_url(request: Request, status: JsonObject | None) -> str | None:
-    """Return the gateway's URL: the host name the caller used, with the port the supervisor reports."""
+    """Return the gateway's URL: the caller's scheme and host name, with the port the supervisor reports."""
     port, name = (status or {}).get("gateway_port"), request.url.hostname
     if not isinstance(port, int) or not name:
         return None
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"{request.url.scheme}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def read_status(path: Path) -> tuple[JsonObject | None, float | None]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
-from insitu.backend.api.settings import ApiSettings, Services
+from insitu.backend.api.settings import ApiSettings, Limits, Services
 from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.errors import InsituError, Unavailable
@@ -21,6 +22,15 @@ from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
+from insitu.system.tls import (
+    CERTIFICATE_OPTION,
+    KEY_OPTION,
+    PROXY_OPTION,
+    TlsFiles,
+    check_listener,
+    scheme_of,
+    tls_files,
+)
 
 
 class ApiServer(uvicorn.Server):
@@ -46,6 +56,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
     parser.add_argument("--teacher", action="append", default=[], help="the name of a teacher")
+    parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
+    parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
+    parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
     return parser.parse_args(argv)
 
 
@@ -66,6 +79,8 @@ def serve(options: argparse.Namespace) -> int:
     # Removed from the environment: nothing started from here needs it.
     key = os.environ.pop("INSITU_API_KEY", "")
     check_key(key, options.host)
+    tls = tls_files(options.tls_certificate, options.tls_key)
+    check_listener(options.host, tls, behind_proxy=options.behind_proxy)
     options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     sock = bind(options.host, options.port)
     port = sock.getsockname()[1]
@@ -79,20 +94,30 @@ def serve(options: argparse.Namespace) -> int:
     )
     with sock:
         app = build_api(settings)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(DRAIN_SECONDS),
-            # h11 limits the size of headers.
-            http=connection_class(settings.limits),
-            h11_max_incomplete_event_size=32 * 2**10,
-            ws="none",
-        )
-        logging.getLogger(__name__).info("api listens on http://%s:%d", options.host, port)
+        config = server_config(app, settings.limits, tls, behind_proxy=options.behind_proxy)
+        logging.getLogger(__name__).info("api listens on %s://%s:%d", scheme_of(tls), options.host, port)
         ApiServer(config, app.state.services).run(sockets=[sock])
     return 0
+
+
+def server_config(
+    app: FastAPI, limits: Limits, tls: TlsFiles | None, *, behind_proxy: bool
+) -> uvicorn.Config:
+    """Return how uvicorn serves the API, with TLS if there are files for it."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+        # h11 limits the size of headers.
+        http=connection_class(limits),
+        h11_max_incomplete_event_size=32 * 2**10,
+        ws="none",
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
+        # X-Forwarded-Proto is the scheme of `gateway_url`; the proxy is the only caller, or on loopback.
+        forwarded_allow_ips="*" if behind_proxy else "127.0.0.1,::1",
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

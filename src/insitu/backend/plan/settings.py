@@ -13,6 +13,7 @@ from insitu.backend.plan.teachers import TeacherSettings, unknown_teacher
 from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
+from insitu.system.tls import TlsFiles, check_listener
 
 PROBE_THRESHOLDS: dict[Dtype, float] = {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}
 """Mean |Δlogprob| of engine and trainer: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
@@ -59,6 +60,9 @@ class ServeSettings:
     port: int = 7623
     gateway_port: int = 8000
     allowed_hosts: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    behind_proxy: bool = False
+    """A proxy in front of API and gateway terminates TLS."""
     num_replicas: int = 1
     num_ranks: int = 1
     ray_address: str | None = None
@@ -86,8 +90,9 @@ class ServeSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:
-        """Reject weak keys and values out of range."""
+        """Reject weak keys, plain HTTP beyond loopback, and values out of range."""
         check_key(self.api_key, self.host)
+        check_listener(self.host, self.tls, behind_proxy=self.behind_proxy)
         if self.keep_checkpoints < 2:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
         if self.num_replicas < 1 or self.num_ranks < 1:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.errors import DeadlineExceeded, UpstreamError
 from insitu.wire.gateway_state import GatewayState, TableReceipt
 from insitu.wire.message import Malformed, Message, encode, read
@@ -36,6 +37,8 @@ class Traffic:
     admin_key: str = field(repr=False)
     push_seconds: float
     hold_seconds: float
+    trust: OwnCertificate | None = None
+    """The gateway's certificate, if it speaks HTTPS."""
     base: ServedBase | None = None
     replicas: Callable[[], dict[str, str]] = dict
     """Returns the URLs of the engines that take calls, by id; called per table, as engines get replaced."""
@@ -181,7 +184,12 @@ class Traffic:
         timeout = aiohttp.ClientTimeout(total=5)
         data = None if body is None else encode(body)
         async with self.http.request(
-            method, self.gateway_url + path, data=data, headers=headers, timeout=timeout
+            method,
+            self.gateway_url + path,
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            ssl=self.trust or True,
         ) as answer:
             content = await answer.read()
         text = content.decode("utf-8", "replace")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from insitu.system.drain import DRAIN_SECONDS, FLUSH_SECONDS
 from insitu.system.keys import check_key
+from insitu.system.tls import TlsFiles, check_listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,13 @@ class Settings:
     """Engines of a standalone gateway; empty when a supervisor sends the table."""
     tokenizer: Path | None = None
     """The directory of the served model's `tokenizer.json`, if not where the engine says its model is."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names by which clients may call a gateway on loopback, through a proxy; in lower case."""
+    tls: TlsFiles | None = None
+    behind_proxy: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:
-        """Reject an address that needs a stronger key."""
+        """Reject an address that needs a stronger key, or TLS."""
         check_key(self.api_key, self.host)
+        check_listener(self.host, self.tls, behind_proxy=self.behind_proxy)

@@ -62,6 +62,8 @@ class BackendSettings(Section):
 
     ip: str
     port: int = Field(ge=1, le=65535)
+    tls: bool = False
+    """Speak HTTPS. To trust a private authority, set the environment variable SSL_CERT_FILE."""
     name: str = "trainer_run"
     project: str = "trainer_project"
     base_model: Label = "Qwen/Qwen2.5-7B-Instruct"
@@ -116,7 +118,8 @@ class BackendSettings(Section):
     def url(self) -> str:
         """The address of the API; the wildcard address 0.0.0.0 becomes loopback."""
         host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 def _is_path(text: str) -> bool:

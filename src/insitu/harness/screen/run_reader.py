@@ -112,7 +112,8 @@ class RunReader:
         for name in trained:
             if url := _section(llms, name).get("base_url"):
                 return gateway_root(str(url)), key
-        return (f"http://{backend['ip']}:{GATEWAY_PORT}", key) if backend.get("ip") else None
+        scheme = "https" if backend.get("tls") else "http"
+        return (f"{scheme}://{backend['ip']}:{GATEWAY_PORT}", key) if backend.get("ip") else None
 
     def _file(self, store: str) -> Path:
         return self.path / TRAJECTORIES / f"{store}.jsonl"
