@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -40,7 +40,7 @@ from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
-from insitu.wire.answers import DemonstrationReceipt
+from insitu.wire.answers import DemonstrationReceipt, Readiness
 from insitu.wire.gateway_state import (
     GatewayHealth,
     GatewayState,
@@ -91,6 +91,7 @@ class Gateway:
     def _add_routes(self) -> None:
         router = self.app.router
         router.add_get("/health", _answering(self._health))
+        router.add_get("/ready", _answering(self._ready))
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
             for name, protocol in self._protocols.items():
@@ -196,17 +197,26 @@ class Gateway:
                 return await record_demonstration(self.caller, body, labels_of(request), ticket)
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
-        replicas = self.pool.replicas.values()
-        refusal = self.recorder.refusal()
-        serving = self.routes.table is not None and any(r.healthy for r in replicas) and refusal is None
         # The process answers, so it is alive: `status` says whether a call would be served now.
         return GatewayHealth(
-            status="ok" if serving else "unavailable",
-            replicas={replica.id: replica.healthy for replica in replicas},
-            recording=refusal or "ok",
+            status="unavailable" if list(self._lacks()) else "ok",
+            replicas={replica.id: replica.healthy for replica in self.pool.replicas.values()},
+            recording=self.recorder.refusal() or "ok",
             held=self.routes.held,
             put_back=self.restorer.report(),
         )
+
+    async def _ready(self, _request: web.Request) -> Readiness:
+        return Readiness.because(list(self._lacks()))
+
+    def _lacks(self) -> Iterator[str]:
+        """Yield the reasons why a call would not be served now. One that only waits for a step is served."""
+        if self.routes.table is None:
+            yield "no routing table has arrived yet"
+        elif not any(replica.healthy for replica in self.pool.replicas.values()):
+            yield "no engine answers"
+        if (refusal := self.recorder.refusal()) is not None:
+            yield refusal
 
     async def _models(self, _request: web.Request) -> ModelList:
         return ModelList("list", [_model_card(name) for name in self._table().names()])
@@ -257,7 +267,9 @@ def _answering(handler: Callable[[web.Request], Awaitable[Message]]) -> Handler:
 
     @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=encode(await handler(request)), content_type=_JSON)
+        message = await handler(request)
+        status = message.status if isinstance(message, Readiness) else 200
+        return web.Response(body=encode(message), status=status, content_type=_JSON)
 
     return answer
 

@@ -15,14 +15,14 @@ from insitu.system.keys import hash_key, is_loopback
 from insitu.wire.answers import error_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
 CONTROL_PREFIX = "/control/"
 KEY_HEADER = "x-api-key"
 """The header in which clients of Anthropic's protocol send their key."""
 
 
 class Guard:
-    """Checks every request but health. Keys are kept as digests and compared in constant time."""
+    """Checks every request but to `OPEN_PATHS`. Keys are kept as digests and compared in constant time."""
 
     def __init__(self, settings: Settings) -> None:
         self._api = hash_key(settings.api_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Self
 
 from insitu import errors
 from insitu.wire.group_upload import Trajectory
@@ -197,6 +197,23 @@ class Health(Answer):
     """`ok`, or the reason."""
     supervisor: AnyObject | None = None
     supervisor_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness(Answer):
+    """Whether work can be sent here now: status 200 if so, else 503 with the causes."""
+
+    ready: bool
+    causes: list[str]
+
+    @classmethod
+    def because(cls, causes: list[str]) -> Self:
+        """Be ready unless there is a cause against it."""
+        return cls(not causes, causes)
+
+    @property
+    def status(self) -> int:
+        return 200 if self.ready else 503
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 ROUTES = {
     "/health": {"GET"},
+    "/ready": {"GET"},
     "/v1/openapi.json": {"GET", "HEAD"},
     "/v1/runs": {"GET", "POST"},
     "/v1/runs/{name}": {"GET"},
@@ -81,9 +82,11 @@ async def test_every_route_and_method_needs_the_key(app: FastAPI, stranger):
         {"Authorization": "Bearer"},
         {"x-api-key": KEY},
     )
-    for path in sorted(paths | {"/", "/nope", "/v1", "/docs", "/redoc", "/openapi.json", "/health/"}):
+    for path in sorted(
+        paths | {"/", "/nope", "/v1", "/docs", "/redoc", "/openapi.json", "/health/", "/ready/"}
+    ):
         for method in METHODS:
-            if (method, path) == ("GET", "/health"):
+            if (method, path) in {("GET", "/health"), ("GET", "/ready")}:
                 continue
             for headers in wrong:
                 answer = await stranger.request(method, path, headers=headers)
@@ -91,6 +94,7 @@ async def test_every_route_and_method_needs_the_key(app: FastAPI, stranger):
     # Nothing in the address opens the door either.
     assert (await stranger.get(f"/v1/runs?key={KEY}&api_key={KEY}")).status_code == 401
     assert (await stranger.get("/health")).status_code == 200
+    assert (await stranger.get("/ready")).status_code == 503
 
 
 async def test_other_spellings_of_health_are_no_way_in(stranger):

@@ -32,7 +32,7 @@ def all_routes() -> list[tuple[str, str]]:
 async def test_every_route_but_health_needs_a_key(gateway: GatewayUnderTest) -> None:
     checked = 0
     for method, path in all_routes():
-        if path == "/health":
+        if path in {"/health", "/ready"}:
             continue
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic default"}):
             async with gateway.session.request(method, gateway.url + path, headers=headers) as got:
@@ -43,6 +43,8 @@ async def test_every_route_but_health_needs_a_key(gateway: GatewayUnderTest) -> 
         assert got.status == 401
     async with gateway.session.get(f"{gateway.url}/health") as got:
         assert (got.status, (await got.json())["status"]) == (200, "ok")
+    async with gateway.session.get(f"{gateway.url}/ready") as got:
+        assert (got.status, await got.json()) == (200, {"ready": True, "causes": []})
 
 
 async def test_keys_are_not_interchangeable(gateway: GatewayUnderTest) -> None:

@@ -152,3 +152,26 @@ async def _all_healthy(gateway: GatewayUnderTest) -> bool:
 
 async def _held(gateway: GatewayUnderTest) -> bool:
     return (await gateway.state())["held"] == 1
+
+
+async def readiness(gateway: GatewayUnderTest) -> tuple[int, list[str]]:
+    async with gateway.session.get(f"{gateway.url}/ready") as got:
+        return got.status, (await got.json())["causes"]
+
+
+async def test_a_gateway_is_ready_while_one_engine_answers(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(2)
+    assert await readiness(gateway) == (200, [])
+    await gateway.engines[0].stop()
+    await until(lambda: half_healthy(gateway), "one engine is ejected", 20)
+    assert await readiness(gateway) == (200, [])
+    await gateway.engines[1].stop()
+
+    async def unready() -> bool:
+        return await readiness(gateway) == (503, ["no engine answers"])
+
+    await until(unready, "the gateway is not ready", 20)
+
+
+async def half_healthy(gateway: GatewayUnderTest) -> bool:
+    return sorted(await healthy(gateway)) == [False, True]

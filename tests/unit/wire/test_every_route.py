@@ -127,7 +127,7 @@ def own_routes(app: web.Application) -> dict[str, Any]:
 
 def test_every_own_route_of_the_gateway_has_messages(gateway: web.Application) -> None:
     own = own_routes(gateway)
-    assert {"GET /health", "GET /control/state", "GET /v1/models"} <= set(own)
+    assert {"GET /health", "GET /ready", "GET /control/state", "GET /v1/models"} <= set(own)
     for name, handler in own.items():
         if name.startswith(("PUT", "POST")):
             assert is_message(READ_BY_HAND[name]), f"{name} reads no message of wire/"

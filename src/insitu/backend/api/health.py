@@ -1,8 +1,9 @@
-"""Health of this process, and the supervisor's last report on the rest."""
+"""Health of this process, the supervisor's last report on the rest, and what speaks against sending work."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -11,14 +12,18 @@ from fastapi import APIRouter, Request, Response
 from insitu.backend.api.settings import Services
 from insitu.errors import InsituError
 from insitu.json_values import JsonObject, as_object
-from insitu.wire.answers import Health
+from insitu.wire.answers import Health, Readiness
 
 SERVICE = "insitu"
 _MAX_STATUS_BYTES = 256 * 2**10
+_SILENT_SECONDS = 30.0
+"""The supervisor reports twice a second; after so long it hangs, or its disk is full."""
+_LEDGER_SECONDS = 5.0
+"""Longest wait for the ledger's writer."""
 
 
 def health_routes(services: Services, version: str) -> APIRouter:
-    """Build the router for the one route that needs no key."""
+    """Build the router for the routes that need no key."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
@@ -42,7 +47,50 @@ def health_routes(services: Services, version: str) -> APIRouter:
             supervisor_age_seconds=age,
         )
 
+    @router.get("/ready", responses={503: {"model": Readiness}})
+    def ready(response: Response) -> Readiness:
+        """200 when the loaded model can be called and trained, else 503 with the causes."""
+        causes = against(*read_status(services.settings.state_dir / "status.json"))
+        try:
+            services.ledger.check_writable(_LEDGER_SECONDS)
+        except InsituError as error:
+            causes.append(error.message)
+        found = Readiness.because(causes)
+        response.status_code = found.status
+        return found
+
     return router
+
+
+def against(view: JsonObject | None, age: float | None) -> list[str]:
+    """Return what the supervisor's report says against sending calls and steps.
+
+    A trainer that a failed or cancelled step has stopped is no cause: the next step starts it.
+    """
+    if view is None:
+        return ["the supervisor has reported nothing yet"]
+    if age is None:
+        return [str(view.get("error"))]
+    if age > _SILENT_SECONDS:
+        return [f"the supervisor has reported nothing for {age:.0f} s"]
+    if view.get("state") != "ready":
+        return [f"the backend is {view.get('state')}"]
+    return list(_missing(view))
+
+
+def _missing(view: JsonObject) -> Iterator[str]:
+    engines = (as_object(view.get("replicas")) or {}).values()
+    gateway = as_object(view.get("gateway"))
+    if view.get("model") is None:
+        yield "no model is loaded: the first registration loads one"
+    elif not any((as_object(engine) or {}).get("joined") is True for engine in engines):
+        yield "no engine takes calls"
+    if gateway is None:
+        yield "the gateway does not answer"
+    elif view.get("model") is not None and gateway.get("epoch") is None:
+        yield "the gateway has no routing table"
+    if view.get("waiting") is not None:
+        yield f"training waits: {view['waiting']}"
 
 
 def gateway_url(request: Request, status: JsonObject | None) -> str | None:

@@ -17,6 +17,8 @@ from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
 from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""The paths that need no key."""
 KNOWN = "insitu.known"
 """The entry of a request's scope that the door calls once the key is found to be right."""
 
@@ -47,7 +49,7 @@ class Door:
         headers = Headers(scope=scope)
         self._check_host(headers)
         # Compared as the router will match it: no other spelling gets through.
-        if scope["method"] == "GET" and scope["path"] == "/health":
+        if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
             return
         self._check_origin(scope["method"], headers)
         self._check_key(headers)

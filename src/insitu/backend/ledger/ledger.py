@@ -66,6 +66,10 @@ class Ledger:
         """Raise Unavailable unless the ledger can be read."""
         self._read(lambda connection: connection.execute(select(schema.meta.c.value)).first())
 
+    def check_writable(self, deadline_seconds: float) -> None:
+        """Raise unless the writer's turn comes within the deadline; nothing is written."""
+        self._writer.run(lambda _connection: None, deadline_seconds)
+
     # Runs
 
     def register_run(
