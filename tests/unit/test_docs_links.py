@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
@@ -57,6 +57,12 @@ def test_pages_that_the_code_names_exist() -> None:
     named = {name for text in sources for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text)}
     assert named
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_modules_and_tests_that_the_security_page_names_exist() -> None:
+    named = set(re.findall(r"`((?:src|tests)/[\w/.]+)`", prose(ROOT / "SECURITY.md")))
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if not (ROOT / name).is_file()]
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:

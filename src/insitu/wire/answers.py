@@ -201,7 +201,7 @@ class Health(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Readiness(Answer):
-    """Whether work can be sent here now: status 200 if so, else 503 with the causes."""
+    """The answer to `GET /ready`: status 200 if work can be sent now, else 503 with the causes."""
 
     ready: bool
     causes: list[str]
