@@ -236,6 +236,10 @@ def test_a_good_pair_is_taken_on_every_address(files: TlsFiles) -> None:
         check_listener(host, None, behind_proxy=False)
 
 
+def test_versions_before_1_2_are_not_spoken(files: TlsFiles) -> None:
+    assert files.context().minimum_version == ssl.TLSVersion.TLSv1_2
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "rl.example.com"])
 def test_plain_http_beyond_loopback_is_refused(host: str) -> None:
     refused = refusal(None, host)

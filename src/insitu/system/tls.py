@@ -23,6 +23,7 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """Read both files for a server; reject a pair that cannot be used."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self.certificate, self.key, password=self._refuse_password)
         except (OSError, ValueError) as error:
