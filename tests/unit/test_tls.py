@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
@@ -159,7 +160,8 @@ async def test_a_proxy_elsewhere_is_believed_only_if_there_is_one(
     )
     config.load()
     (tmp_path / "status.json").write_text('{"gateway_port": 8000}')
-    transport = httpx.ASGITransport(config.loaded_app, client=("10.0.0.9", 5000))
+    app: Any = config.loaded_app
+    transport = httpx.ASGITransport(app, client=("10.0.0.9", 5000))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         answer = await http.get("/health", headers={"X-Forwarded-Proto": "https"})
     assert answer.json()["gateway_url"] == f"{scheme}://127.0.0.1:8000"

@@ -1,5 +1,21 @@
 """Register the built-in rewards: importing this module does it."""
 
-from insitu.rewards import exact_match, function_evaluator, json_schema, numeric, regex_match, weighted
+from insitu.rewards import (
+    command_evaluator,
+    exact_match,
+    function_evaluator,
+    json_schema,
+    numeric,
+    regex_match,
+    weighted,
+)
 
-__all__ = ["exact_match", "function_evaluator", "json_schema", "numeric", "regex_match", "weighted"]
+__all__ = [
+    "command_evaluator",
+    "exact_match",
+    "function_evaluator",
+    "json_schema",
+    "numeric",
+    "regex_match",
+    "weighted",
+]

@@ -21,6 +21,20 @@ async def all_or_none(work: Iterable[Awaitable[Result]]) -> list[Result]:
         await asyncio.wait(tasks)
 
 
+async def finish(work: Awaitable[Result]) -> Result:
+    """Run to completion work that has its own deadline; defer a cancellation until then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
 @asynccontextmanager
 async def ended_by(watch: Coroutine[None, None, None]) -> AsyncGenerator[None]:
     """Cancel the block when `watch` fails, and raise its error instead."""

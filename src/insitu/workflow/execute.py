@@ -17,11 +17,12 @@ import time
 
 from insitu.errors import describe
 from insitu.json_values import JsonValue, parse_json
+from insitu.system.tasks import finish
 from insitu.types import Ending
 from insitu.workflow.classify import ending_of
 from insitu.workflow.context import WorkflowContext, entered
 from insitu.workflow.outcome import Outcome, WorkflowFailed
-from insitu.workflow.waiting import end_task, finish
+from insitu.workflow.waiting import end_task
 from insitu.workflow.workflow import Workflow
 
 GRACE_SECONDS = 5.0

@@ -1,31 +1,13 @@
-"""Bounded waits: for a task that may ignore its cancellation, for clean-up that must not be cut short."""
+"""Bounded waits for tasks that may ignore their cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
-
-Result = TypeVar("Result")
 
 _FORCE_SECONDS = 1.0
 _abandoned: set[asyncio.Task[object]] = set()
 """Tasks that could not be ended; referenced here because the event loop holds tasks only weakly."""
-
-
-async def finish(work: Awaitable[Result]) -> Result:
-    """Run to completion work that has its own deadline; defer a cancellation until then."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
 
 
 async def end_task(task: asyncio.Task[object], grace_seconds: float) -> bool:

@@ -173,7 +173,7 @@ async def test_a_hanging_family_is_ended_as_a_whole(context: WorkflowContext, tm
 async def test_a_family_that_ignores_sigterm_is_killed(
     context: WorkflowContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insitu.workflow.kinds.process.TERM_SECONDS", 0.3)
+    monkeypatch.setattr("insitu.system.child_process.TERM_SECONDS", 0.3)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     path = tmp_path / "pids"
     started = time.monotonic()

@@ -15,10 +15,10 @@ from pydantic import BeforeValidator, Field, SecretStr
 from insitu.errors import InvalidRequest, escape, one_line
 from insitu.json_values import JsonValue, parse_json
 from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.system.child_process import MAX_STDOUT_BYTES, ChildProcess
 from insitu.types import Ending
 from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
-from insitu.workflow.kinds.process import MAX_STDOUT_BYTES, ChildProcess
 from insitu.workflow.outcome import WorkflowFailed
 from insitu.workflow.workflow import Workflow
 

@@ -1,4 +1,4 @@
-"""One child process of an agent: feeds its input, bounds its output, and ends its whole process group."""
+"""One child process of an agent or a reward: feeds it, bounds its output, ends its whole process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from insitu.workflow.waiting import finish
+from insitu.system.tasks import finish
 
 MAX_STDOUT_BYTES = 1024 * 1024
 MAX_STDERR_BYTES = 8_000
