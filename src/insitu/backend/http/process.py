@@ -114,7 +114,8 @@ def server_config(
         http=connection_class(limits),
         h11_max_incomplete_event_size=32 * 2**10,
         ws="none",
-        ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
         # X-Forwarded-Proto is the scheme of `gateway_url`; the proxy is the only caller, or on loopback.
         forwarded_allow_ips="*" if behind_proxy else "127.0.0.1,::1",
     )
