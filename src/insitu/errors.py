@@ -50,7 +50,7 @@ class Unauthorized(InsituError):
 
 
 class Forbidden(InsituError):
-    """The key is right, but its origin is not allowed: a foreign web page, for example."""
+    """The key is right, but it lacks the scope, or the request comes from a foreign web page."""
 
     status = 403
 

@@ -31,6 +31,7 @@ import aiohttp
 import uvicorn
 from aiohttp import web
 
+from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
 from insitu.backend.http.app import build_api, records_url
@@ -156,7 +157,8 @@ class StandinBackend:
 
     @asynccontextmanager
     async def _gateway(self, records: str) -> AsyncIterator[None]:
-        settings = Settings(records, KEY, _ADMIN_KEY, _HOST, self.gateway_port)
+        keys = self.state_dir / KEYS_FILE
+        settings = Settings(records, KEY, _ADMIN_KEY, _HOST, self.gateway_port, keys_file=keys)
         runner = web.AppRunner(
             build_app(settings), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )

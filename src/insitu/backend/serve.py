@@ -34,6 +34,7 @@ from typing import cast
 
 import aiohttp
 
+from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering
 from insitu.backend.fleet.cluster import start_ray, stop_ray
@@ -123,6 +124,7 @@ class Supervisor:
         records = f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
         gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
+        gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         api += [part for teacher in settings.teachers for part in ("--teacher", teacher.name)]
         self._admin_key = admin_key

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from insitu.access.key_file import KEYS_FILE
+
 _MIB = 1 << 20
 LEAST_FREE_BYTES = 256 * _MIB
 """Below this no step is begun: it would write a checkpoint, and merged weights, and fail in the middle."""
@@ -34,7 +36,7 @@ class StateDisk:
 
 
 def make_private(directory: Path) -> None:
-    """Let this user alone into an existing directory and at the databases directly in it."""
+    """Let this user alone into an existing directory and at the databases and keys directly in it."""
     directory.chmod(0o700)
-    for path in directory.glob("*.db*"):
+    for path in (*directory.glob("*.db*"), *directory.glob(KEYS_FILE)):
         path.chmod(0o600)

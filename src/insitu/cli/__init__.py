@@ -12,6 +12,7 @@ _COMMANDS = {
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
+    "keys": ("insitu.cli.keys", "Create, list and revoke keys of a backend."),
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
     "doctor": ("insitu.cli.doctor", "Check that this machine computes what insitu expects of it."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),

@@ -11,6 +11,7 @@ import click
 
 from insitu.cli.listener_options import ListenerOptions, listener_options
 from insitu.cli.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
+from insitu.cli.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
     from insitu.backend.plan.fit import Plan
@@ -65,12 +66,7 @@ class _Options(PlanOptions, ListenerOptions, _Own):
     "--allowed-host", multiple=True, help="Host name by which clients call API and gateway. May be repeated."
 )
 @listener_options
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    envvar="INSITU_STATE_DIR",
-    help="Directory of runs, ledger and logs. Default: ~/.local/state/insitu.",
-)
+@state_dir_option
 @plan_options
 @click.option(
     "--threads",
@@ -170,7 +166,7 @@ def _settings(options: _Options) -> ServeSettings:
 
     device = device_of(options["device"])
     compiled = options["compiled"]
-    state_dir = (options["state_dir"] or Path.home() / ".local" / "state" / "insitu").absolute()
+    state_dir = state_dir_of(options["state_dir"])
     dtype = None if options["dtype"] == "auto" else options["dtype"]
     num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
     compute = choose(

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from insitu.errors import InsituError, NotFound, UpstreamError
-from insitu.gateway.auth import OPEN_PATHS, Guard, Handler, error_response
+from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.demonstrations import record_demonstration
 from insitu.gateway.calls.labels import labels_of, named_rollout
@@ -138,9 +138,11 @@ class Gateway:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._guard.check(request)
-            if isinstance(request.protocol, Connection) and request.path not in OPEN_PATHS:
-                request.protocol.known()
+            holder = self._guard.identify(request)
+            if holder is not None:
+                if isinstance(request.protocol, Connection):
+                    request.protocol.known()
+                self._guard.authorise(request, holder)
             return await handler(request)
         except InsituError as error:
             return self._refusal(request, error)

@@ -1,4 +1,4 @@
-"""Access control: keys, the loopback rule of the control routes, and browsers kept out."""
+"""Access control: keys and scopes, the loopback rule of the control routes, and browsers kept out."""
 
 from __future__ import annotations
 
@@ -9,43 +9,55 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
+from insitu.access.keyring import Holder, Keyring
+from insitu.access.routes import GATEWAY, Access, Need, need_of
 from insitu.errors import InsituError, InvalidRequest, Unauthorized
 from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import hash_key, is_loopback
 from insitu.wire.answers import error_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN_PATHS = frozenset({"/health", "/ready"})
-CONTROL_PREFIX = "/control/"
 KEY_HEADER = "x-api-key"
 """The header in which clients of Anthropic's protocol send their key."""
 
 
 class Guard:
-    """Checks every request but to `OPEN_PATHS`. Keys are kept as digests and compared in constant time."""
+    """Checks every request. Keys are kept as digests and compared in constant time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._api = hash_key(settings.api_key)
+        self._keys = Keyring(hash_key(settings.api_key), settings.keys_file)
         self._admin = hash_key(settings.admin_key) if settings.admin_key else None
         self._host = settings.host
         self._loopback_only = is_loopback(settings.host)
         self._allowed_hosts = settings.allowed_hosts
 
-    def check(self, request: web.Request) -> None:
-        """Raise unless the request may pass."""
-        if request.path in OPEN_PATHS:
-            return
+    def identify(self, request: web.Request) -> Holder | None:
+        """Return the sender; None where no key is needed. Raise Unauthorized for everybody else."""
+        _, need = _route(request)
+        if need is Access.OPEN:
+            return None
         self._check_browser(request)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = [key.strip() if scheme.lower() == "bearer" else ""]
-        if request.path.startswith(CONTROL_PREFIX):
-            wanted = self._admin if self._is_local(request.remote or "") else None
+        bearer = key.strip() if scheme.lower() == "bearer" else ""
+        if need is Access.SUPERVISOR:
+            holder = self._supervisor(request, bearer)
         else:
-            wanted = self._api
-            given.append(request.headers.get(KEY_HEADER, ""))
-        if wanted is None or not any(hmac.compare_digest(hash_key(key), wanted) for key in given):
+            holder = self._keys.holder([bearer, request.headers.get(KEY_HEADER, "")])
+        if holder is None:
             hint = f"send `Authorization: Bearer <key>` or `{KEY_HEADER}: <key>`"
             raise Unauthorized("The key is missing or wrong.", hint=hint)
+        return holder
+
+    def authorise(self, request: web.Request, holder: Holder) -> None:
+        """Raise Forbidden if the sender's key lacks the scope of the route."""
+        route, need = _route(request)
+        holder.require(need, route)
+
+    def _supervisor(self, request: web.Request, key: str) -> Holder | None:
+        """Return the supervisor, which calls from this machine with a key of its own; it has no scope."""
+        if self._admin is None or not self._is_local(request.remote or ""):
+            return None
+        return Holder(frozenset()) if hmac.compare_digest(hash_key(key), self._admin) else None
 
     def _is_local(self, remote: str) -> bool:
         """Return True for a caller on this machine, which may have called the gateway by its own address."""
@@ -62,6 +74,14 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             raise InvalidRequest("Requests from other origins are rejected.")
+
+
+def _route(request: web.Request) -> tuple[str, Need]:
+    """Return the route that the router has chosen, and what it needs."""
+    resource = request.match_info.route.resource
+    if resource is None:
+        return "", Access.ANY_KEY  # for the answer that there is no such path or method
+    return f"{request.method} {resource.canonical}", need_of(GATEWAY, request.method, resource.canonical)
 
 
 def error_response(error: InsituError, body: object = None) -> web.Response:

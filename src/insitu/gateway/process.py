@@ -36,12 +36,14 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
     parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
     parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
+    parser.add_argument("--keys", type=Path, help="the file of the keys that `insitu keys` creates")
     given = parser.parse_args(arguments)
     fallback = DEFAULT_KEY if is_loopback(given.host) else ""
     return Settings(
         records_url=given.records,
         api_key=os.environ.get("INSITU_API_KEY") or fallback,
         admin_key=os.environ.get("INSITU_ADMIN_KEY", ""),
+        keys_file=given.keys,
         host=given.host,
         port=given.port,
         upstreams=tuple(given.upstream),

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from insitu.client import InsituClient
 from insitu.config.finetuning import FinetuningConfig
-from insitu.errors import Conflict, InsituError, InvalidRequest, Unauthorized, Unavailable, Untrusted
+from insitu.errors import (
+    Conflict,
+    Forbidden,
+    InsituError,
+    InvalidRequest,
+    Unauthorized,
+    Unavailable,
+    Untrusted,
+)
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
@@ -143,6 +151,11 @@ class BackendAdapter(TrainerAdapter):
             ) from error
         except Untrusted:
             raise
+        except Forbidden as error:
+            raise Forbidden(
+                f"the key of trainer_adapters.<name>.backend.api_key does not suffice: {error.message}",
+                hint=error.hint,
+            ) from error
         except (InsituError, TimeoutError) as error:
             raise Unavailable(
                 f"no insitu backend answers at {url}",

@@ -31,13 +31,14 @@ def make_directories(path: Path, mode: int = 0o700) -> None:
     sync_path(path.parent)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace a whole file: readers see the old one or the new one, even after a crash.
 
-    One writer per file at a time.
+    One writer per file at a time. The umask applies to `mode`.
     """
     staged = path.with_name(f".{path.name}.tmp")
-    with staged.open("wb") as out:
+    staged.unlink(missing_ok=True)  # one left by a crash may have other permissions
+    with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())

@@ -12,7 +12,10 @@ import pytest
 
 pytest.importorskip("ray")
 
+from insitu.access.key_file import KEYS_FILE
 from insitu.backend import serve, state_disk
+from insitu.backend.api.settings import ApiSettings
+from insitu.backend.http.process import parse as api_arguments
 from insitu.backend.ledger import Lease
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
@@ -21,6 +24,7 @@ from insitu.backend.serve import Supervisor
 from insitu.backend.serving.version_leases import VersionLeases
 from insitu.backend.state_disk import ENOUGH_FREE_BYTES, LEAST_FREE_BYTES, StateDisk, make_private
 from insitu.errors import Unavailable
+from insitu.gateway.process import settings_from as gateway_settings
 from insitu.types import RunState
 
 Usage = namedtuple("Usage", "free")
@@ -148,8 +152,15 @@ def test_a_status_that_cannot_be_written_is_late(tmp_path: Path) -> None:
 def test_an_existing_state_directory_becomes_private(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
-    for name in ("ledger.db", "calls.db", "calls.db-wal"):
+    for name in ("ledger.db", "calls.db", "calls.db-wal", "keys.json"):
         (state / name).touch(mode=0o644)
     make_private(state)
     assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
     assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_gateway_and_the_api_read_the_same_keys(tmp_path: Path) -> None:
+    serving = supervisor(tmp_path, [])
+    gateway = gateway_settings(serving._gateway.arguments)
+    api = api_arguments(serving._api.arguments)
+    assert gateway.keys_file == tmp_path / KEYS_FILE == ApiSettings(api.state_dir, b"").keys_file

@@ -167,10 +167,13 @@ async def starting_gateways() -> AsyncIterator[StartGateway]:
             *,
             install: bool = True,
             make_engine: Callable[[], StandinEngine] = lambda: StandinEngine(Behaviour()),
+            keys_file: Path | None = None,
             **limits: Any,
         ) -> GatewayUnderTest:
             engines = [await stack.enter_async_context(make_engine()) for _ in range(num_engines)]
-            settings = Settings(url, "default", "admin", limits=replace(LIMITS, **limits))
+            settings = Settings(
+                url, "default", "admin", keys_file=keys_file, limits=replace(LIMITS, **limits)
+            )
             runner = web.AppRunner(build_app(settings), handler_cancellation=True, shutdown_timeout=0.1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

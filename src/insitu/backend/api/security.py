@@ -1,4 +1,4 @@
-"""The door: Host, Origin and key are checked before any route is looked up.
+"""The door: Host, Origin, key and scope are checked before any route is entered.
 
 Checking here rather than per route means that no route can be forgotten, and that without a key nobody
 learns which routes, runs or documents exist.
@@ -7,18 +7,20 @@ learns which routes, runs or documents exist.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from insitu.access.keyring import Holder, Keyring
+from insitu.access.routes import API, Access, Need, need_of
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
 from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
 from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""The paths that need no key."""
 KNOWN = "insitu.known"
 """The entry of a request's scope that the door calls once the key is found to be right."""
 
@@ -26,9 +28,12 @@ KNOWN = "insitu.known"
 class Door:
     """ASGI middleware that lets only authorised requests in."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ApiSettings, routes: Sequence[BaseRoute]) -> None:
+        """`routes` are those of the application's router."""
         self._app = app
         self._settings = settings
+        self._routes = routes
+        self._keys = Keyring(settings.key_sha256, settings.keys_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with an error."""
@@ -48,13 +53,14 @@ class Door:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         self._check_host(headers)
-        # Compared as the router will match it: no other spelling gets through.
-        if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
+        route, need = self._need(scope)
+        if need is Access.OPEN:
             return
         self._check_origin(scope["method"], headers)
-        self._check_key(headers)
+        holder = self._holder(headers)
         if KNOWN in scope:
             scope[KNOWN]()
+        holder.require(need, route)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
 
@@ -78,12 +84,22 @@ class Door:
                 f"requests from web pages of {origin!r} are rejected", hint="call the API from a program"
             )
 
-    def _check_key(self, headers: Headers) -> None:
-        if not self._settings.accepts_key(key_of(headers)):
+    def _need(self, scope: Scope) -> tuple[str, Need]:
+        """Return the route that the router will choose, by the router's own rules, and what it needs."""
+        for route in self._routes:
+            if route.matches(scope)[0] is Match.FULL:
+                path = getattr(route, "path", "")
+                return f"{scope['method']} {path}", need_of(API, scope["method"], path)
+        return "", Access.ANY_KEY  # for the answer that there is no such path or method
+
+    def _holder(self, headers: Headers) -> Holder:
+        holder = self._keys.holder([key_of(headers)])
+        if holder is None:
             raise Unauthorized(
                 "the key is missing or wrong",
                 hint="send the header `Authorization: Bearer $INSITU_API_KEY`",
             )
+        return holder
 
 
 def key_of(headers: Headers) -> str:

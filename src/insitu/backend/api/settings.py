@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from insitu.access.key_file import KEYS_FILE
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
@@ -101,13 +101,14 @@ class ApiSettings:
         return cls(state_dir=state_dir, key_sha256=hash_key(api_key), host=host, port=port)
 
     @property
+    def keys_file(self) -> Path:
+        """The keys that `insitu keys` creates; it need not exist."""
+        return self.state_dir / KEYS_FILE
+
+    @property
     def runs_dir(self) -> Path:
         """The checkpoints' directory, the same as the supervisor's."""
         return self.state_dir / "runs"
-
-    def accepts_key(self, key: str) -> bool:
-        """Return True for the right key; compare in constant time."""
-        return hmac.compare_digest(hash_key(key), self.key_sha256)
 
     def accepts_host(self, name: str) -> bool:
         """Return True if clients may call this server by that name (without port)."""

@@ -66,7 +66,7 @@ def build_api(
     app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)
     # Added last, hence outermost: nothing behind it is reached without a key.
-    app.add_middleware(Door, settings=settings)
+    app.add_middleware(Door, settings=settings, routes=app.routes)
     return app
 
 

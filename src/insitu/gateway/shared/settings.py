@@ -82,6 +82,8 @@ class Settings:
     """Host names by which clients may call a gateway on loopback, through a proxy; in lower case."""
     tls: TlsFiles | None = None
     behind_proxy: bool = False
+    keys_file: Path | None = None
+    """The keys that `insitu keys` creates, where a supervisor has them; it need not exist."""
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:

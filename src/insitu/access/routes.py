@@ -1,0 +1,83 @@
+"""The one table of who may call which route. Both doors check by it, and docs/keys.md prints it.
+
+`submit` covers everything that `insitu finetune` and `insitu eval` do by themselves; deletions need `admin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeAlias
+
+from insitu.access.scopes import Scope
+
+
+class Access(StrEnum):
+    """Access to a route that no scope decides."""
+
+    OPEN = "no key"
+    ANY_KEY = "any key"
+    SUPERVISOR = "supervisor"
+    """The key that the supervisor shares with its gateway, from loopback only."""
+
+
+Need: TypeAlias = Scope | Access
+Table: TypeAlias = Mapping[str, Need]
+"""By `METHOD /path`, with the path as the application routes it."""
+
+API: Table = {
+    "GET /health": Access.OPEN,
+    "GET /ready": Access.OPEN,
+    "GET /v1/openapi.json": Access.ANY_KEY,
+    "GET /v1/runs": Scope.SUBMIT,
+    "POST /v1/runs": Scope.SUBMIT,
+    "GET /v1/runs/{name}": Scope.SUBMIT,
+    "POST /v1/runs/{name}/close": Scope.SUBMIT,
+    "PUT /v1/adapters/{sha256}": Scope.SUBMIT,
+    "GET /v1/runs/{name}/groups/{group_id}": Scope.SUBMIT,
+    "PUT /v1/runs/{name}/groups/{group_id}": Scope.SUBMIT,
+    "GET /v1/runs/{name}/steps": Scope.SUBMIT,
+    "POST /v1/runs/{name}/steps": Scope.SUBMIT,
+    "GET /v1/jobs/{job_id}": Scope.SUBMIT,
+    "GET /v1/jobs/{job_id}/events": Scope.SUBMIT,
+    "POST /v1/jobs/{job_id}/cancel": Scope.SUBMIT,
+    "GET /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
+    "PUT /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
+    "DELETE /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
+    "GET /v1/runs/{name}/checkpoints": Scope.SUBMIT,
+    "PUT /v1/runs/{name}/checkpoints/{step}/pin": Scope.SUBMIT,
+    "DELETE /v1/runs/{name}/checkpoints/{step}/pin": Scope.SUBMIT,
+    "DELETE /v1/runs/{name}/checkpoints/{step}": Scope.ADMIN,
+    "GET /healthcheck": Access.ANY_KEY,
+    "POST /register": Scope.SUBMIT,
+    "POST /_get_step": Scope.SUBMIT,
+    "POST /_prepare_backend_for_training": Scope.SUBMIT,
+    "POST /_train_model": Scope.SUBMIT,
+    "POST /_delete_checkpoint_files": Scope.ADMIN,
+    "POST /close": Scope.SUBMIT,
+}
+PREFIXES = ("", "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/functions/{function}")
+"""A model call may name its rollout and function before the path."""
+_CALLS = (
+    "POST {}/v1/chat/completions",
+    "POST {}/v1/completions",
+    "POST {}/v1/responses",
+    "POST {}/v1/messages",
+    "POST {}/v1/messages/count_tokens",
+    "POST {}/v1/demonstrations",
+    "GET {}/v1/models",
+    "GET {}/v1/models/{{model}}",
+)
+GATEWAY: Table = {
+    "GET /health": Access.OPEN,
+    "GET /ready": Access.OPEN,
+    **{call.format(prefix): Scope.INFER for prefix in PREFIXES for call in _CALLS},
+    "GET /rollouts/{rollout_id}/calls": Scope.INFER,
+    "GET /control/state": Access.SUPERVISOR,
+    "PUT /control/routes": Access.SUPERVISOR,
+}
+
+
+def need_of(table: Table, method: str, path: str) -> Need:
+    """Return the access that a route needs; a route that is not in the table needs `admin`."""
+    return table.get(f"{'GET' if method == 'HEAD' else method} {path}", Scope.ADMIN)

@@ -1,0 +1,103 @@
+"""`insitu keys`: keys for others, each with its scopes."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from insitu.access.scopes import Scope
+from insitu.cli.state_dir import state_dir_of, state_dir_option
+
+_UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+@click.group()
+def keys() -> None:
+    """Create, list and revoke keys of a backend.
+
+    A running `insitu serve` with the same --state-dir sees every change at once. The key in INSITU_API_KEY
+    is not among them: it has every scope and does not expire.
+    """
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice([scope.value for scope in Scope]),
+    help="infer: model calls. submit: runs, groups, steps. admin: everything. May be repeated.",
+)
+@click.option("--expires", metavar="30d", help="Lifetime in hours (h), days (d) or weeks (w). Default: none.")
+@state_dir_option
+def create(name: str, scopes: tuple[str, ...], expires: str | None, state_dir: Path | None) -> None:
+    """Create a key and print it, once: only its hash is stored."""
+    from insitu.access.key_changes import create_key
+
+    lifetime = None if expires is None else _seconds(expires)
+    directory = state_dir_of(state_dir)
+    secret, stored = create_key(directory, name, [Scope(scope) for scope in scopes], lifetime)
+    click.echo(secret)
+    # Not on standard output, so that KEY="$(insitu keys create …)" takes the key alone.
+    until = "until it is revoked" if stored.expires_at is None else f"until {_time(stored.expires_at)}"
+    click.echo(f"{name}: scopes {', '.join(stored.scopes)}, valid {until}. It is not shown again.", err=True)
+    click.echo(f"It belongs to the backend with --state-dir {directory}.", err=True)
+
+
+@keys.command(name="list")
+@state_dir_option
+def list_keys(state_dir: Path | None) -> None:
+    """List the keys; those that ended are listed for 30 days."""
+    import time
+
+    from insitu.access.key_file import KEYS_FILE, read_keys
+
+    path = state_dir_of(state_dir) / KEYS_FILE
+    now = time.time()
+    rows = [
+        (
+            key.name,
+            ",".join(key.scopes),
+            key.state(now),
+            _time(key.created_at),
+            "never" if key.expires_at is None else _time(key.expires_at),
+        )
+        for key in read_keys(path)
+    ]
+    if not rows:
+        click.echo(f"no keys in {path}; the key in INSITU_API_KEY is the only one", err=True)
+        return
+    table = [("NAME", "SCOPES", "STATE", "CREATED", "EXPIRES"), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command()
+@click.argument("name")
+@state_dir_option
+def revoke(name: str, state_dir: Path | None) -> None:
+    """Revoke a key for good. Requests that are under way finish."""
+    from insitu.access.key_changes import revoke_key
+
+    stored = revoke_key(state_dir_of(state_dir), name)
+    assert stored.revoked_at is not None, "it was just revoked"
+    click.echo(f"{name} was revoked at {_time(stored.revoked_at)}; a running backend rejects it from now on")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([1-9][0-9]{0,3})([hdw])", text)
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r} is not a lifetime such as 12h, 30d or 8w, at most 9999", param_hint="--expires"
+        )
+    return float(int(match[1]) * _UNITS[match[2]])
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,94 @@
+"""`insitu keys`: create prints the key alone and once; list and revoke never show it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from insitu.access.key_file import KEYS_FILE, read_keys
+from insitu.access.keyring import Keyring
+from insitu.cli import cli
+from insitu.errors import NotFound
+from insitu.system.keys import hash_key
+
+
+def run(*arguments: str, state_dir: Path) -> Result:
+    return CliRunner().invoke(cli, ["keys", *arguments], env={"INSITU_STATE_DIR": str(state_dir)})
+
+
+def test_a_key_from_creation_to_revocation(tmp_path: Path) -> None:
+    created = run(
+        "create", "ci", "--scope", "submit", "--scope", "infer", "--expires", "30d", state_dir=tmp_path
+    )
+    assert created.exit_code == 0, created.output
+    (key,) = created.stdout.splitlines()
+    assert str(tmp_path) in created.stderr
+    (stored,) = read_keys(tmp_path / KEYS_FILE)
+    assert (stored.name, stored.scopes) == ("ci", ["infer", "submit"])
+    assert stored.expires_at == pytest.approx(time.time() + 30 * 86_400, abs=60)
+    holder = Keyring(hash_key("own"), tmp_path / KEYS_FILE).holder([key])
+    assert holder is not None
+    assert holder.scopes == {"infer", "submit"}
+
+    listed = run("list", state_dir=tmp_path)
+    header, row = listed.stdout.splitlines()
+    assert header.split() == ["NAME", "SCOPES", "STATE", "CREATED", "EXPIRES"]
+    assert row.split()[:3] == ["ci", "infer,submit", "active"]
+    revoked = run("revoke", "ci", state_dir=tmp_path)
+    assert revoked.exit_code == 0
+    assert revoked.stdout.startswith("ci was revoked at ")
+    assert "revoked" in run("list", state_dir=tmp_path).stdout
+    for shown in (created.stderr, listed.output, revoked.output):
+        assert key not in shown
+        assert stored.sha256 not in shown
+
+
+def test_the_option_names_the_directory_too(tmp_path: Path) -> None:
+    created = run(
+        "create", "a", "--scope", "admin", "--state-dir", str(tmp_path / "x"), state_dir=tmp_path / "y"
+    )
+    assert created.exit_code == 0
+    assert (tmp_path / "x" / KEYS_FILE).exists()
+    assert not (tmp_path / "y").exists()
+    assert "never" in run("list", state_dir=tmp_path / "x").stdout
+
+
+def test_without_keys_the_list_says_so(tmp_path: Path) -> None:
+    listed = run("list", state_dir=tmp_path / "none")
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert "INSITU_API_KEY" in listed.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("expires", ["30", "0d", "-1d", "1y", "d", "30 d", "99999d", "1.5d", ""])
+def test_a_lifetime_that_is_none_is_rejected(tmp_path: Path, expires: str) -> None:
+    refused = run("create", "a", "--scope", "infer", "--expires", expires, state_dir=tmp_path)
+    assert refused.exit_code == 2
+    assert "30d" in refused.output
+    assert not (tmp_path / KEYS_FILE).exists()
+
+
+@pytest.mark.parametrize("scopes", [[], ["--scope", "root"], ["--scope", ""]])
+def test_a_key_needs_known_scopes(tmp_path: Path, scopes: list[str]) -> None:
+    assert run("create", "a", *scopes, state_dir=tmp_path).exit_code == 2
+    assert not (tmp_path / KEYS_FILE).exists()
+
+
+def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
+    assert isinstance(run("revoke", "a", state_dir=tmp_path).exception, NotFound)
+
+
+def test_the_commands_import_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from insitu.cli import cli\n"
+        f"cli.main(['keys', 'create', 'a', '--scope', 'infer', '--state-dir', {str(tmp_path)!r}], "
+        "standalone_mode=False)\n"
+        "heavy = {'torch', 'fastapi', 'sqlalchemy', 'ray', 'vllm', 'aiohttp'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
