@@ -229,6 +229,7 @@ async def use_client(front: Front, folder: Path) -> None:
     async with aiohttp.ClientSession() as http:
         engine = EngineClient(http, front.url)
         assert await engine.healthy(10)
+        assert await engine.responds(10)
         await engine.warm_up(settings, 60)
         await engine.set_version("base")
         assert await engine.adapters() == {"tiny"}
