@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE, MAX_KEYS, StoredKey, read_keys, write_keys
 from insitu.access.scopes import Scope
 from insitu.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
@@ -53,6 +54,7 @@ def create_key(
         expires_at = None if lifetime_seconds is None else now + lifetime_seconds
         granted = [scope for scope in Scope if scope in scopes]
         stored = StoredKey(name, hash_key(secret).hex(), granted, now, expires_at)
+        _note(state_dir, f"keys create {name} {','.join(granted)}")
         keys.append(stored)
     return secret, stored
 
@@ -68,6 +70,7 @@ def revoke_key(state_dir: Path, name: str) -> StoredKey:
         # Earlier keys of the name have ended, or the last one could not have been created.
         place = found[-1]
         if keys[place].revoked_at is None:
+            _note(state_dir, f"keys revoke {name}")
             keys[place] = replace(keys[place], revoked_at=time.time())
         return keys[place]
 
@@ -85,6 +88,10 @@ def _changing(state_dir: Path) -> Generator[list[StoredKey]]:
             yield keys
             if keys != before:
                 write_keys(path, keys)
+
+
+def _note(state_dir: Path, change: str) -> None:
+    AuditLog(state_dir / AUDIT_FILE).note(f"user {os.geteuid()}", change, "this machine")
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from insitu.access.scopes import Scope, create_hint
 from insitu.errors import Forbidden, InsituError, Unauthorized, Unavailable
 from insitu.system.keys import hash_key
 
+OWN_KEY = "INSITU_API_KEY"
+"""The name of the key from the environment. No created key has it: their names are in lower case."""
 MAX_AGE_SECONDS = 5.0
 """The file is read again after this time, even if it looks unchanged: clocks of file systems are coarse."""
 _RETRY_SECONDS = 1.0
@@ -31,6 +33,8 @@ _log = logging.getLogger(__name__)
 class Holder:
     """The sender of a request with a valid key."""
 
+    key: str
+    """The key's name, never the key itself."""
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
@@ -67,7 +71,7 @@ class Keyring:
         self._look()
         found = [key for digest, key in self._keys if _among(digest, digests)]
         if _among(self._own_key, digests):
-            return Holder(frozenset({Scope.ADMIN}))
+            return Holder(OWN_KEY, frozenset({Scope.ADMIN}))
         if not self._readable:
             raise Unavailable(
                 "the backend cannot read its keys now", hint="its log names the cause; INSITU_API_KEY works"
@@ -77,7 +81,7 @@ class Keyring:
         if found and not valid:
             ended = "was revoked" if found[0].revoked_at is not None else "has expired"
             raise Unauthorized(f"the key {ended}", hint=create_hint(found[0].scopes))
-        return Holder(frozenset(valid[0].scopes)) if valid else None
+        return Holder(valid[0].name, frozenset(valid[0].scopes)) if valid else None
 
     def _look(self) -> None:
         """Read the file again if it has changed or was read too long ago."""

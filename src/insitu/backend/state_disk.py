@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE
 
 _MIB = 1 << 20
@@ -36,7 +37,7 @@ class StateDisk:
 
 
 def make_private(directory: Path) -> None:
-    """Let this user alone into an existing directory and at the databases and keys directly in it."""
+    """Let this user alone into an existing directory, at its databases, its keys and its audit log."""
     directory.chmod(0o700)
-    for path in (*directory.glob("*.db*"), *directory.glob(KEYS_FILE)):
+    for path in (*directory.glob("*.db*"), *directory.glob(KEYS_FILE), *directory.glob(AUDIT_FILE)):
         path.chmod(0o600)

@@ -57,7 +57,7 @@ class Guard:
         """Return the supervisor, which calls from this machine with a key of its own; it has no scope."""
         if self._admin is None or not self._is_local(request.remote or ""):
             return None
-        return Holder(frozenset()) if hmac.compare_digest(hash_key(key), self._admin) else None
+        return Holder("supervisor", frozenset()) if hmac.compare_digest(hash_key(key), self._admin) else None
 
     def _is_local(self, remote: str) -> bool:
         """Return True for a caller on this machine, which may have called the gateway by its own address."""

@@ -1,4 +1,4 @@
-"""The door: Host, Origin, key and scope are checked before any route is entered.
+"""The door: Host, Origin, key and scope are checked before any route is entered, and changes are noted.
 
 Checking here rather than per route means that no route can be forgotten, and that without a key nobody
 learns which routes, runs or documents exist.
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from insitu.access.audit_log import AuditLog
 from insitu.access.keyring import Holder, Keyring
 from insitu.access.routes import API, Access, Need, need_of
 from insitu.backend.api.responses import MessageResponse
@@ -34,6 +35,7 @@ class Door:
         self._settings = settings
         self._routes = routes
         self._keys = Keyring(settings.key_sha256, settings.keys_file)
+        self._audit = AuditLog(settings.audit_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with an error."""
@@ -63,6 +65,9 @@ class Door:
         holder.require(need, route)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
+        if route and scope["method"] not in _SAFE_METHODS:
+            sender = scope["client"][0] if scope.get("client") else "unknown"
+            self._audit.note(holder.key, f"{scope['method']} {scope['path']}", sender)
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
@@ -104,6 +105,11 @@ class ApiSettings:
     def keys_file(self) -> Path:
         """The keys that `insitu keys` creates; it need not exist."""
         return self.state_dir / KEYS_FILE
+
+    @property
+    def audit_file(self) -> Path:
+        """The log of changes, shared with `insitu keys`."""
+        return self.state_dir / AUDIT_FILE
 
     @property
     def runs_dir(self) -> Path:
