@@ -19,7 +19,7 @@ from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
-from insitu.system.tls import CERTIFICATE_OPTION, KEY_OPTION, PROXY_OPTION, scheme_of, tls_files
+from insitu.system.tls import add_listener_options, scheme_of, tls_files
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -32,10 +32,7 @@ def settings_from(arguments: list[str]) -> Settings:
     source.add_argument("--managed", action="store_true", help="a supervisor sends the routing table")
     source.add_argument("--upstream", action="append", default=[], help="an engine's URL; repeatable")
     parser.add_argument("--tokenizer", type=Path, help="the directory of the served model's tokenizer.json")
-    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
-    parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
-    parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
-    parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
+    add_listener_options(parser)
     parser.add_argument("--keys", type=Path, help="the file of the keys that `insitu keys` creates")
     given = parser.parse_args(arguments)
     fallback = DEFAULT_KEY if is_loopback(given.host) else ""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from insitu.errors import InvalidRequest
 from insitu.system.keys import is_loopback
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 CERTIFICATE_OPTION, KEY_OPTION, PROXY_OPTION = "--tls-certificate", "--tls-key", "--behind-proxy"
 
@@ -85,6 +88,14 @@ def check_listener(host: str, tls: TlsFiles | None, *, behind_proxy: bool) -> No
             hint=f"add {CERTIFICATE_OPTION} FILE {KEY_OPTION} FILE, or {PROXY_OPTION} if a proxy in front "
             "of it terminates TLS",
         )
+
+
+def add_listener_options(parser: ArgumentParser) -> None:
+    """Add the options of a process that listens: its names, and those that `listener_arguments` writes."""
+    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
+    parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
+    parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
+    parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
 
 
 def listener_arguments(tls: TlsFiles | None, *, behind_proxy: bool) -> list[str]:

@@ -95,24 +95,23 @@ class EngineClient:
 
     async def healthy(self, deadline_seconds: float = 2.0) -> bool:
         """Return True if the server passes its health check in time."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=deadline_seconds)
-            async with self._http.get(f"{self.url}/health", timeout=timeout) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await self._status("/health", deadline_seconds) == 200
 
     async def responds(self, deadline_seconds: float) -> bool:
         """Return True if the engine's loop answers in time, whatever it answers.
 
         Unlike the health check, the question goes through to the process that computes.
         """
+        return await self._status("/is_sleeping", deadline_seconds) is not None
+
+    async def _status(self, path: str, deadline_seconds: float) -> int | None:
+        """Return the status that the server answers with; None if it does not answer in time."""
         try:
             timeout = aiohttp.ClientTimeout(total=deadline_seconds)
-            async with self._http.get(f"{self.url}/is_sleeping", timeout=timeout):
-                return True
+            async with self._http.get(self.url + path, timeout=timeout) as answer:
+                return answer.status
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return None
 
     async def warm_up(self, settings: EngineSettings, deadline_seconds: float) -> None:
         """Compile the kernels of sampling and scoring, then run a batch as large as the largest real one.

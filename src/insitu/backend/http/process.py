@@ -22,15 +22,7 @@ from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
-from insitu.system.tls import (
-    CERTIFICATE_OPTION,
-    KEY_OPTION,
-    PROXY_OPTION,
-    TlsFiles,
-    check_listener,
-    scheme_of,
-    tls_files,
-)
+from insitu.system.tls import TlsFiles, add_listener_options, check_listener, scheme_of, tls_files
 
 
 class ApiServer(uvicorn.Server):
@@ -54,11 +46,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
     parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call it by")
+    add_listener_options(parser)
     parser.add_argument("--teacher", action="append", default=[], help="the name of a teacher")
-    parser.add_argument(CERTIFICATE_OPTION, help="PEM file of the certificate and its chain")
-    parser.add_argument(KEY_OPTION, help="PEM file of the certificate's key")
-    parser.add_argument(PROXY_OPTION, action="store_true", help="a proxy in front of it terminates TLS")
     return parser.parse_args(argv)
 
 
