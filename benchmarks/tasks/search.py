@@ -36,7 +36,7 @@ VALUES = {
 MAX_TURNS = 3
 NUM_HELD_OUT = 20
 RULES = "To look something up, reply: search: NAME KIND. When you know it, reply with one word."
-EXAMPLES = (("What is the job of Zoe?", "search: Zoe job"),)
+EXAMPLES = (("What is the job of Zoe?", "search: Zoe job"), ("Zoe works as a clown.", "clown"))
 SCORES = {"right": 1.0, "found": 0.4, "searched": 0.2, "none": 0.0}
 
 
