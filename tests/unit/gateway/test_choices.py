@@ -180,3 +180,22 @@ async def test_a_failure_ends_the_others_first() -> None:
 
 async def _all_ended(gateway: GatewayUnderTest) -> bool:
     return (await gateway.state())["in_flight_total"] == 0
+
+
+async def test_every_turn_of_a_rollout_draws_with_a_seed_of_its_own(gateway: GatewayUnderTest) -> None:
+    for rollout in ("one", "two"):
+        for _ in range(3):
+            await gateway.post(f"/rollouts/{rollout}/v1/chat/completions", seed=7)
+    calls = await gateway.records()
+    one, two = (
+        [call.sampling["seed"] for call in calls if call.rollout_id == rollout] for rollout in ("one", "two")
+    )
+    assert one[0] == 7, "the first call has the client's seed"
+    assert len(set(one)) == 3, "with one seed every turn would draw the same numbers"
+    assert one == two, "the same seed and the same turns give the same seeds"
+
+
+async def test_calls_outside_a_rollout_keep_the_clients_seed(gateway: GatewayUnderTest) -> None:
+    for _ in range(2):
+        await gateway.post("/v1/chat/completions", seed=7)
+    assert [sent["sampling_params"]["seed"] for sent in gateway.engine.calls_to(GENERATE)] == [7, 7]

@@ -11,6 +11,7 @@ a stream each choice is recorded before its own end is sent; if one breaks, so d
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -39,8 +40,14 @@ class Choice:
     recorded: bool = False
 
 
-def choices_of(call_id: str, rendered: Rendered, count: int, timings: dict[str, float]) -> list[Choice]:
-    """Create the choices of a rendered request: the first has the call's id, the others `<id>-1` etc."""
+def choices_of(
+    call_id: str, rendered: Rendered, count: int, timings: dict[str, float], calls_before: int = 0
+) -> list[Choice]:
+    """Create the choices of a rendered request: the first has the call's id, the others `<id>-1` etc.
+
+    `calls_before` are those of the same rollout: with the same seed, every turn would draw the same numbers.
+    """
+    rendered = _with_seed_of_turn(rendered, calls_before)
     return [
         Choice(index, _numbered(call_id, index), _own(rendered, call_id, index), dict(timings))
         for index in range(count)
@@ -82,6 +89,19 @@ async def together(works: Sequence[Coroutine[object, object, T]]) -> list[T]:
 
 def _numbered(call_id: str, index: int) -> str:
     return f"{call_id}-{index}" if index else call_id
+
+
+def _with_seed_of_turn(rendered: Rendered, calls_before: int) -> Rendered:
+    """Derive the seed of a rollout's later call from the client's; the first call has the client's own."""
+    sampling = rendered.generate["sampling_params"]
+    if not calls_before or sampling.get("seed") is None:
+        return rendered
+    digest = hashlib.sha256(f"{sampling['seed']}:{calls_before}".encode()).digest()
+    # 31 bits, as in the seed of a rollout.
+    sampling = sampling | {"seed": int.from_bytes(digest[:4]) >> 1}
+    return Rendered(
+        rendered.prompt_ids, rendered.generate | {"sampling_params": sampling}, rendered.from_text
+    )
 
 
 def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:

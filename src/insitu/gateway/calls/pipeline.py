@@ -132,7 +132,9 @@ class Caller:
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
         rendered = await self.restorer.restore(rollout_id, attempt.target, attempt.lane, rendered)
-        attempt.choices = choices_of(context.call_id, rendered, context.request.num_choices, timings)
+        attempt.choices = choices_of(
+            context.call_id, rendered, context.request.num_choices, timings, context.ticket.calls_before
+        )
         return attempt.choices
 
     def submit(

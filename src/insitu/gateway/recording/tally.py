@@ -43,11 +43,13 @@ class Tally:
 class Ticket:
     """One request under way: the number of calls it asks for, and of those already recorded."""
 
-    __slots__ = ("_num_calls", "_num_recorded", "_tally")
+    __slots__ = ("_num_calls", "_num_recorded", "_tally", "calls_before")
 
     def __init__(self, tally: Tally | None) -> None:
         self._tally = tally
         self._num_calls, self._num_recorded = 1, 0
+        self.calls_before = tally.seen if tally is not None else 0
+        """Calls of the rollout that were requested earlier."""
         if tally is not None:
             tally.seen += 1
 
