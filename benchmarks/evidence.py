@@ -197,6 +197,7 @@ def main() -> None:
         parser.error(str(error))
     if not (parts or options.short or options.table):
         parser.error("give --part, --short or --table")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no backend behind
     options.results.mkdir(parents=True, exist_ok=True)
     for part in parts:
         show(measure(part, options.results, options.minutes, options.steps), options.json)

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=0.5, help="held-out success at which grpo ends")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no backend behind
     results = asyncio.run(measure(options))
     if options.json:
         print(json.dumps({"parts": results, "cpu": this_cpu(), "seed": options.seed}))

@@ -17,7 +17,7 @@ MAX_TURNS = 6
 NUM_HELD_OUT = 16
 TIMES = 4
 RULES = "Guess my number. Reply with one number."
-EXAMPLES = (("40 to 44?", "42"),)
+EXAMPLES = (("40 to 44?", "42"), ("3 to 9?", "6"))
 
 
 def rows(seed: int = 0, split: str = "train") -> list[Row]:
@@ -36,26 +36,40 @@ async def play(question: dict[str, int], context: WorkflowContext) -> dict[str, 
 
 
 async def episode(question: dict[str, int], ask: Ask) -> dict[str, Any]:
-    """Return the guesses, whether the last one was right, and how many numbers are left."""
+    """Return the guesses, how much each one was to tell, and whether the last one was right."""
     secret, low, high = question["secret"], 1, LAST
     guesses: list[int | None] = []
+    told: list[float] = []
     while len(guesses) < MAX_TURNS:
         reply = await Conversation(ask, RULES, EXAMPLES).say(f"{low} to {high}?")
         found = re.search(r"\d+", reply)
         guess = int(found[0][:9]) if found else None
         guesses.append(guess)
+        told.append(information(guess, low, high))
         if guess == secret:
-            return {"guesses": guesses, "solved": True, "left": 1}
+            return {"guesses": guesses, "told": told, "solved": True}
         if guess is not None and low <= guess <= high:
             low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
-    return {"guesses": guesses, "solved": False, "left": high - low + 1}
+    return {"guesses": guesses, "told": told, "solved": False}
+
+
+def information(guess: int | None, low: int, high: int) -> float:
+    """Return what a guess is expected to tell, as a share of what the best guess would."""
+    if guess is None or not low <= guess <= high:
+        return 0.0
+    middle = (low + high) // 2
+    best = _entropy(middle - low, 1, high - middle)
+    return _entropy(guess - low, 1, high - guess) / best if best else 1.0
+
+
+def _entropy(*counts: int) -> float:
+    total = sum(counts)
+    return -sum(count / total * math.log(count / total) for count in counts if count)
 
 
 def reward(item: EvalItem) -> EvalResult:
-    """Give 1 for the first guess, 0.1 less for each further one, and up to 0.3 for narrowing it down."""
+    """Give the mean share of the possible information of its guesses; a lucky guess earns no more."""
     output = item.output
     turns = len(output["guesses"])
-    narrowed = 1 - math.log(output["left"]) / math.log(LAST)
-    score = 1.1 - 0.1 * turns if output["solved"] else 0.3 * narrowed
     figures = {"success": float(output["solved"]), "guesses": float(turns if output["solved"] else turns + 1)}
-    return EvalResult(item.id, round(score, 4), reasoning=figures)
+    return EvalResult(item.id, round(sum(output["told"]) / turns, 4), reasoning=figures)

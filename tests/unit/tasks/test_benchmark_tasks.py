@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -126,17 +125,19 @@ async def test_a_guess_outside_the_range_is_a_turn_lost() -> None:
 
     output = await guess.episode({"secret": 18}, ask)
     assert said[1:] == ["17 to 32?"] * 3 + ["17 to 23?", "17 to 19?"]
-    assert output == {"guesses": [16, 3, None, 24, 20, 18], "solved": True, "left": 1}
+    assert (output["guesses"], output["solved"]) == ([16, 3, None, 24, 20, 18], True)
+    assert [told > 0 for told in output["told"]] == [True, False, False, True, True, True]
 
 
-async def test_fewer_guesses_earn_more_and_narrowing_down_earns_something() -> None:
-    def score(output: dict[str, Any]) -> float:
-        return guess.reward(EvalItem("a", {}, 18, output)).score or 0.0
-
-    solved = [score({"guesses": [1] * turns, "solved": True, "left": 1}) for turns in range(1, 7)]
-    unsolved = [score({"guesses": [1] * 6, "solved": False, "left": left}) for left in (1, 2, 16, 32)]
-    assert solved + unsolved == sorted(solved + unsolved, reverse=True)
-    assert (solved[0], unsolved[-1]) == (1.0, 0.0)
+def test_the_middle_tells_most_and_luck_earns_nothing() -> None:
+    told = [guess.information(number, 1, 32) for number in range(33)]
+    assert told[0] == guess.information(None, 1, 32) == guess.information(33, 1, 32) == 0.0
+    assert told[1:17] == sorted(told[1:17]), "the nearer the middle, the more it tells"
+    assert told[16] == told[17] == pytest.approx(1.0)
+    assert 0.1 < told[1] < 0.3
+    assert guess.information(7, 7, 7) == 1.0
+    lucky = guess.reward(EvalItem("a", {}, 1, {"guesses": [1], "told": [told[1]], "solved": True}))
+    assert lucky.score == pytest.approx(told[1], abs=1e-4)
 
 
 # Tic-tac-toe
