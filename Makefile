@@ -12,7 +12,7 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test sweeps frameworks compat gates doctor gate-long e2e bench workflows clean
+.PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -56,6 +56,9 @@ sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twen
 		tests/integration/test_exactness_zoo.py -v -s --durations=2
 	$(BIN)/python -m insitu.testing.models smollm2
 	$(BIN)/python -m pytest tests/e2e -m sweep -v -s
+
+faults: setup  ## a fault at every change of a backend's disk; resumes, and writes the table of docs/reliability.md
+	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged --table
 
 light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
