@@ -95,6 +95,14 @@ class Overloaded(InsituError):
     status = 429
 
 
+class LimitReached(Overloaded):
+    """A key has reached one of its own limits; retry after `retry_seconds`."""
+
+    def __init__(self, message: str, *, hint: str = "", retry_seconds: int = 5) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_seconds = retry_seconds
+
+
 class UpstreamError(InsituError):
     """An engine answered with an error, an incomplete record, or not at all."""
 

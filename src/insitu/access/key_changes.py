@@ -13,6 +13,7 @@ from pathlib import Path
 
 from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE, MAX_KEYS, StoredKey, read_keys, write_keys
+from insitu.access.key_limits import KeyLimits
 from insitu.access.scopes import Scope
 from insitu.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from insitu.system.durable import make_directories
@@ -30,7 +31,11 @@ _LOCK_AGAIN_SECONDS = 0.05
 
 
 def create_key(
-    state_dir: Path, name: str, scopes: Sequence[Scope], lifetime_seconds: float | None = None
+    state_dir: Path,
+    name: str,
+    scopes: Sequence[Scope],
+    lifetime_seconds: float | None = None,
+    limits: KeyLimits | None = None,
 ) -> tuple[str, StoredKey]:
     """Create a key; return it, which nothing else ever does, and its stored form."""
     if not NAME_PATTERN.match(name):
@@ -53,8 +58,11 @@ def create_key(
         secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         expires_at = None if lifetime_seconds is None else now + lifetime_seconds
         granted = [scope for scope in Scope if scope in scopes]
-        stored = StoredKey(name, hash_key(secret).hex(), granted, now, expires_at)
-        _note(state_dir, f"keys create {name} {','.join(granted)}")
+        stored = StoredKey(
+            name, hash_key(secret).hex(), granted, now, expires_at, limits=limits or KeyLimits()
+        )
+        bounds = f" ({limits})" if limits is not None and str(limits) else ""
+        _note(state_dir, f"keys create {name} {','.join(granted)}{bounds}")
         keys.append(stored)
     return secret, stored
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import orjson
 from annotated_types import MaxLen, MinLen
 
+from insitu.access.key_limits import KeyLimits
 from insitu.access.scopes import Scope
 from insitu.errors import Unavailable
 from insitu.system.durable import write_atomic
@@ -33,6 +34,7 @@ class StoredKey(Message):
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+    limits: KeyLimits = field(default_factory=KeyLimits)
 
     def ended_at(self, now: float) -> float | None:
         """Return when the key was revoked or expired; None while it is valid."""

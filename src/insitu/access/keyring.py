@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.access.key_file import StoredKey, read_keys
+from insitu.access.key_limits import KeyLimits
 from insitu.access.routes import Need
 from insitu.access.scopes import Scope, create_hint
 from insitu.errors import Forbidden, InsituError, Unauthorized, Unavailable
@@ -36,6 +37,8 @@ class Holder:
     key: str
     """The key's name, never the key itself."""
     scopes: frozenset[Scope]
+    limits: KeyLimits | None = None
+    """None for a key that was not created: its use is not counted."""
 
     def may(self, scope: Scope) -> bool:
         """Return True if the key has the scope, or `admin`."""
@@ -81,7 +84,7 @@ class Keyring:
         if found and not valid:
             ended = "was revoked" if found[0].revoked_at is not None else "has expired"
             raise Unauthorized(f"the key {ended}", hint=create_hint(found[0].scopes))
-        return Holder(valid[0].name, frozenset(valid[0].scopes)) if valid else None
+        return Holder(valid[0].name, frozenset(valid[0].scopes), valid[0].limits) if valid else None
 
     def _look(self) -> None:
         """Read the file again if it has changed or was read too long ago."""

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from insitu.access.key_limits import MOST, MOST_REQUESTS, KeyLimits
 from insitu.access.scopes import Scope
 from insitu.cli.state_dir import state_dir_of, state_dir_option
 
+_requests = click.IntRange(1, MOST_REQUESTS)
+_amount = click.IntRange(1, MOST)
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -34,18 +37,43 @@ def keys() -> None:
     help="infer: model calls. submit: runs, groups, steps. admin: everything. May be repeated.",
 )
 @click.option("--expires", metavar="30d", help="Lifetime in hours (h), days (d) or weeks (w). Default: none.")
+@click.option(
+    "--max-requests-per-minute", type=_requests, metavar="N", help="Requests within any 60 seconds."
+)
+@click.option(
+    "--max-concurrent", type=_amount, metavar="N", help="Requests under way; a stream is, until it ends."
+)
+@click.option(
+    "--max-tokens-per-day",
+    type=_amount,
+    metavar="N",
+    help="Prompt and output tokens of model calls, per UTC day.",
+)
+@click.option("--max-bytes-per-day", type=_amount, metavar="N", help="Bytes of request bodies, per UTC day.")
 @state_dir_option
-def create(name: str, scopes: tuple[str, ...], expires: str | None, state_dir: Path | None) -> None:
+def create(
+    name: str,
+    scopes: tuple[str, ...],
+    expires: str | None,
+    max_requests_per_minute: int | None,
+    max_concurrent: int | None,
+    max_tokens_per_day: int | None,
+    max_bytes_per_day: int | None,
+    state_dir: Path | None,
+) -> None:
     """Create a key and print it, once: only its hash is stored."""
     from insitu.access.key_changes import create_key
 
     lifetime = None if expires is None else _seconds(expires)
     directory = state_dir_of(state_dir)
-    secret, stored = create_key(directory, name, [Scope(scope) for scope in scopes], lifetime)
+    limits = KeyLimits(max_requests_per_minute, max_concurrent, max_tokens_per_day, max_bytes_per_day)
+    secret, stored = create_key(directory, name, [Scope(scope) for scope in scopes], lifetime, limits)
     click.echo(secret)
     # Not on standard output, so that KEY="$(insitu keys create …)" takes the key alone.
     until = "until it is revoked" if stored.expires_at is None else f"until {_time(stored.expires_at)}"
     click.echo(f"{name}: scopes {', '.join(stored.scopes)}, valid {until}. It is not shown again.", err=True)
+    if str(limits):
+        click.echo(f"Its limits: {limits}.", err=True)
     click.echo(f"It belongs to the backend with --state-dir {directory}.", err=True)
 
 
@@ -66,13 +94,14 @@ def list_keys(state_dir: Path | None) -> None:
             key.state(now),
             _time(key.created_at),
             "never" if key.expires_at is None else _time(key.expires_at),
+            str(key.limits) or "none",
         )
         for key in read_keys(path)
     ]
     if not rows:
         click.echo(f"no keys in {path}; the key in INSITU_API_KEY is the only one", err=True)
         return
-    table = [("NAME", "SCOPES", "STATE", "CREATED", "EXPIRES"), *rows]
+    table = [("NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LIMITS"), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

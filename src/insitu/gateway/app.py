@@ -6,12 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from insitu.access.day_use import GATEWAY_USE_FILE
+from insitu.access.meters import Admission, KeyMeters
 from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
@@ -54,6 +57,8 @@ from insitu.wire.message import Message, encode
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
+_admission: ContextVar[Admission] = ContextVar("admission")
+"""Of the request that the running task serves."""
 
 
 def build_app(settings: Settings) -> web.Application:
@@ -76,6 +81,8 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._guard = Guard(settings)
+        keys = settings.keys_file
+        self.meters = KeyMeters(None if keys is None else keys.with_name(GATEWAY_USE_FILE))
         self._protocols: dict[str, CallProtocol] = {
             "chat/completions": ChatProtocol(),
             "completions": CompletionsProtocol(),
@@ -121,13 +128,16 @@ class Gateway:
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
         texts = TokenTexts(self.routes, self.pool, tokenizers)
         self.listings = Listings(store, self.recorder, self.tallies, texts, limits)
+        saving = asyncio.create_task(self.meters.keep_saved())
         try:
             self.pool.start()
             if self._settings.upstreams:
                 self._install(await table_of_upstreams(self._settings.upstreams, limits))
             yield
         finally:
+            saving.cancel()
             await self.pool.close()
+            await self.meters.save()
             await asyncio.to_thread(self.listings.close)
             await asyncio.to_thread(self.recorder.close, limits.flush_seconds)
             store.close()
@@ -143,7 +153,14 @@ class Gateway:
                 if isinstance(request.protocol, Connection):
                     request.protocol.known()
                 self._guard.authorise(request, holder)
-            return await handler(request)
+            num_bytes = _body_bytes(request)
+            with self.meters.admitted(holder, num_bytes) as admission:
+                _admission.set(admission)
+                try:
+                    return await handler(request)
+                finally:
+                    if num_bytes is None:
+                        admission.spend_bytes(request.content.total_bytes)
         except InsituError as error:
             return self._refusal(request, error)
         except web.HTTPException as error:  # no such path or method
@@ -163,6 +180,7 @@ class Gateway:
 
     def _handler(self, protocol: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
+            _admission.get().check_tokens()
             with self.tallies.counted(named_rollout(request)) as ticket:
                 self.caller.refuse_when_full()
                 async with self._bodies.of(request) as data:
@@ -172,7 +190,8 @@ class Gateway:
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             self.caller.refuse_when_full(parsed.num_choices)
-            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), ticket)
+            spend = _admission.get().spend_tokens
+            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), ticket, spend)
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
             answer = await self.caller.complete(context)
@@ -274,6 +293,11 @@ def _answering(handler: Callable[[web.Request], Awaitable[Message]]) -> Handler:
         return web.Response(body=encode(message), status=status, content_type=_JSON)
 
     return answer
+
+
+def _body_bytes(request: web.Request) -> int | None:
+    """Return the declared length of the body; None if there is a body of another length."""
+    return request.content_length or (None if request.body_exists else 0)
 
 
 def _model_card(name: str) -> ModelCard:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from insitu.access.keyring import Holder, Keyring
 from insitu.access.routes import GATEWAY, Access, Need, need_of
-from insitu.errors import InsituError, InvalidRequest, Unauthorized
+from insitu.errors import InsituError, InvalidRequest, LimitReached, Unauthorized
 from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import hash_key, is_loopback
 from insitu.wire.answers import error_body
@@ -19,6 +19,7 @@ from insitu.wire.answers import error_body
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 KEY_HEADER = "x-api-key"
 """The header in which clients of Anthropic's protocol send their key."""
+_RETRY_SECONDS = 5
 
 
 class Guard:
@@ -86,6 +87,7 @@ def _route(request: web.Request) -> tuple[str, Need]:
 
 def error_response(error: InsituError, body: object = None) -> web.Response:
     """Return an error as JSON, with `Retry-After` where waiting helps."""
-    headers = {"retry-after": "5"} if error.status in (429, 503) else None
+    seconds = error.retry_seconds if isinstance(error, LimitReached) else _RETRY_SECONDS
+    headers = {"retry-after": str(seconds)} if error.status in (429, 503) else None
     content = orjson.dumps(error_body(error) if body is None else body)
     return web.Response(body=content, status=error.status, headers=headers, content_type="application/json")

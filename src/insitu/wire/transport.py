@@ -159,9 +159,8 @@ class Transport:
         if self._away_since is None:
             self._away_since = began
             minutes = self.retry.outage_seconds / 60
-            self._say(
-                f"{self.base_url} cannot be reached; waiting up to {minutes:.0f} min: {failure.message}"
-            )
+            what = "rejects requests" if isinstance(failure, errors.Overloaded) else "cannot be reached"
+            self._say(f"{self.base_url} {what}; waiting up to {minutes:.0f} min: {failure.message}")
         return True
 
     def _answered(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE, read_keys
+from insitu.access.key_limits import KeyLimits
 from insitu.access.keyring import Keyring
 from insitu.cli import cli
 from insitu.errors import NotFound
@@ -37,7 +40,7 @@ def test_a_key_from_creation_to_revocation(tmp_path: Path) -> None:
 
     listed = run("list", state_dir=tmp_path)
     header, row = listed.stdout.splitlines()
-    assert header.split() == ["NAME", "SCOPES", "STATE", "CREATED", "EXPIRES"]
+    assert header.split() == ["NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LIMITS"]
     assert row.split()[:3] == ["ci", "infer,submit", "active"]
     revoked = run("revoke", "ci", state_dir=tmp_path)
     assert revoked.exit_code == 0
@@ -46,6 +49,39 @@ def test_a_key_from_creation_to_revocation(tmp_path: Path) -> None:
     for shown in (created.stderr, listed.output, revoked.output):
         assert key not in shown
         assert stored.sha256 not in shown
+
+
+def test_limits_are_stored_listed_and_audited(tmp_path: Path) -> None:
+    given = ("--max-requests-per-minute", "60", "--max-concurrent", "4")
+    given += ("--max-tokens-per-day", "1000000", "--max-bytes-per-day", "5000")
+    created = run("create", "a", "--scope", "infer", *given, state_dir=tmp_path)
+    assert created.exit_code == 0, created.output
+    limits = "60 requests/min, 4 at once, 1,000,000 tokens/day, 5,000 bytes/day"
+    assert limits in created.stderr
+    assert run("create", "b", "--scope", "infer", state_dir=tmp_path).exit_code == 0
+    first, second = read_keys(tmp_path / KEYS_FILE)
+    assert first.limits == KeyLimits(60, 4, 1_000_000, 5000)
+    assert second.limits == KeyLimits()
+    _, *rows = run("list", state_dir=tmp_path).stdout.splitlines()
+    assert rows[0].endswith(limits)
+    assert rows[1].endswith("none")
+    assert f"keys create a infer ({limits})" in (tmp_path / AUDIT_FILE).read_text()
+
+
+def test_a_file_of_an_earlier_release_has_no_limits(tmp_path: Path) -> None:
+    run("create", "a", "--scope", "infer", state_dir=tmp_path)
+    content = json.loads((tmp_path / KEYS_FILE).read_text())
+    del content["keys"][0]["limits"]
+    (tmp_path / KEYS_FILE).write_text(json.dumps(content))
+    assert read_keys(tmp_path / KEYS_FILE)[0].limits == KeyLimits()
+
+
+@pytest.mark.parametrize("option", ["requests-per-minute", "concurrent", "tokens-per-day", "bytes-per-day"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", str(2**53)])
+def test_a_limit_out_of_range_is_rejected(tmp_path: Path, option: str, value: str) -> None:
+    refused = run("create", "a", "--scope", "infer", f"--max-{option}", value, state_dir=tmp_path)
+    assert refused.exit_code == 2
+    assert not (tmp_path / KEYS_FILE).exists()
 
 
 def test_the_option_names_the_directory_too(tmp_path: Path) -> None:

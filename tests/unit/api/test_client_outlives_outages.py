@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from insitu.access.key_changes import create_key
+from insitu.access.key_limits import KeyLimits
+from insitu.access.scopes import Scope
 from insitu.client import InsituClient
-from insitu.errors import Conflict, Unavailable
+from insitu.errors import Conflict, LimitReached, Unavailable
 from insitu.types import JobState, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 from insitu.wire import transport
 from insitu.wire.transport import PATIENT, RetryPolicy
@@ -123,3 +126,29 @@ async def test_a_lost_connection_is_noticed(network: Partition) -> None:
         assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+async def test_a_key_at_its_limit_waits_and_then_says_what_limits_it(
+    backend: StandinBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that runs with the pauses, and that the backend's own does not follow."""
+    now, pauses = [0.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(transport, "_now", lambda: now[0])
+    monkeypatch.setattr(transport, "_sleep", sleep)
+    limits = KeyLimits(requests_per_minute=1)
+    key, _ = create_key(backend.state_dir, "nightly", [Scope.SUBMIT], limits=limits)
+    said: list[str] = []
+    url = f"http://127.0.0.1:{backend.port}"
+    async with InsituClient(url, key, retry=PATIENT, say=said.append) as client:
+        await client.list_runs()
+        with pytest.raises(LimitReached, match="`nightly` has made 1 requests within a minute"):
+            await client.list_runs()
+    assert 1200 <= now[0] <= 1300
+    assert max(pauses) == 30.0  # Retry-After, bounded
+    (line,) = said
+    assert "rejects requests; waiting up to 20 min: The key `nightly`" in line

@@ -7,7 +7,9 @@ learns which routes, runs or documents exist.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
@@ -15,10 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from insitu.access.audit_log import AuditLog
 from insitu.access.keyring import Holder, Keyring
+from insitu.access.meters import Admission, KeyMeters
 from insitu.access.routes import API, Access, Need, need_of
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
-from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized
+from insitu.errors import Forbidden, InsituError, InvalidRequest, LimitReached, Unauthorized
 from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -29,12 +32,15 @@ KNOWN = "insitu.known"
 class Door:
     """ASGI middleware that lets only authorised requests in."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, routes: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, routes: Sequence[BaseRoute], meters: KeyMeters
+    ) -> None:
         """`routes` are those of the application's router."""
         self._app = app
         self._settings = settings
         self._routes = routes
         self._keys = Keyring(settings.key_sha256, settings.keys_file)
+        self._meters = meters
         self._audit = AuditLog(settings.audit_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,20 +50,21 @@ class Door:
             return
         if scope["type"] != "http":
             raise InvalidRequest(f"this server does not speak {scope['type']}")
-        try:
-            self._check(scope)
-        except InsituError as error:
-            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
-            await MessageResponse(error_body(error), error.status, headers)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        with ExitStack() as under_way:
+            try:
+                receive = self._let_in(scope, receive, under_way)
+            except InsituError as error:
+                await MessageResponse(error_body(error), error.status, _headers(error))(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _let_in(self, scope: Scope, receive: Receive, under_way: ExitStack) -> Receive:
+        """Check a request and count it until `under_way` ends; return how to read its body."""
         headers = Headers(scope=scope)
         self._check_host(headers)
         route, need = self._need(scope)
         if need is Access.OPEN:
-            return
+            return receive
         self._check_origin(scope["method"], headers)
         holder = self._holder(headers)
         if KNOWN in scope:
@@ -65,9 +72,12 @@ class Door:
         holder.require(need, route)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
+        num_bytes = _body_bytes(headers)
+        admission = under_way.enter_context(self._meters.admitted(holder, num_bytes))
         if route and scope["method"] not in _SAFE_METHODS:
             sender = scope["client"][0] if scope.get("client") else "unknown"
             self._audit.note(holder.key, f"{scope['method']} {scope['path']}", sender)
+        return receive if num_bytes is not None else _counting(receive, admission)
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
@@ -117,6 +127,31 @@ def key_of(headers: Headers) -> str:
         except ValueError:
             return ""
     return value.strip() if scheme.lower() in ("bearer", "basic") else ""
+
+
+def _headers(error: InsituError) -> dict[str, str] | None:
+    if isinstance(error, LimitReached):
+        return {"Retry-After": str(error.retry_seconds)}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
+
+
+def _body_bytes(headers: Headers) -> int | None:
+    """Return the declared length of the body; None if there is a body of another length."""
+    declared = headers.get("content-length", "")
+    if declared.isdecimal():
+        return int(declared)
+    return None if "transfer-encoding" in headers else 0
+
+
+def _counting(receive: Receive, admission: Admission) -> Receive:
+    """Count the bytes of the body as they arrive."""
+
+    async def counted() -> MutableMapping[str, Any]:
+        message = await receive()
+        admission.spend_bytes(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _without_port(host: str) -> str:

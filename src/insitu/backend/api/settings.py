@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from insitu.access.audit_log import AUDIT_FILE
+from insitu.access.day_use import API_USE_FILE
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
@@ -105,6 +106,11 @@ class ApiSettings:
     def keys_file(self) -> Path:
         """The keys that `insitu keys` creates; it need not exist."""
         return self.state_dir / KEYS_FILE
+
+    @property
+    def use_file(self) -> Path:
+        """The use of each created key at the API, today."""
+        return self.state_dir / API_USE_FILE
 
     @property
     def audit_file(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from insitu.access.meters import KeyMeters
 from insitu.backend.adapters.routes import adapter_routes
 from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
@@ -48,11 +50,15 @@ def build_api(
         close.append(store.close)
         records = store
     services = Services(settings, ledger, records)
+    meters = KeyMeters(settings.use_file)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        saving = asyncio.create_task(meters.keep_saved())
         yield
         services.stopping = True
+        saving.cancel()
+        await meters.save()
         for action in close:
             await run_in_threadpool(action)
 
@@ -66,7 +72,7 @@ def build_api(
     app.include_router(art_routes(services), responses=errors)
     _document_uploads(app)
     # Added last, hence outermost: nothing behind it is reached without a key.
-    app.add_middleware(Door, settings=settings, routes=app.routes)
+    app.add_middleware(Door, settings=settings, routes=app.routes, meters=meters)
     return app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,6 +32,8 @@ class CallContext:
     labels: Labels
     call_id: str
     ticket: Ticket = field(default_factory=lambda: Ticket(None))
+    spend_tokens: Callable[[int], None] = lambda _num_tokens: None
+    """Counts the tokens of each recorded call for the key that it was made with."""
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     sent: bool = False

@@ -174,6 +174,7 @@ class Caller:
         )
         choice.recorded = True
         context.ticket.recorded()
+        context.spend_tokens(len(rendered.prompt_ids) + len(sample.output_ids))
         return recording
 
     async def kept(self, recordings: Iterable[Recording]) -> None:
