@@ -9,6 +9,7 @@
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
             watch   every 1 s: does every replica answer?
             work    every 0.1 s: registered and closed runs, version leases, then the oldest queued job
+            retain  every hour, with --keep-calls: delete old calls
 
 The loops share only the ledger and the model host, and only `work` changes what is served. While the state
 directory cannot be written, `work` waits and inference goes on. A failure that neither loop can repair ends
@@ -34,6 +35,7 @@ from typing import cast
 
 import aiohttp
 
+from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering
@@ -47,6 +49,7 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import remove_unused
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
+from insitu.backend.retention import Retention
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
@@ -116,6 +119,7 @@ class Supervisor:
         self._waiting: str | None = None
         """Why no job is taken now."""
         self._status_fails = False
+        self._retention: Retention | None = None
         admin_key = secrets.token_hex(32)
         logs = settings.logs_dir
         listen = ["--host", settings.host]
@@ -126,6 +130,8 @@ class Supervisor:
         gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
         gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
+        keep = settings.keep_calls_seconds
+        api += [] if keep is None else ["--keep-calls-seconds", str(keep)]
         api += [part for teacher in settings.teachers for part in ("--teacher", teacher.name)]
         self._admin_key = admin_key
         self._trust = None if settings.tls is None else OwnCertificate(settings.tls.certificate)
@@ -143,7 +149,8 @@ class Supervisor:
             stack.callback(self._take_down)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             ledger = stack.enter_context(Ledger(ledger_url(self._settings.state_dir)))
-            records = RecordStore(self._records_url)
+            keep = self._settings.keep_calls_seconds
+            records = RecordStore(self._records_url, keep_seconds=keep)
             stack.callback(records.close)
             await self._until_stopped(self._serve(http, ledger, records))
 
@@ -192,6 +199,10 @@ class Supervisor:
             for line in announcement(settings, registrar.host, time.monotonic() - started):
                 self._say(line)
             tasks.create_task(self._work(registrar, runner, leases, ledger))
+            if settings.keep_calls_seconds is not None:
+                audit = AuditLog(settings.state_dir / AUDIT_FILE)
+                self._retention = Retention(records, ledger, audit, settings.keep_calls_seconds)
+                tasks.create_task(self._retention.run())
 
     async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -308,6 +319,7 @@ class Supervisor:
             "processes": {child.name: child.pid for child in (self._gateway, self._api)},
             "gateway": None if gateway is None else asdict(gateway),
             "gateway_port": self._settings.gateway_port,
+            "deleted_calls": 0 if self._retention is None else self._retention.num_calls,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}
             if host is None

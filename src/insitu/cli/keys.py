@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import click
 
 from insitu.access.key_limits import MOST, MOST_REQUESTS, KeyLimits
 from insitu.access.scopes import Scope
+from insitu.cli.durations import seconds_of
 from insitu.cli.state_dir import state_dir_of, state_dir_option
 
 _requests = click.IntRange(1, MOST_REQUESTS)
 _amount = click.IntRange(1, MOST)
-_UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @click.group()
@@ -64,7 +63,7 @@ def create(
     """Create a key and print it, once: only its hash is stored."""
     from insitu.access.key_changes import create_key
 
-    lifetime = None if expires is None else _seconds(expires)
+    lifetime = None if expires is None else seconds_of(expires, "--expires")
     directory = state_dir_of(state_dir)
     limits = KeyLimits(max_requests_per_minute, max_concurrent, max_tokens_per_day, max_bytes_per_day)
     secret, stored = create_key(directory, name, [Scope(scope) for scope in scopes], lifetime, limits)
@@ -117,15 +116,6 @@ def revoke(name: str, state_dir: Path | None) -> None:
     stored = revoke_key(state_dir_of(state_dir), name)
     assert stored.revoked_at is not None, "it was just revoked"
     click.echo(f"{name} was revoked at {_time(stored.revoked_at)}; a running backend rejects it from now on")
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([1-9][0-9]{0,3})([hdw])", text)
-    if match is None:
-        raise click.BadParameter(
-            f"{text!r} is not a lifetime such as 12h, 30d or 8w, at most 9999", param_hint="--expires"
-        )
-    return float(int(match[1]) * _UNITS[match[2]])
 
 
 def _time(at: float) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from insitu.cli.durations import seconds_of
 from insitu.cli.listener_options import ListenerOptions, listener_options
 from insitu.cli.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
 from insitu.cli.state_dir import state_dir_of, state_dir_option
@@ -33,6 +34,7 @@ class _Own(TypedDict):
     reasoning_parser: str | None
     probe_threshold: float | None
     keep_checkpoints: int
+    keep_calls: str | None
     teacher: tuple[str, ...]
     engine_start_seconds: float
     trainer_start_seconds: float
@@ -86,6 +88,11 @@ class _Options(PlanOptions, ListenerOptions, _Own):
 )
 @click.option(
     "--keep-checkpoints", default=3, show_default=True, help="Checkpoints to keep per run, at least 2."
+)
+@click.option(
+    "--keep-calls",
+    metavar="30d",
+    help="Delete recorded calls that are older, in days (d) or weeks (w). Default: keep them for ever.",
 )
 @click.option(
     "--teacher",
@@ -165,7 +172,7 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.system.tls import tls_files
 
     device = device_of(options["device"])
-    compiled = options["compiled"]
+    compiled, keep = options["compiled"], options["keep_calls"]
     state_dir = state_dir_of(options["state_dir"])
     dtype = None if options["dtype"] == "auto" else options["dtype"]
     num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
@@ -209,6 +216,7 @@ def _settings(options: _Options) -> ServeSettings:
         reasoning_parser=options["reasoning_parser"],
         probe_threshold=options["probe_threshold"],
         keep_checkpoints=options["keep_checkpoints"],
+        keep_calls_seconds=None if keep is None else seconds_of(keep, "--keep-calls", "dw"),
         teachers=read_teachers(options["teacher"], os.environ),
         deadlines=Deadlines(
             engine_start=options["engine_start_seconds"],

@@ -11,3 +11,4 @@ class CallHead(NamedTuple):
     rollout_id: str | None
     run: str | None
     finish_reason: str
+    started_at: float

@@ -15,8 +15,10 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from insitu.errors import NotFound
+from insitu.records import old_calls
 from insitu.records.call_head import CallHead
 from insitu.records.call_tokens import CallTokens
+from insitu.records.old_calls import OldRollout, deleted_hint
 from insitu.records.packing import (
     BYTES_PER_VALUE,
     CallRow,
@@ -60,9 +62,13 @@ class ListedCall:
 class RecordStore:
     """All recorded calls of one backend. Safe to use from several threads and processes."""
 
-    def __init__(self, url: str) -> None:
-        """Open (and create if missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
+    def __init__(self, url: str, *, keep_seconds: float | None = None) -> None:
+        """Open (and create if missing) the store at a SQLAlchemy URL such as ``sqlite:////path/calls.db``.
+
+        `keep_seconds`: calls older than that may have been deleted, which errors then say.
+        """
         self._engine = connect(url)
+        self._keep_seconds = keep_seconds
         self._writes = self._engine.execution_options(**{WRITES: True})
         self._tails: OrderedDict[str, list[Tail]] = OrderedDict()
         self._append_lock = threading.Lock()
@@ -79,12 +85,12 @@ class RecordStore:
             with self._append_lock, self._writes.begin() as connection:
                 seen_before = _note_counted(connection, counted)
                 known = _existing(connection, [call.id for call in calls])
-                rows: list[CallRow] = []
+                new: list[ModelCall] = []
                 for call in calls:
                     if call.id not in known:
                         known.add(call.id)
-                        rows.append(self._pack(call))
-                if rows:
+                        new.append(call)
+                if rows := self._pack_all(connection, new):
                     connection.execute(sa.insert(CALLS), rows)
             committed = True
             return seen_before
@@ -97,8 +103,8 @@ class RecordStore:
         found: dict[str, ModelCall] = {}
         with self._engine.begin() as connection:
             for part in _batches(list(dict.fromkeys(ids))):
-                found.update(_unpack_all(connection.execute(_with_ancestors(part)).mappings(), set(part)))
-        _check_found(ids, found)
+                found.update(_read_calls(connection, part))
+        _check_found(ids, found, self._keep_seconds)
         return [found[call_id] for call_id in ids]
 
     def tokens(self, ids: Sequence[str]) -> dict[str, CallTokens]:
@@ -110,7 +116,7 @@ class RecordStore:
         with self._engine.begin() as connection:
             for part in _batches(list(dict.fromkeys(ids))):
                 found.update(_read_tokens(connection, CALLS.c.id.in_(part)))
-            _check_found(ids, found)
+            _check_found(ids, found, self._keep_seconds)
             # Calls before these that are not trained on, if any: all in one more query.
             before = {call.parent_id for call in found.values()} - found.keys() - {None}
             for part in _batches([call_id for call_id in before if call_id is not None]):
@@ -130,7 +136,9 @@ class RecordStore:
         with self._engine.begin() as connection:
             ids = connection.execute(query.order_by(CALLS.c.seq)).scalars().all()
         for part in _batches(ids):
-            yield from self.get(part)
+            with self._engine.begin() as connection:
+                found = _read_calls(connection, part)
+            yield from (found[call_id] for call_id in part if call_id in found)  # others are deleted by now
 
     def list_rollout(self, rollout_id: str, *, tokens: bool) -> list[ListedCall]:
         """Return the calls of a rollout in recorded order, as stored; without `tokens`, no token is read."""
@@ -153,12 +161,12 @@ class RecordStore:
 
     def heads(self, ids: Sequence[str]) -> dict[str, CallHead]:
         """Return what is known of the stored calls among `ids` without reading a token."""
-        columns = (CALLS.c.id, CALLS.c.rollout_id, CALLS.c.run, CALLS.c.finish_reason)
+        columns = (CALLS.c.id, CALLS.c.rollout_id, CALLS.c.run, CALLS.c.finish_reason, CALLS.c.started_at)
         found: dict[str, CallHead] = {}
         with self._engine.begin() as connection:
             for part in _batches(ids):
                 for row in connection.execute(sa.select(*columns).where(CALLS.c.id.in_(part))):
-                    found[row.id] = CallHead(row.rollout_id, row.run, row.finish_reason)
+                    found[row.id] = CallHead(row.rollout_id, row.run, row.finish_reason, row.started_at)
         return found
 
     def count(self) -> int:
@@ -166,9 +174,31 @@ class RecordStore:
         with self._engine.begin() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(CALLS)).scalar_one()
 
+    def find_old(self, before: float, referred: Collection[str]) -> Iterator[OldRollout]:
+        """Yield the rollouts whose calls all began before that time and are not referred to."""
+        return old_calls.find_old(self._engine, before, referred)
+
+    def delete_old(
+        self, rollouts: Sequence[OldRollout], before: float, referred: Collection[str]
+    ) -> list[OldRollout]:
+        """Delete those of the rollouts that are still old and not referred to; return them."""
+        return old_calls.delete_old(self._writes, rollouts, before, referred)
+
     def close(self) -> None:
         """Close all connections of this process."""
         self._engine.dispose()
+
+    def _pack_all(self, connection: sa.Connection, calls: Sequence[ModelCall]) -> list[CallRow]:
+        """Pack calls; none is stored against a parent that was deleted since this process stored it."""
+        rows = [self._pack(call) for call in calls]
+        own = {row["id"] for row in rows}
+        parents = {row["parent_id"] for row in rows} - own - {None}
+        lost = parents - _locked(connection, [parent for parent in parents if parent is not None])
+        rollouts = {row["rollout_id"] for row in rows if row["parent_id"] in lost} if lost else set()
+        for rollout_id in rollouts:
+            self._tails.pop(rollout_id or "", None)
+        both = zip(calls, rows, strict=True)
+        return [self._pack(call) if call.rollout_id in rollouts else row for call, row in both]
 
     def _pack(self, call: ModelCall) -> CallRow:
         if call.rollout_id is None:
@@ -194,6 +224,15 @@ def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
     return _among(connection, CALLS.c.id, ids)
 
 
+def _locked(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
+    """Return those of `ids` that are stored; they are not deleted before the transaction ends."""
+    found: set[str] = set()
+    for part in _batches(ids):
+        query = sa.select(CALLS.c.id).where(CALLS.c.id.in_(part)).with_for_update(read=True)
+        found.update(connection.execute(query).scalars())
+    return found
+
+
 def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
     """Insert the new rollouts; return those already known, if only by their calls."""
     counted = _among(connection, ROLLOUTS.c.id, rollout_ids)
@@ -208,6 +247,10 @@ def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[s
     for part in _batches(values):
         found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
     return found
+
+
+def _read_calls(connection: sa.Connection, ids: Sequence[str]) -> dict[str, ModelCall]:
+    return _unpack_all(connection.execute(_with_ancestors(ids)).mappings(), set(ids))
 
 
 def _with_ancestors(ids: Sequence[str]) -> sa.Select[Any]:
@@ -231,14 +274,15 @@ def _read_tokens(
         yield row["id"], _call_tokens(row)
 
 
-def _check_found(ids: Iterable[str], found: Collection[str]) -> None:
+def _check_found(ids: Iterable[str], found: Collection[str], keep_seconds: float | None) -> None:
     missing = [call_id for call_id in ids if call_id not in found]
     if missing:
         listed = ", ".join(missing[:_LISTED_WHEN_MISSING])
         more = " …" if len(missing) > _LISTED_WHEN_MISSING else ""
         raise NotFound(
             f"{len(missing)} recorded calls do not exist: {listed}{more}",
-            hint=f"use the ids in the `{CALL_ID_HEADER}` header of this backend's gateway",
+            hint=f"use the ids in the `{CALL_ID_HEADER}` header of this backend's gateway"
+            + deleted_hint(keep_seconds),
         )
 
 

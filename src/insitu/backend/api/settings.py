@@ -75,6 +75,8 @@ class Limits:
     """Longest time for the headers of a request, and from the connection to the first valid key."""
     record_lag_seconds: float = 2.0
     """Time allowed for the gateway's recorder to store a call that a request names."""
+    max_call_age_seconds: float | None = None
+    """Calls that are older may be deleted, so no group may name them."""
     max_streams: int = 256
     event_poll_seconds: float = 0.25
     heartbeat_seconds: float = 10.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar, cast
 
@@ -25,6 +26,7 @@ from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
 from insitu.errors import CannotHonour, InvalidRequest, TooLarge
 from insitu.json_values import as_object
+from insitu.records.old_calls import deleted_hint
 from insitu.types import INCOMPLETE, ModelCall, Trajectory, TrajectoryGroup
 from insitu.wire.group_upload import GroupHead, GroupLine, InlineCall, TrajectoryHead
 from insitu.wire.headers import CALL_ID_HEADER
@@ -73,6 +75,7 @@ class GroupReader:
         await self._flush()
         referenced = [t for t in trajectories if not t.call_ids[0].startswith("inline:")]
         await self._check_references(referenced)
+        await self._check_age([call_id for t in trajectories for call_id in t.call_ids])
         return TrajectoryGroup(id=self._group_id, run=self._run.name, trajectories=trajectories), (
             self._hash.hexdigest()
         )
@@ -122,6 +125,7 @@ class GroupReader:
     def _recorded(self, call_id: str, rollout_id: str, body: InlineCall) -> ModelCall:
         fields = {name: value for name, value in shallow(body).items() if name not in _REASSIGNED}
         fields["model"] = body.model or self._run.name
+        fields["started_at"] = time.time()  # on this backend, which may delete calls by their age
         return ModelCall(id=call_id, rollout_id=rollout_id, run=self._run.name, source="inline", **fields)
 
     async def _flush(self) -> None:
@@ -166,9 +170,24 @@ class GroupReader:
                 listed = ", ".join(call_ids[:_LISTED]) + (" …" if len(call_ids) > _LISTED else "")
                 raise CannotHonour(
                     f"{len(call_ids)} named calls are not recorded here: {listed}",
-                    hint=f"take ids from the gateway's {CALL_ID_HEADER} header, or send the calls inline",
+                    hint=f"take ids from the gateway's {CALL_ID_HEADER} header, or send the calls inline"
+                    + deleted_hint(self._limits.max_call_age_seconds),
                 )
             await asyncio.sleep(0.05)
+
+    async def _check_age(self, call_ids: list[str]) -> None:
+        """Reject calls that may be deleted before the group is stored."""
+        keep_seconds = self._limits.max_call_age_seconds
+        if keep_seconds is None:
+            return
+        oldest = time.time() - keep_seconds
+        heads = await run_in_threadpool(self._records.heads, call_ids)
+        old = [call_id for call_id, head in heads.items() if head.started_at < oldest]
+        if old:
+            raise CannotHonour(
+                f"{len(old)} named calls are too old, the first is {old[0]}",
+                hint="collect the rollouts again" + deleted_hint(keep_seconds),
+            )
 
     def _check_belongs(self, rollout_id: str, call_rollout: str | None, call_run: str | None) -> None:
         if call_rollout not in (None, rollout_id):

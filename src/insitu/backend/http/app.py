@@ -46,7 +46,7 @@ def build_api(
         ledger = Ledger(ledger_url(settings.state_dir))
         close.append(ledger.close)
     if records is None:
-        store = RecordStore(records_url(settings))
+        store = RecordStore(records_url(settings), keep_seconds=settings.limits.max_call_age_seconds)
         close.append(store.close)
         records = store
     services = Services(settings, ledger, records)

@@ -47,6 +47,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=7623, help="0 takes a free one and prints it")
     parser.add_argument("--state-dir", type=Path, required=True)
     add_listener_options(parser)
+    parser.add_argument("--keep-calls-seconds", type=float, help="older calls may be deleted")
     parser.add_argument("--teacher", action="append", default=[], help="the name of a teacher")
     return parser.parse_args(argv)
 
@@ -80,6 +81,7 @@ def serve(options: argparse.Namespace) -> int:
         port=port,
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
         teachers=tuple(options.teacher),
+        limits=Limits(max_call_age_seconds=options.keep_calls_seconds),
     )
     with sock:
         app = build_api(settings)

@@ -144,6 +144,18 @@ def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str,
     }
 
 
+def open_calls(connection: Connection) -> set[str]:
+    """Return the calls in groups that are yet to be trained on; those of every open job are among them."""
+    groups = schema.groups
+    query = select(groups.c.trajectories).where(groups.c.state != GroupState.CONSUMED)
+    return {
+        call_id
+        for packed in connection.execute(query).scalars()
+        for trajectory in orjson.loads(zlib.decompress(packed))
+        for call_id in trajectory["call_ids"]
+    }
+
+
 def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: str) -> None:
     """Claim all the groups for the job, or none; the error names the first that is not available."""
     groups = schema.groups

@@ -134,6 +134,10 @@ class Ledger:
         """Map every call in a group to that group; skip groups trained on in steps up to `after_step`."""
         return self._read(lambda connection: groups.calls_in_use(connection, run, after_step))
 
+    def open_calls(self) -> set[str]:
+        """Return the calls in groups that are yet to be trained on."""
+        return self._read(groups.open_calls)
+
     def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
         """Return the job's groups, in its order."""
 

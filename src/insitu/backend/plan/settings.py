@@ -86,6 +86,8 @@ class ServeSettings:
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
+    keep_calls_seconds: float | None = None
+    """Delete recorded calls that are older; None: keep them for ever."""
     teachers: tuple[TeacherSettings, ...] = ()
     deadlines: Deadlines = field(default_factory=Deadlines)
 
