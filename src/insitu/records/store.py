@@ -192,13 +192,15 @@ class RecordStore:
         """Pack calls; none is stored against a parent that was deleted since this process stored it."""
         rows = [self._pack(call) for call in calls]
         own = {row["id"] for row in rows}
-        parents = {row["parent_id"] for row in rows} - own - {None}
-        lost = parents - _locked(connection, [parent for parent in parents if parent is not None])
-        rollouts = {row["rollout_id"] for row in rows if row["parent_id"] in lost} if lost else set()
-        for rollout_id in rollouts:
+        parents = {row["parent_id"] or "" for row in rows} - own - {""}
+        lost = parents - _locked(connection, list(parents))
+        if not lost:
+            return rows
+        broken = {call.rollout_id for call, row in zip(calls, rows, strict=True) if row["parent_id"] in lost}
+        for rollout_id in broken:
             self._tails.pop(rollout_id or "", None)
         both = zip(calls, rows, strict=True)
-        return [self._pack(call) if call.rollout_id in rollouts else row for call, row in both]
+        return [self._pack(call) if call.rollout_id in broken else row for call, row in both]
 
     def _pack(self, call: ModelCall) -> CallRow:
         if call.rollout_id is None:
