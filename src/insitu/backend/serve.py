@@ -55,7 +55,7 @@ from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases
-from insitu.backend.state_disk import StateDisk, make_private
+from insitu.backend.state_disk import StateDisk, check_whole, make_private
 from insitu.errors import ChildFailed, InsituError
 from insitu.records.store import RecordStore
 from insitu.system.durable import make_directories
@@ -83,6 +83,7 @@ def serve(settings: ServeSettings, say: Say) -> None:
     make_directories(settings.state_dir)
     make_private(settings.state_dir)
     lock = lock_directory(settings.state_dir)
+    check_whole(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE
+from insitu.errors import Conflict
 
 _MIB = 1 << 20
 LEAST_FREE_BYTES = 256 * _MIB
 """Below this no step is begun: it would write a checkpoint, and merged weights, and fail in the middle."""
 ENOUGH_FREE_BYTES = 512 * _MIB
 """Once short, the disk must have this much again, so that training does not stop and go at the limit."""
+
+LOCK = "lock"
+RESTORING = "restore.incomplete"
+"""The file that is there while `insitu restore` is not done."""
 
 
 class StateDisk:
@@ -41,3 +46,12 @@ def make_private(directory: Path) -> None:
     directory.chmod(0o700)
     for path in (*directory.glob("*.db*"), *directory.glob(KEYS_FILE), *directory.glob(AUDIT_FILE)):
         path.chmod(0o600)
+
+
+def check_whole(directory: Path) -> None:
+    """Reject a directory that `insitu restore` began and did not finish."""
+    if (directory / RESTORING).exists():
+        raise Conflict(
+            f"the state directory {directory} is not whole: `insitu restore` did not finish there",
+            hint="delete what it holds and restore again",
+        )

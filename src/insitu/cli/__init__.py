@@ -13,6 +13,8 @@ _COMMANDS = {
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
     "keys": ("insitu.cli.keys", "Create, list and revoke keys of a backend."),
+    "backup": ("insitu.cli.backup", "Copy a backend's state, also while it runs."),
+    "restore": ("insitu.cli.backup", "Restore a backend's state from a backup."),
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
     "doctor": ("insitu.cli.doctor", "Check that this machine computes what insitu expects of it."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
