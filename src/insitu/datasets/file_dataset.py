@@ -14,6 +14,7 @@ from insitu.datasets.table_rows import read_excel, read_parquet
 from insitu.datasets.text_rows import read_csv, read_json, read_jsonl
 from insitu.errors import InvalidRequest
 from insitu.plugins import Kind, Parts, register
+from insitu.system.archives import reject_packed
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class FileDataset(Dataset):
         """Return all examples, filtered and de-duplicated; InvalidRequest names the file and the row."""
         path = self._config.file_path.expanduser()
         try:
+            if self._config.type_name != "xls":  # .xlsx is a zip archive, with limits of its own
+                reject_packed(path)
             rows = READERS[self._config.type_name](path)
         except OSError as error:
             raise InvalidRequest(

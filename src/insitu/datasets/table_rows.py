@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ Line = Sequence[object]
 
 _ZIP = b"PK\x03\x04"
 """First bytes of an .xlsx file, whatever its name."""
+_MAX_UNPACKED_BYTES = 2**30
 _ERROR_CELLS = ("#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")
 """Values that openpyxl returns for a failed formula."""
 
@@ -35,6 +37,8 @@ def read_excel(path: Path) -> list[Row]:
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     library = _library("openpyxl" if is_zip else "xlrd")
+    if is_zip:
+        _check_unpacked(path)
     # openpyxl lets through whatever zipfile, its XML parser and its own checks raise; on a damaged file xlrd
     # raises anything from XLRDError to struct.error.
     with foreign_code(lambda error: InvalidRequest(f"{path} is not an Excel file: {describe(error)}")):
@@ -43,6 +47,20 @@ def read_excel(path: Path) -> list[Row]:
         raise InvalidRequest(f"the first sheet of {path} is empty", hint="put the rows into the first sheet")
     header = _header(path, lines[0])
     return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+
+
+def _check_unpacked(path: Path) -> None:
+    """Reject a workbook that would grow without bound; zipfile reads no more of a part than it announces."""
+    with (
+        foreign_code(lambda error: InvalidRequest(f"{path} is not an Excel file: {describe(error)}")),
+        zipfile.ZipFile(path) as archive,
+    ):
+        size = sum(part.file_size for part in archive.infolist())
+    if size > _MAX_UNPACKED_BYTES:
+        raise InvalidRequest(
+            f"{path} unpacks to {size} bytes; at most {_MAX_UNPACKED_BYTES} are read from an .xlsx file",
+            hint="save the rows as CSV or Parquet",
+        )
 
 
 def _xlsx_lines(openpyxl: ModuleType, path: Path) -> list[Line]:

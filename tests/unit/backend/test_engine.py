@@ -72,5 +72,6 @@ def test_engine_listens_on_loopback_and_takes_no_sampling_defaults() -> None:
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--generation-config") + 1] == "vllm"
     assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert command[command.index("--load-format") + 1] == "safetensors", "no pickle is loaded"
     assert "--enable-lora" not in command
     assert "--enable-lora" in CUDA.command(1)

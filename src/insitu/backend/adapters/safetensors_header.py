@@ -14,6 +14,7 @@ from annotated_types import Interval, MaxLen, MinLen
 
 from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, as_object, parse_json
+from insitu.system.archives import HEAD_BYTES, packed_kind
 from insitu.wire.message import Malformed, Message, read_object
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -34,6 +35,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name; raise InvalidRequest unless the file is whole."""
     size = path.stat().st_size
     with path.open("rb") as opened:
+        kind = packed_kind(opened.read(HEAD_BYTES))
+        if kind is not None:
+            raise _broken(f"it is {kind}; archives are never unpacked, and pickles never loaded")
+        opened.seek(0)
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise _broken(f"its header would have {length} bytes, the file has {size}")

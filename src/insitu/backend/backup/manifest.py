@@ -11,6 +11,7 @@ import orjson
 
 from insitu.backend.backup.files import FileEntry, hash_file, regular_files
 from insitu.errors import InvalidRequest, NotFound
+from insitu.system.archives import reject_packed
 from insitu.system.durable import write_atomic
 from insitu.wire.message import Malformed, Message, read
 
@@ -73,9 +74,11 @@ def differs(backup: Path, name: str, what: str) -> InvalidRequest:
 
 def _read(backup: Path) -> BackupManifest:
     path = backup / MANIFEST
+    if backup.is_file():
+        reject_packed(backup)
     try:
         return read(BackupManifest, path.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(
             f"{backup} has no {MANIFEST}: it is not a backup, or `insitu backup` was interrupted",
             hint="restore another backup",

@@ -75,6 +75,8 @@ class EngineSettings:
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),
             # Sampling defaults must come from the gateway, never from the model's files.
             *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
+            # By itself vLLM falls back to *.bin and *.pt, which are pickles.
+            *("--load-format", "safetensors"),
             # Record the distribution that was sampled from: after temperature, penalties and truncation.
             *("--logprobs-mode", "processed_logprobs"),
         ]

@@ -12,6 +12,7 @@ import orjson
 
 from insitu.errors import InvalidRequest
 from insitu.json_values import as_object
+from insitu.system.archives import reject_foreign_links, reject_packed
 from insitu.wire.message import Message, encode
 from insitu.wire.starts.peft_config import PeftConfig
 from insitu.wire.values import UPLOADED, FreeObject
@@ -55,14 +56,22 @@ class AdapterUpload:
 
 def read_adapter(directory: Path) -> AdapterUpload:
     """Read and hash a directory of PEFT; reject one that is not plain LoRA in safetensors."""
+    if directory.is_file():
+        reject_packed(directory)
+        raise InvalidRequest(
+            f"{directory} is a file", hint="give a directory as PEFT's save_pretrained writes it"
+        )
     config, weights = directory / _CONFIG, directory / _WEIGHTS
     for path in (config, weights):
         if not path.is_file():
             raise InvalidRequest(
                 f"{directory} has no {path.name}, so no run can start from it",
                 hint="give a directory as PEFT's save_pretrained writes it; weights in other files, such as "
-                "adapter_model.bin, are not read",
+                "adapter_model.bin, a pickle, are never loaded",
             )
+    reject_foreign_links(directory, config, weights)
+    for path in (config, weights):
+        reject_packed(path)
     try:
         content = as_object(orjson.loads(config.read_bytes()))
     except ValueError as error:
