@@ -12,7 +12,13 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
-.PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows clean
+# What checks the dependencies, likewise.
+PIP_AUDIT := 2.10.1
+CYCLONEDX := 11.12.0
+AUDITORS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/pip-audit-$(PIP_AUDIT)-cyclonedx-$(CYCLONEDX)
+
+.PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
+.PHONY: lock sbom audit clean
 
 setup: $(VENV)/.ready  ## create .venv with everything, from nothing
 
@@ -27,13 +33,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 P ?= tests/unit
 quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
 	@test -f $(VENV)/.ready || $(MAKE) setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
 	$(BIN)/python -m tests.support.halves $(P) -q
 
 check: setup  ## lint, types, import rules, unit tests
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
 	$(BIN)/lint-imports --no-cache
 	# Types are checked beside the first tests.
 	$(BIN)/pyright & types=$$!; $(BIN)/python -m tests.support.lanes tests/unit -q; tests=$$?; wait $$types && exit $$tests
@@ -110,6 +116,21 @@ workflows: $(CHECKERS)/.ready  ## check .github: schemas, timeouts, permissions,
 $(CHECKERS)/.ready:
 	$(PYTHON) -m venv --clear $(CHECKERS)
 	$(CHECKERS)/bin/pip install --quiet zizmor==$(ZIZMOR) check-jsonschema==$(CHECK_JSONSCHEMA)
+	touch $@
+
+lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt
+	$(BIN)/python tools/lock.py
+
+sbom: $(AUDITORS)/.ready  ## bill of materials of the light install: CycloneDX 1.6, checked against the schema
+	$(AUDITORS)/bin/python tools/sbom.py dist/insitu-light.cdx.json
+
+AUDIT ?=
+audit: $(AUDITORS)/.ready  ## known vulnerabilities in the lock; what cannot be looked up is a warning, AUDIT=--strict fails
+	$(AUDITORS)/bin/python tools/audit.py $(AUDIT)
+
+$(AUDITORS)/.ready:
+	$(PYTHON) -m venv --clear $(AUDITORS)
+	$(AUDITORS)/bin/pip install --quiet pip-audit==$(PIP_AUDIT) 'cyclonedx-python-lib[json-validation]==$(CYCLONEDX)'
 	touch $@
 
 clean:
