@@ -271,6 +271,26 @@ def test_a_half_written_line_of_the_audit_log_is_left_out(backend: Backend, tmp_
     assert (tmp_path / "backup" / "audit.jsonl").read_text() == '{"at":"now"}\n'
 
 
+def test_with_the_databases_on_a_server_the_files_are_copied_and_pg_dump_is_named(
+    backend: Backend, tmp_path: Path
+) -> None:
+    backend.close()
+    for name in ("ledger.db", "calls.db"):
+        (backend.dir / name).unlink()
+    (backend.dir / "database.id").write_text("7")
+    checkpoints.stage(backend.dir / "runs", RUN, 4)  # one that is being written
+    state = ["--state-dir", str(backend.dir)]
+    result = CliRunner().invoke(cli, ["backup", str(tmp_path / "backup"), *state], catch_exceptions=False)
+    assert result.stderr.count("pg_dump") == 2
+    restored = tmp_path / "restored"
+    restore_state(tmp_path / "backup", restored)
+    assert (restored / "database.id").read_text() == "7"
+    kept = sorted((restored / "runs" / RUN / "checkpoints").iterdir())
+    assert [checkpoints.verify(path)["step"] for path in kept] == [2, 3]
+    assert (restored / "adapters" / ("a" * 64) / "adapter" / "adapter_config.json").is_file()
+    check_whole(restored)
+
+
 # Interrupted
 
 

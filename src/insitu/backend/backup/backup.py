@@ -9,6 +9,8 @@ checkpoint before its step. So the ledger is copied first, and what it names is 
 
 Only checkpoints can vanish, by pruning. Then the ledger is copied again, which no longer names them; what was
 copied stays. One that is still named and still cannot be copied is damaged: the manifest lists it.
+
+With the databases on a server, the files alone are copied: `pg_dump`, run before this, does the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE
-from insitu.backend.backup.databases import CALLS, LEDGER, check_databases, copy_database
+from insitu.backend.backup.databases import CALLS, LEDGER, SERVER_MARK, copy_database, on_server
 from insitu.backend.backup.files import copy_file, hash_file, regular_files, sync_directories
 from insitu.backend.backup.manifest import BackupManifest, Missing, write_manifest
 from insitu.backend.ledger import Ledger, ledger_url
@@ -38,11 +40,20 @@ Needed = Mapping[str, str | None]
 
 def backup_state(state_dir: Path, backup: Path) -> BackupManifest:
     """Copy everything that a backend needs to go on into `backup`, a new or empty directory."""
-    check_databases(state_dir)
+    served = on_server(state_dir)
     _check_target(state_dir, backup)
     created_at = time.time()
     try:
-        return _back_up(state_dir, backup, created_at)
+        make_directories(backup)
+        backup.chmod(0o700)
+        missing = _copy_files(state_dir, backup) if served else _copy_databases(state_dir, backup)
+        for name in (KEYS_FILE, SERVER_MARK, *_probes(state_dir)):
+            if (state_dir / name).is_file():
+                copy_file(state_dir / name, backup / name)
+        _copy_lines(state_dir / AUDIT_FILE, backup / AUDIT_FILE)
+        sync_directories(backup)
+        files = {name: hash_file(backup / name) for name in regular_files(backup)}
+        return write_manifest(backup, created_at, files, missing)
     except OSError as error:
         raise Unavailable(
             f"the backup {backup} is not complete: {error}",
@@ -50,24 +61,28 @@ def backup_state(state_dir: Path, backup: Path) -> BackupManifest:
         ) from error
 
 
-def _back_up(state_dir: Path, backup: Path, created_at: float) -> BackupManifest:
-    make_directories(backup)
-    backup.chmod(0o700)
+def _copy_databases(state_dir: Path, backup: Path) -> list[Missing]:
+    """Copy the databases and what the ledger names; return what could not be copied."""
     needed, missing = _copy_named(state_dir, backup)
     _drop_others(backup, needed)
     if (state_dir / CALLS).is_file():
         copy_database(state_dir / CALLS, backup / CALLS)
     else:
         missing.append(Missing(CALLS, "is not there"))
-    for name in (KEYS_FILE, *_probes(state_dir)):
-        if (state_dir / name).is_file():
-            copy_file(state_dir / name, backup / name)
-    for name in _idle_adapters(state_dir, needed):  # one that is removed meanwhile was not needed
-        _copy_directory(state_dir / name, backup / name, None)
-    _copy_lines(state_dir / AUDIT_FILE, backup / AUDIT_FILE)
-    sync_directories(backup)
-    files = {name: hash_file(backup / name) for name in regular_files(backup)}
-    return write_manifest(backup, created_at, files, missing)
+    for path in _adapters(state_dir):
+        if path not in needed:  # nothing starts from it, and it may be removed at any time
+            _copy_directory(state_dir / path, backup / path, None)
+    return missing
+
+
+def _copy_files(state_dir: Path, backup: Path) -> list[Missing]:
+    """Copy every checkpoint and upload that is there; the ledger that names them is elsewhere."""
+    found = sorted(state_dir.glob(f"{_RUNS}/*/checkpoints/[0-9]*"))
+    for path in (*(path.relative_to(state_dir).as_posix() for path in found), *_adapters(state_dir)):
+        _copy_directory(state_dir / path, backup / path, None)
+    return [
+        Missing(name, "is on a database server: run pg_dump, before this command") for name in (LEDGER, CALLS)
+    ]
 
 
 def _check_target(state_dir: Path, backup: Path) -> None:
@@ -164,10 +179,9 @@ def _probes(state_dir: Path) -> Iterator[str]:
         yield path.relative_to(state_dir).as_posix()
 
 
-def _idle_adapters(state_dir: Path, needed: Needed) -> list[str]:
-    """Return the uploads that no run is about to start from; staging directories start with a dot."""
-    names = (f"{_ADAPTERS}/{path.name}" for path in sorted(state_dir.glob(f"{_ADAPTERS}/[0-9a-f]*")))
-    return [name for name in names if name not in needed]
+def _adapters(state_dir: Path) -> list[str]:
+    """Return the uploads; staging directories start with a dot."""
+    return [f"{_ADAPTERS}/{path.name}" for path in sorted(state_dir.glob(f"{_ADAPTERS}/[0-9a-f]*"))]
 
 
 def _copy_lines(source: Path, copy: Path) -> None:

@@ -11,19 +11,21 @@ from insitu.errors import NotFound, Unavailable
 from insitu.system.durable import sync_path
 
 LEDGER, CALLS = "ledger.db", "calls.db"
+SERVER_MARK = "database.id"
+"""The file of a state directory whose databases are on a PostgreSQL server."""
 _BUSY_SECONDS = 30.0
 
 
-def check_databases(state_dir: Path) -> None:
-    """Reject a directory whose databases are not in it.
-
-    Databases on a server are not copied here: that is the work of the server's own tool (`pg_dump`).
-    """
-    if not (state_dir / LEDGER).is_file():
-        raise NotFound(
-            f"{state_dir} has no {LEDGER}, so it is not the state of an `insitu serve`",
-            hint="pass the --state-dir of `insitu serve`",
-        )
+def on_server(state_dir: Path) -> bool:
+    """Return True if the databases are not in the directory but on a server, whose own tool copies them."""
+    if (state_dir / LEDGER).is_file():
+        return False
+    if (state_dir / SERVER_MARK).is_file():
+        return True
+    raise NotFound(
+        f"{state_dir} has no {LEDGER}, so it is not the state of an `insitu serve`",
+        hint="pass the --state-dir of `insitu serve`",
+    )
 
 
 def copy_database(source: Path, target: Path) -> None:

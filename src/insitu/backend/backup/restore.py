@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO
 
+from insitu.backend.backup.databases import LEDGER
 from insitu.backend.backup.files import copy_file, sync_directories
 from insitu.backend.backup.manifest import BackupManifest, differs, verified_manifest
 from insitu.backend.ledger import Ledger, ledger_url
@@ -29,7 +30,8 @@ def restore_state(backup: Path, state_dir: Path) -> BackupManifest:
                 if copy_file(backup / name, state_dir / name) != entry:
                     raise differs(backup, name, "changed while it was restored")
             sync_directories(state_dir)
-            _check_state(state_dir, manifest)
+            if LEDGER in manifest.files:
+                _check_state(state_dir, manifest)
             (state_dir / RESTORING).unlink()
             sync_path(state_dir)
         except OSError as error:
