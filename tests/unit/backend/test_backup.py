@@ -24,6 +24,7 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.state_disk import RESTORING, check_whole
 from insitu.cli import cli
 from insitu.errors import Conflict, InsituError, InvalidRequest, NotFound
+from insitu.gateway.recording.journal import Journal, journal_folder, recover
 from insitu.records.store import RecordStore
 from insitu.system.processes import lock_directory
 from insitu.types import JobState, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
@@ -240,6 +241,34 @@ def test_calls_are_copied_after_the_ledger(
     monkeypatch.setattr(backup_module, "copy_database", watched)
     backup_state(backend.dir, tmp_path / "backup")
     assert copied == ["ledger.db", "calls.db"]
+
+
+def test_calls_that_were_answered_and_are_in_the_journal_are_in_the_backup(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = journal_folder(f"sqlite:///{backend.dir / 'calls.db'}")
+    assert folder is not None
+    journal = Journal(folder)
+    journal.add(call("answered"), 1)
+    journal.add(call("moved"), 2)
+    copy = backup_module.copy_database
+
+    def move_before(source: Path, target: Path) -> None:
+        if source.name == "calls.db":  # what the gateway does at any time
+            backend.records.append([call("moved")])
+            journal.close(everything_is_written=True)
+        copy(source, target)
+
+    monkeypatch.setattr(backup_module, "copy_database", move_before)
+    backup_state(backend.dir, tmp_path / "backup")
+    restore_state(tmp_path / "backup", tmp_path / "restored")
+    url = f"sqlite:///{tmp_path / 'restored' / 'calls.db'}"
+    records = RecordStore(url)
+    restored = journal_folder(url)
+    assert restored is not None
+    recover(restored, records)
+    assert records.get(["answered", "moved"]) == [call("answered"), call("moved")]
+    records.close()
 
 
 def test_a_damaged_checkpoint_is_named_as_missing_and_the_rest_is_restored(

@@ -3,9 +3,12 @@
 The order makes the parts fit. A writer stores what it names before the name: a call before its group, a
 checkpoint before its step. So the ledger is copied first, and what it names is there already::
 
-    ledger ─► checkpoints and adapters that it names ─► calls ─► keys, audit log ─► manifest
+    ledger ─► checkpoints and adapters that it names ─► journal ─► calls ─► keys, audit log ─► manifest
        ▲                    │
        └── one was pruned ──┘
+
+A call that was answered goes from the gateway's journal to the store, so a copy of the journal and then of
+the store has it in one of them; the next gateway moves what the journal holds.
 
 Only checkpoints can vanish, by pruning. Then the ledger is copied again, which no longer names them; what was
 copied stays. One that is still named and still cannot be copied is damaged: the manifest lists it.
@@ -65,6 +68,8 @@ def _copy_databases(state_dir: Path, backup: Path) -> list[Missing]:
     """Copy the databases and what the ledger names; return what could not be copied."""
     needed, missing = _copy_named(state_dir, backup)
     _drop_others(backup, needed)
+    for path in sorted(state_dir.glob(f"{CALLS}.journal/*.calls")):
+        _copy_lines(path, backup / path.relative_to(state_dir))
     if (state_dir / CALLS).is_file():
         copy_database(state_dir / CALLS, backup / CALLS)
     else:
@@ -186,6 +191,9 @@ def _adapters(state_dir: Path) -> list[str]:
 
 def _copy_lines(source: Path, copy: Path) -> None:
     """Copy the whole lines of a file that others append to."""
-    if source.is_file():
+    try:
         content = source.read_bytes()
-        write_atomic(copy, content[: content.rfind(b"\n") + 1], mode=0o600)
+    except FileNotFoundError:  # no change was noted yet, or the store has the calls by now
+        return
+    make_directories(copy.parent)
+    write_atomic(copy, content[: content.rfind(b"\n") + 1], mode=0o600)
