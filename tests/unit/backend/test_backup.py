@@ -211,16 +211,16 @@ def test_backups_under_a_writer_have_every_step_acknowledged_before_and_all_it_n
 def test_a_checkpoint_pruned_between_ledger_and_copy_leads_to_a_newer_ledger(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = backup_module._named
+    copy_directory = backup_module._copy_directory
     steps = iter((4, 5))
 
-    def prune_after(backup: Path):
-        found = named(backup)
-        for step in steps:
+    def prune_after(source: Path, copy: Path, sha256: str | None) -> str | None:
+        failed = copy_directory(source, copy, sha256)
+        for step in steps:  # once step 2 is copied, so that its copy is of no use
             backend.step(step)
-        return found
+        return failed
 
-    monkeypatch.setattr(backup_module, "_named", prune_after)
+    monkeypatch.setattr(backup_module, "_copy_directory", prune_after)
     assert backup_state(backend.dir, tmp_path / "backup").missing == []
     restore_state(tmp_path / "backup", tmp_path / "restored")
     assert check_consistent(tmp_path / "restored") == 5
