@@ -25,10 +25,15 @@ class AuditLog:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def note(self, key: str, change: str, sender: str) -> None:
-        """Append a line; several processes may do so at once. Raise Unavailable if it cannot be written."""
+    def note(self, key: str, change: str, sender: str, project: str | None = None) -> None:
+        """Append a line; several processes may do so at once. Raise Unavailable if it cannot be written.
+
+        `project` is that of the key.
+        """
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = {"at": at, "key": key, "change": change[:_MAX_CHARS], "from": sender}
+        if project is not None:
+            fields["project"] = project
         line = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -36,10 +36,14 @@ def create_key(
     scopes: Sequence[Scope],
     lifetime_seconds: float | None = None,
     limits: KeyLimits | None = None,
+    *,
+    project: str | None = None,
 ) -> tuple[str, StoredKey]:
     """Create a key; return it, which nothing else ever does, and its stored form."""
     if not NAME_PATTERN.match(name):
         raise InvalidRequest(f"key name {name!r} does not match {NAME_PATTERN.pattern}")
+    if project is not None and not NAME_PATTERN.match(project):
+        raise InvalidRequest(f"project name {project!r} does not match {NAME_PATTERN.pattern}")
     with _disk_errors(state_dir):
         make_directories(state_dir)
     with _changing(state_dir) as keys:
@@ -59,10 +63,16 @@ def create_key(
         expires_at = None if lifetime_seconds is None else now + lifetime_seconds
         granted = [scope for scope in Scope if scope in scopes]
         stored = StoredKey(
-            name, hash_key(secret).hex(), granted, now, expires_at, limits=limits or KeyLimits()
+            name,
+            hash_key(secret).hex(),
+            granted,
+            now,
+            expires_at,
+            limits=limits or KeyLimits(),
+            project=project,
         )
         bounds = f" ({limits})" if limits is not None and str(limits) else ""
-        _note(state_dir, f"keys create {name} {','.join(granted)}{bounds}")
+        _note(state_dir, f"keys create {name} {','.join(granted)}{bounds}", project)
         keys.append(stored)
     return secret, stored
 
@@ -78,7 +88,7 @@ def revoke_key(state_dir: Path, name: str) -> StoredKey:
         # Earlier keys of the name have ended, or the last one could not have been created.
         place = found[-1]
         if keys[place].revoked_at is None:
-            _note(state_dir, f"keys revoke {name}")
+            _note(state_dir, f"keys revoke {name}", keys[place].project)
             keys[place] = replace(keys[place], revoked_at=time.time())
         return keys[place]
 
@@ -98,8 +108,8 @@ def _changing(state_dir: Path) -> Generator[list[StoredKey]]:
                 write_keys(path, keys)
 
 
-def _note(state_dir: Path, change: str) -> None:
-    AuditLog(state_dir / AUDIT_FILE).note(f"user {os.geteuid()}", change, "this machine")
+def _note(state_dir: Path, change: str, project: str | None) -> None:
+    AuditLog(state_dir / AUDIT_FILE).note(f"user {os.geteuid()}", change, "this machine", project)
 
 
 @contextmanager

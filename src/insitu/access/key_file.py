@@ -35,6 +35,8 @@ class StoredKey(Message):
     expires_at: float | None = None
     revoked_at: float | None = None
     limits: KeyLimits = field(default_factory=KeyLimits)
+    project: Name | None = None
+    """The project whose runs and calls the key reaches; None: all of them."""
 
     def ended_at(self, now: float) -> float | None:
         """Return when the key was revoked or expired; None while it is valid."""

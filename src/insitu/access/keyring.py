@@ -16,7 +16,8 @@ from pathlib import Path
 
 from insitu.access.key_file import StoredKey, read_keys
 from insitu.access.key_limits import KeyLimits
-from insitu.access.routes import Need
+from insitu.access.projects import EVERYTHING, Project
+from insitu.access.routes import Access, Need
 from insitu.access.scopes import Scope, create_hint
 from insitu.errors import Forbidden, InsituError, Unauthorized, Unavailable
 from insitu.system.keys import hash_key
@@ -37,6 +38,7 @@ class Holder:
     key: str
     """The key's name, never the key itself."""
     scopes: frozenset[Scope]
+    project: Project = EVERYTHING
     limits: KeyLimits | None = None
     """None for a key that was not created: its use is not counted."""
 
@@ -45,7 +47,14 @@ class Holder:
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
     def require(self, need: Need, route: str) -> None:
-        """Raise Forbidden if a route needs a scope that the key does not have."""
+        """Raise Forbidden if a route needs a scope that the key does not have, or a key of no project."""
+        if need is Access.WHOLE:
+            if self.project.name is not None:
+                raise Forbidden(
+                    f"{route} is for keys without a project; this key has the project {self.project.name!r}",
+                    hint=create_hint([Scope.ADMIN]),
+                )
+            need = Scope.ADMIN
         if isinstance(need, Scope) and not self.may(need):
             has = ", ".join(sorted(self.scopes))
             raise Forbidden(
@@ -84,7 +93,11 @@ class Keyring:
         if found and not valid:
             ended = "was revoked" if found[0].revoked_at is not None else "has expired"
             raise Unauthorized(f"the key {ended}", hint=create_hint(found[0].scopes))
-        return Holder(valid[0].name, frozenset(valid[0].scopes), valid[0].limits) if valid else None
+        if not valid:
+            return None
+        found_key = valid[0]
+        scopes, project = frozenset(found_key.scopes), Project(found_key.project)
+        return Holder(found_key.name, scopes, project, found_key.limits)
 
     def _look(self) -> None:
         """Read the file again if it has changed or was read too long ago."""

@@ -1,6 +1,8 @@
 """The one table of who may call which route. Both doors check by it, and docs/keys.md prints it.
 
 `submit` covers everything that `insitu finetune` and `insitu eval` do by themselves; deletions need `admin`.
+A key of a project reaches the runs, jobs, calls and uploads of that project only, whatever its scopes; the
+routes in `NOBODYS` have nothing of any project.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ class Access(StrEnum):
 
     OPEN = "no key"
     ANY_KEY = "any key"
+    WHOLE = "admin, no project"
+    """Of the whole backend: a key of a project administers the things of its project only."""
     SUPERVISOR = "supervisor"
     """The key that the supervisor shares with its gateway, from loopback only."""
 
@@ -76,8 +80,15 @@ GATEWAY: Table = {
     "GET /control/state": Access.SUPERVISOR,
     "PUT /control/routes": Access.SUPERVISOR,
 }
+NOBODYS = frozenset(
+    {
+        *("GET /health", "GET /ready", "GET /v1/openapi.json", "GET /healthcheck", "POST /close"),
+        *("GET /control/state", "PUT /control/routes"),
+    }
+)
+"""Routes that show and change nothing of a project. Tests hold every other one to its key's project."""
 
 
 def need_of(table: Table, method: str, path: str) -> Need:
-    """Return the access that a route needs; a route that is not in the table needs `admin`."""
-    return table.get(f"{'GET' if method == 'HEAD' else method} {path}", Scope.ADMIN)
+    """Return the access that a route needs; one that is not in the table needs `admin` and no project."""
+    return table.get(f"{'GET' if method == 'HEAD' else method} {path}", Access.WHOLE)

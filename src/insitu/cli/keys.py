@@ -49,6 +49,7 @@ def keys() -> None:
     help="Prompt and output tokens of model calls, per UTC day.",
 )
 @click.option("--max-bytes-per-day", type=_amount, metavar="N", help="Bytes of request bodies, per UTC day.")
+@click.option("--project", metavar="NAME", help="Only the runs and calls of this project. Default: all.")
 @state_dir_option
 def create(
     name: str,
@@ -58,6 +59,7 @@ def create(
     max_concurrent: int | None,
     max_tokens_per_day: int | None,
     max_bytes_per_day: int | None,
+    project: str | None,
     state_dir: Path | None,
 ) -> None:
     """Create a key and print it, once: only its hash is stored."""
@@ -66,11 +68,14 @@ def create(
     lifetime = None if expires is None else seconds_of(expires, "--expires")
     directory = state_dir_of(state_dir)
     limits = KeyLimits(max_requests_per_minute, max_concurrent, max_tokens_per_day, max_bytes_per_day)
-    secret, stored = create_key(directory, name, [Scope(scope) for scope in scopes], lifetime, limits)
+    granted = [Scope(scope) for scope in scopes]
+    secret, stored = create_key(directory, name, granted, lifetime, limits, project=project)
     click.echo(secret)
     # Not on standard output, so that KEY="$(insitu keys create …)" takes the key alone.
     until = "until it is revoked" if stored.expires_at is None else f"until {_time(stored.expires_at)}"
-    click.echo(f"{name}: scopes {', '.join(stored.scopes)}, valid {until}. It is not shown again.", err=True)
+    of = f" of project {project}" if project is not None else ""
+    scoped = f"scopes {', '.join(stored.scopes)}{of}"
+    click.echo(f"{name}: {scoped}, valid {until}. It is not shown again.", err=True)
     if str(limits):
         click.echo(f"Its limits: {limits}.", err=True)
     click.echo(f"It belongs to the backend with --state-dir {directory}.", err=True)
@@ -86,6 +91,8 @@ def list_keys(state_dir: Path | None) -> None:
 
     path = state_dir_of(state_dir) / KEYS_FILE
     now = time.time()
+    stored = read_keys(path)
+    in_projects = any(key.project is not None for key in stored)
     rows = [
         (
             key.name,
@@ -93,14 +100,16 @@ def list_keys(state_dir: Path | None) -> None:
             key.state(now),
             _time(key.created_at),
             "never" if key.expires_at is None else _time(key.expires_at),
+            *([key.project or "all"] if in_projects else []),
             str(key.limits) or "none",
         )
-        for key in read_keys(path)
+        for key in stored
     ]
     if not rows:
         click.echo(f"no keys in {path}; the key in INSITU_API_KEY is the only one", err=True)
         return
-    table = [("NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LIMITS"), *rows]
+    shown = ["PROJECT"] if in_projects else []
+    table = [("NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", *shown, "LIMITS"), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

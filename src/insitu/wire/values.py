@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 """Allowed names of runs and projects: safe as a path part and in a model name."""
+SEPARATOR = "~"
+"""Between a project and the name of its run, `team-a~adder`: no name has it, and paths and URLs may."""
+STORED_PATTERN = re.compile(rf"^({NAME_PATTERN.pattern[1:-1]}{SEPARATOR})?{NAME_PATTERN.pattern[1:]}")
+"""Names of runs as they are stored, with their project if they have one."""
 UPLOADED = "sha256:"
 """The beginning of the name of an uploaded adapter; the rest is the SHA-256 of its upload."""
-_STEP = NAME_PATTERN.pattern.removesuffix("$") + r"(@[0-9]{1,9})?$"
+_STEP = STORED_PATTERN.pattern.removesuffix("$") + r"(@[0-9]{1,9})?$"
 INIT_PATTERN = re.compile(rf"{_STEP}|^{UPLOADED}[0-9a-f]{{64}}$")
 """Sources of a run's step 0: `<run>@<step>`, `<run>` (its newest step) or `sha256:<digest>`."""
 INCOMPLETE = frozenset({"cancelled", "broken"})
@@ -168,6 +172,7 @@ class Stored:
 
 
 Name = Annotated[str, Pattern(NAME_PATTERN.pattern)]
+StoredName = Annotated[str, Pattern(STORED_PATTERN.pattern)]
 ForkFrom = Annotated[str, Pattern(_STEP)]
 InitFrom = Annotated[str, Pattern(INIT_PATTERN.pattern)]
 Reference = Annotated[str, Pattern(r"^[!-~]{1,256}$")]

@@ -14,9 +14,12 @@ from click.testing import CliRunner, Result
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE, read_keys
 from insitu.access.key_limits import KeyLimits
-from insitu.access.keyring import Keyring
+from insitu.access.keyring import Holder, Keyring
+from insitu.access.projects import EVERYTHING, Project
+from insitu.access.routes import Access
+from insitu.access.scopes import Scope
 from insitu.cli import cli
-from insitu.errors import NotFound
+from insitu.errors import Forbidden, InvalidRequest, NotFound
 from insitu.system.keys import hash_key
 
 
@@ -82,6 +85,41 @@ def test_a_limit_out_of_range_is_rejected(tmp_path: Path, option: str, value: st
     refused = run("create", "a", "--scope", "infer", f"--max-{option}", value, state_dir=tmp_path)
     assert refused.exit_code == 2
     assert not (tmp_path / KEYS_FILE).exists()
+
+
+def test_a_key_may_have_a_project(tmp_path: Path) -> None:
+    run("create", "old", "--scope", "infer", state_dir=tmp_path)
+    created = run("create", "a", "--scope", "infer", "--project", "team-a", state_dir=tmp_path)
+    assert created.exit_code == 0, created.output
+    assert "scopes infer of project team-a" in created.stderr
+    keyring = Keyring(hash_key("own"), tmp_path / KEYS_FILE)
+    holder, owner = keyring.holder([created.stdout.strip()]), keyring.holder(["own"])
+    assert holder is not None
+    assert owner is not None
+    assert (holder.project, owner.project) == (Project("team-a"), EVERYTHING)
+    header, *rows = (line.split() for line in run("list", state_dir=tmp_path).stdout.splitlines())
+    assert header[-2] == "PROJECT"
+    assert [row[-2] for row in rows] == ["all", "team-a"]
+    run("revoke", "a", state_dir=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / AUDIT_FILE).read_text().splitlines()]
+    assert [line.get("project") for line in lines] == [None, "team-a", "team-a"]
+
+
+@pytest.mark.parametrize("project", ["", "Team", "a~b", "a/b", "x" * 65])
+def test_a_project_has_the_letters_of_a_name(tmp_path: Path, project: str) -> None:
+    refused = run("create", "a", "--scope", "infer", "--project", project, state_dir=tmp_path)
+    assert isinstance(refused.exception, InvalidRequest)
+    assert not (tmp_path / KEYS_FILE).exists()
+
+
+def test_a_route_of_the_whole_backend_needs_a_key_without_project() -> None:
+    Holder("a", frozenset({Scope.ADMIN})).require(Access.WHOLE, "POST /v1/new")
+    for holder in (
+        Holder("a", frozenset({Scope.ADMIN}), Project("team-a")),
+        Holder("a", frozenset({Scope.SUBMIT})),
+    ):
+        with pytest.raises(Forbidden, match="POST /v1/new"):
+            holder.require(Access.WHOLE, "POST /v1/new")
 
 
 def test_the_option_names_the_directory_too(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def metered(clock: Clock, path: Path | None = None) -> KeyMeters:
 
 
 def holder(limits: KeyLimits | None, name: str = "agent") -> Holder:
-    return Holder(name, frozenset({Scope.INFER}), limits)
+    return Holder(name, frozenset({Scope.INFER}), limits=limits)
 
 
 def use(meters: KeyMeters, who: Holder, num_bytes: int | None = 0, num_tokens: int = 0) -> None:

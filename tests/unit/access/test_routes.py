@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from insitu.access.routes import API, GATEWAY, PREFIXES, Access, Table, need_of
+from insitu.access.routes import API, GATEWAY, NOBODYS, PREFIXES, Access, Table, need_of
 from insitu.access.scopes import Scope
 from tests.support.standin_backend import StandinBackend
 
@@ -53,6 +53,11 @@ def test_only_health_and_readiness_are_open() -> None:
         ]
 
 
+def test_routes_without_anything_of_a_project_name_nothing() -> None:
+    assert set(API) | set(GATEWAY) >= NOBODYS
+    assert not any("{" in route or route.startswith("DELETE ") for route in NOBODYS)
+
+
 def test_deletions_need_admin() -> None:
     for route, need in API.items():
         deletes = route.endswith("_delete_checkpoint_files") or (
@@ -67,9 +72,9 @@ def test_infer_is_for_the_gateway_and_submit_for_the_api() -> None:
     assert all((need is Access.SUPERVISOR) == ("/control/" in route) for route, need in GATEWAY.items())
 
 
-def test_an_unknown_route_needs_admin_and_head_needs_what_get_needs() -> None:
-    assert need_of(API, "POST", "/v1/new") is Scope.ADMIN
-    assert need_of(API, "PUT", "/health") is Scope.ADMIN
+def test_an_unknown_route_needs_admin_without_project_and_head_needs_what_get_needs() -> None:
+    assert need_of(API, "POST", "/v1/new") is Access.WHOLE
+    assert need_of(API, "PUT", "/health") is Access.WHOLE
     assert need_of(API, "HEAD", "/v1/openapi.json") is Access.ANY_KEY
     assert need_of(GATEWAY, "HEAD", "/v1/models") is Scope.INFER
 
