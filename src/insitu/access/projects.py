@@ -88,6 +88,11 @@ class Project:
 EVERYTHING = Project(None)
 
 
+def told_to_all(text: str) -> str:
+    """Return a message as anybody may read it, even without a key: no names of any project."""
+    return _QUALIFIED.sub("a run of a project", text)
+
+
 def project_of(stored: str) -> Project:
     """Return the project of a stored name."""
     project, separator, _ = stored.partition(SEPARATOR)

@@ -30,10 +30,10 @@ from insitu.wire.values import (
     FreeObject,
     Label,
     Metadata,
-    Name,
     Reference,
     Reward,
     StepCount,
+    StoredName,
     TokenIds,
 )
 
@@ -108,7 +108,7 @@ class InlineCall(Message):
     id: Reference | None = None
     rollout_id: Reference | None = None
     model: Label | None = None
-    run: Name | None = None
+    run: StoredName | None = None
     policy_step: StepCount = 0
     policy_version: Label
     prompt_ids: TokenIds

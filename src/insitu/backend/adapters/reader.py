@@ -34,9 +34,13 @@ _MIB = 1 << 20
 class AdapterReader:
     """Reads one upload."""
 
-    def __init__(self, state_dir: Path, digest: str, num_bytes: int, limits: Limits) -> None:
+    def __init__(
+        self, state_dir: Path, digest: str, num_bytes: int, limits: Limits, name: str | None = None
+    ) -> None:
+        """`digest` is that of the upload, `name` the one to store it under; None: the digest itself."""
         self._state_dir = state_dir
         self._digest = digest
+        self._name = name or digest
         self._num_bytes = num_bytes
         self._limits = limits
 
@@ -48,7 +52,7 @@ class AdapterReader:
             on_failure.callback(shutil.rmtree, staging)
             head = await self._receive(chunks, staging / adapter_files.WEIGHTS)
             await run_in_threadpool(self._check, head, staging)
-            await run_in_threadpool(adapter_files.commit, staging, self._digest)
+            await run_in_threadpool(adapter_files.commit, staging, self._name)
             on_failure.pop_all()
 
     def _check_room(self) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.adapters.reader import AdapterReader
+from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.ledger import adapter_files
@@ -34,21 +35,24 @@ def adapter_routes(services: Services) -> APIRouter:
     state_dir = services.settings.state_dir
 
     @router.put("/adapters/{sha256}", openapi_extra=_UPLOAD_DOCS, status_code=201)
-    async def put_adapter(sha256: Digest, request: Request, response: Response) -> AdapterReceipt:
+    async def put_adapter(
+        sha256: Digest, request: Request, response: Response, sender: Sender
+    ) -> AdapterReceipt:
         """Upload an adapter for `init_from`. 201: stored and durable. 200: it was there already.
 
         It is kept for a day, or until the runs that start from it are ready.
         """
         num_bytes = _announced(request, services.limits.max_adapter_bytes)
         await run_in_threadpool(_remove_unused, services)
-        created = not await run_in_threadpool(adapter_files.renew, state_dir, sha256)
+        name = sender.stored(sha256)
+        created = not await run_in_threadpool(adapter_files.renew, state_dir, name)
         if created:
             async with upload_turn(services):
-                reader = AdapterReader(state_dir, sha256, num_bytes, services.limits)
+                reader = AdapterReader(state_dir, sha256, num_bytes, services.limits, name)
                 await reader.store(request.stream())
         else:
             response.status_code = 200
-        lora = await run_in_threadpool(adapter_files.uploaded_settings, state_dir, sha256)
+        lora = await run_in_threadpool(adapter_files.uploaded_settings, state_dir, name)
         assert lora is not None, "it was stored, and is kept for a day"
         return AdapterReceipt(UPLOADED + sha256, lora, created)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 
+from insitu.access.projects import EVERYTHING, Project
+from insitu.backend.api.responses import shown_data
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger import Event
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
@@ -32,7 +35,9 @@ def admit(services: Services) -> None:
         )
 
 
-async def stream_events(services: Services, job_id: str, seq: int) -> AsyncIterator[bytes]:
+async def stream_events(
+    services: Services, job_id: str, seq: int, reader: Project = EVERYTHING
+) -> AsyncIterator[bytes]:
     """Yield the events after `seq`, then new ones as they arrive, and `end` after the job's last."""
     services.num_streams += 1
     try:
@@ -45,7 +50,7 @@ async def stream_events(services: Services, job_id: str, seq: int) -> AsyncItera
             job = await run_in_threadpool(services.ledger.get_job, job_id)
             events = await run_in_threadpool(services.ledger.events_since, job_id, seq)
             for event in events:
-                yield to_sse(event)
+                yield to_sse(event, reader)
                 seq, last_sent = event.seq, loop.time()
             if job.state in TERMINAL_JOB_STATES and not events:
                 # A stream without this line was cut off, and the client resumes it.
@@ -60,7 +65,7 @@ async def stream_events(services: Services, job_id: str, seq: int) -> AsyncItera
         services.num_streams -= 1
 
 
-def to_sse(event: Event) -> bytes:
+def to_sse(event: Event, reader: Project = EVERYTHING) -> bytes:
     """Encode one event; JSON has no raw line breaks, so it fits on one data line."""
-    data = encode(EventInfo.of(event))
+    data = encode(EventInfo.of(replace(event, data=shown_data(reader, event.data))))
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), data)

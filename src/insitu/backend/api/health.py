@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from insitu.access.projects import told_to_all
 from insitu.backend.api.settings import Services
 from insitu.errors import InsituError
 from insitu.json_values import JsonObject, as_object
@@ -114,4 +115,8 @@ def read_status(path: Path) -> tuple[JsonObject | None, float | None]:
         return {"error": f"status.json cannot be read: {type(error).__name__}"}, None
     if view is None:
         return {"error": "status.json is not an object"}, None
+    if isinstance(view.get("waiting"), str):
+        view["waiting"] = told_to_all(str(view["waiting"]))
+    if (gateway := as_object(view.get("gateway"))) is not None:
+        gateway.pop("in_flight", None)  # by version, which names runs
     return view, max(0.0, time.time() - written.st_mtime)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from insitu.backend.api.responses import MessageResponse
+from insitu.backend.api.security import tell
 from insitu.errors import InsituError, InvalidRequest, Overloaded, Unavailable
 from insitu.wire.answers import error_body
 from insitu.wire.message import describe
@@ -21,11 +22,11 @@ log = logging.getLogger(__name__)
 def install(app: FastAPI) -> None:
     """Register the exception handlers."""
 
-    async def known(_request: Request, error: Exception) -> MessageResponse:
+    async def known(request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, InsituError)
         if error.status >= 500:
             log.error("%s: %s", type(error).__name__, error.message)
-        return _answer(error)
+        return _answer(tell(request, error))
 
     async def invalid(_request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, RequestValidationError)

@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from insitu.backend.api.responses import shown, shown_group
 from insitu.backend.api.routes_runs import RunName
+from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.api.upload import GroupReader
@@ -37,7 +39,7 @@ def group_routes(services: Services) -> APIRouter:
 
     @router.put("/runs/{name}/groups/{group_id}", openapi_extra=_UPLOAD_DOCS, status_code=201)
     async def put_group(
-        name: RunName, group_id: GroupId, request: Request, response: Response
+        name: RunName, group_id: GroupId, request: Request, response: Response, sender: Sender
     ) -> GroupReceipt:
         """Upload a group as NDJSON. 201: stored and durable. 200: it was there already."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -47,22 +49,23 @@ def group_routes(services: Services) -> APIRouter:
         if run.state is RunState.CLOSED:
             raise Conflict(f"run {name!r} is closed", hint="register it again to go on: POST /v1/runs")
         async with upload_turn(services):
-            reader = GroupReader(run, group_id, services.records, services.limits)
+            reader = GroupReader(run, group_id, services.records, services.limits, sender)
             group, body_hash = await reader.read(request.stream())
         created = await run_in_threadpool(ledger.put_group, group, body_hash)
         state = GroupState.RECEIVED
         if not created:
             response.status_code = 200
             state = (await run_in_threadpool(ledger.group_record, name, group_id)).state
-        return GroupReceipt(
+        receipt = GroupReceipt(
             id=group_id, run=name, state=state, created=created, num_trajectories=len(group.trajectories)
         )
+        return shown(sender, receipt)
 
     @router.get("/runs/{name}/groups/{group_id}")
-    def get_group(name: RunName, group_id: GroupId) -> GroupInfo:
+    def get_group(name: RunName, group_id: GroupId, sender: Sender) -> GroupInfo:
         """One group and its state."""
         record = ledger.group_record(name, group_id)
-        return GroupInfo(
+        group = GroupInfo(
             id=group_id,
             run=name,
             state=record.state,
@@ -71,6 +74,7 @@ def group_routes(services: Services) -> APIRouter:
             created_at=record.created_at,
             trajectories=record.group.trajectories,
         )
+        return shown_group(sender, group)
 
     return router
 

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path
+from fastapi import APIRouter, Depends, Header, Path, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.events import admit, parse_last_event_id, stream_events
+from insitu.backend.api.responses import shown
+from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
+from insitu.backend.ledger.jobs import unknown_job
 from insitu.wire.answers import JobInfo
 
-JobId = Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
+
+async def _own_job(
+    request: Request, sender: Sender, job_id: Annotated[str, Path(pattern=r"^job-[0-9a-f]{16}$")]
+) -> str:
+    if sender.name is not None:
+        job = await run_in_threadpool(request.app.state.services.ledger.get_job, job_id)
+        if not sender.owns(job.run):
+            raise unknown_job(job_id)
+    return job_id
+
+
+JobId = Annotated[str, Depends(_own_job)]
+"""The job that a path names. One of another project is answered as one that does not exist."""
 
 
 def job_routes(services: Services) -> APIRouter:
@@ -21,16 +36,16 @@ def job_routes(services: Services) -> APIRouter:
     router = APIRouter(tags=["jobs"])
 
     @router.get("/jobs/{job_id}")
-    def get_job(job_id: JobId) -> JobInfo:
+    def get_job(job_id: JobId, sender: Sender) -> JobInfo:
         """State, progress and metrics of one job."""
-        return JobInfo.of(ledger.get_job(job_id))
+        return shown(sender, JobInfo.of(ledger.get_job(job_id)))
 
     @router.post("/jobs/{job_id}/cancel")
-    def cancel_job(job_id: JobId) -> JobInfo:
+    def cancel_job(job_id: JobId, sender: Sender) -> JobInfo:
         """Cancel a job and free its groups; a running one ends at its next safe point, in phase `cancelling`
         until then. Repeating it is harmless.
         """
-        return JobInfo.of(ledger.cancel_job(job_id))
+        return shown(sender, JobInfo.of(ledger.cancel_job(job_id)))
 
     @router.get(
         "/jobs/{job_id}/events",
@@ -38,7 +53,7 @@ def job_routes(services: Services) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def watch_job(
-        job_id: JobId, last_event_id: Annotated[str | None, Header()] = None
+        job_id: JobId, sender: Sender, last_event_id: Annotated[str | None, Header()] = None
     ) -> StreamingResponse:
         """The job's events until it ends. Resume with `Last-Event-ID`."""
         seq = parse_last_event_id(last_event_id)
@@ -46,7 +61,7 @@ def job_routes(services: Services) -> APIRouter:
         admit(services)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
-            stream_events(services, job_id, seq), media_type="text/event-stream", headers=headers
+            stream_events(services, job_id, seq, sender), media_type="text/event-stream", headers=headers
         )
 
     return router

@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.responses import shown
 from insitu.backend.api.routes_runs import RunName
+from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.types import NAME_PATTERN
 from insitu.wire.answers import LeaseInfo
@@ -24,18 +26,18 @@ def lease_routes(services: Services) -> APIRouter:
     )
 
     @router.put("/runs/{name}/leases/{lease_id}")
-    def take_lease(name: RunName, lease_id: LeaseId, body: LeaseBody) -> LeaseInfo:
+    def take_lease(name: RunName, lease_id: LeaseId, body: LeaseBody, sender: Sender) -> LeaseInfo:
         """Take a lease of a kept step, or renew it; a lease that has ended is a conflict with its reason."""
-        return LeaseInfo.of(ledger.take_lease(name, lease_id, body.step, body.seconds))
+        return shown(sender, LeaseInfo.of(ledger.take_lease(name, lease_id, body.step, body.seconds)))
 
     @router.get("/runs/{name}/leases/{lease_id}")
-    def get_lease(name: RunName, lease_id: LeaseId) -> LeaseInfo:
+    def get_lease(name: RunName, lease_id: LeaseId, sender: Sender) -> LeaseInfo:
         """One lease."""
-        return LeaseInfo.of(ledger.get_lease(name, lease_id))
+        return shown(sender, LeaseInfo.of(ledger.get_lease(name, lease_id)))
 
     @router.delete("/runs/{name}/leases/{lease_id}")
-    def release_lease(name: RunName, lease_id: LeaseId) -> LeaseInfo:
+    def release_lease(name: RunName, lease_id: LeaseId, sender: Sender) -> LeaseInfo:
         """End a lease. Repeating it is harmless."""
-        return LeaseInfo.of(ledger.release_lease(name, lease_id))
+        return shown(sender, LeaseInfo.of(ledger.release_lease(name, lease_id)))
 
     return router

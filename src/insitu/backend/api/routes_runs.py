@@ -7,19 +7,28 @@ from dataclasses import asdict
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Depends, Header, Path, Query
 
+from insitu.access.projects import Project
 from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.responses import shown
+from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import uploaded_settings
 from insitu.backend.ledger.rows import Origin
-from insitu.types import NAME_PATTERN, RunState, StepSettings
+from insitu.types import RunState, StepSettings
 from insitu.wire.answers import CheckpointInfo, CheckpointList, JobInfo, RunInfo, RunList, StepInfo, StepList
 from insitu.wire.bodies import RunBody, StepBody
-from insitu.wire.values import UPLOADED
+from insitu.wire.values import STORED_PATTERN, UPLOADED
 
-RunName = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
+
+async def _stored_name(sender: Sender, name: Annotated[str, Path(pattern=STORED_PATTERN.pattern)]) -> str:
+    return sender.stored(name)
+
+
+RunName = Annotated[str, Depends(_stored_name)]
+"""The run that a path names, as it is stored: within the sender's project."""
 StepNumber = Annotated[int, Path(ge=0, lt=2**31)]
 IdempotencyKey = Annotated[str, Header(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$")]
 _NEWER_SETTINGS = (
@@ -36,86 +45,92 @@ def run_routes(services: Services) -> APIRouter:
     )
 
     @router.post("/runs")
-    def register_run(body: RunBody) -> RunInfo:
+    def register_run(body: RunBody, sender: Sender) -> RunInfo:
         """Register a run. Repeating it is harmless; other settings under the same name are a conflict."""
         run = ledger.register_run(
-            body.project,
-            body.name,
+            sender.registered(body.project),
+            sender.stored(body.name),
             body.base_model,
             body.lora,
             body.engine_args,
             body.init_args,
-            _origin(body, services),
+            _origin(body, sender, services),
         )
-        return RunInfo.of(run)
+        return shown(sender, RunInfo.of(run))
 
     @router.get("/runs")
-    def list_runs() -> RunList:
-        """All runs, oldest first."""
-        return RunList([RunInfo.of(run) for run in ledger.list_runs()])
+    def list_runs(sender: Sender) -> RunList:
+        """All runs, oldest first; with a key of a project, all of the project."""
+        runs = [run for run in ledger.list_runs() if sender.owns(run.name)]
+        return RunList([shown(sender, RunInfo.of(run)) for run in runs])
 
     @router.get("/runs/{name}")
-    def get_run(name: RunName) -> RunInfo:
+    def get_run(name: RunName, sender: Sender) -> RunInfo:
         """One run."""
-        return RunInfo.of(ledger.get_run(name))
+        return shown(sender, RunInfo.of(ledger.get_run(name)))
 
     @router.post("/runs/{name}/close")
-    def close_run(name: RunName) -> RunInfo:
+    def close_run(name: RunName, sender: Sender) -> RunInfo:
         """Close a run without open jobs; closing it again is harmless. Its checkpoints stay."""
         run = ledger.get_run(name)
         if run.state is not RunState.CLOSED:
             run = ledger.transition_run(name, RunState.CLOSED)
-        return RunInfo.of(run)
+        return shown(sender, RunInfo.of(run))
 
     @router.post("/runs/{name}/steps", status_code=202)
-    def submit_step(name: RunName, body: StepBody, idempotency_key: IdempotencyKey) -> JobInfo:
+    def submit_step(
+        name: RunName, body: StepBody, idempotency_key: IdempotencyKey, sender: Sender
+    ) -> JobInfo:
         """Queue a training step over uploaded groups. The same key and body give the same job."""
-        job = services.create_job(name, idempotency_key, body.groups, body.settings, _request_hash(body))
-        return JobInfo.of(job)
+        asked = _request_hash(body)
+        job = services.create_job(sender, name, idempotency_key, body.groups, body.settings, asked)
+        return shown(sender, JobInfo.of(job))
 
     @router.get("/runs/{name}/steps")
     def list_steps(
         name: RunName,
+        sender: Sender,
         after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> StepList:
         """Committed steps after `after`, in order."""
-        return StepList([StepInfo.of(step) for step in ledger.steps(name, after, limit)])
+        return StepList([shown(sender, StepInfo.of(step)) for step in ledger.steps(name, after, limit)])
 
     @router.get("/runs/{name}/checkpoints")
-    def list_checkpoints(name: RunName) -> CheckpointList:
+    def list_checkpoints(name: RunName, sender: Sender) -> CheckpointList:
         """Kept checkpoints, oldest first."""
-        return CheckpointList([CheckpointInfo.of(kept) for kept in ledger.checkpoints(name)])
+        kept = [CheckpointInfo.of(checkpoint) for checkpoint in ledger.checkpoints(name)]
+        return CheckpointList([shown(sender, checkpoint) for checkpoint in kept])
 
     @router.put("/runs/{name}/checkpoints/{step}/pin")
-    def pin_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
+    def pin_checkpoint(name: RunName, step: StepNumber, sender: Sender) -> CheckpointInfo:
         """Keep a checkpoint until it is unpinned, however old it becomes. Repeating it is harmless."""
-        return CheckpointInfo.of(ledger.pin_checkpoint(name, step))
+        return shown(sender, CheckpointInfo.of(ledger.pin_checkpoint(name, step)))
 
     @router.delete("/runs/{name}/checkpoints/{step}/pin")
-    def unpin_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
+    def unpin_checkpoint(name: RunName, step: StepNumber, sender: Sender) -> CheckpointInfo:
         """Let a checkpoint be pruned by age again. Repeating it is harmless."""
-        return CheckpointInfo.of(ledger.unpin_checkpoint(name, step))
+        return shown(sender, CheckpointInfo.of(ledger.unpin_checkpoint(name, step)))
 
     @router.delete("/runs/{name}/checkpoints/{step}")
-    def delete_checkpoint(name: RunName, step: StepNumber) -> CheckpointInfo:
+    def delete_checkpoint(name: RunName, step: StepNumber, sender: Sender) -> CheckpointInfo:
         """Delete a checkpoint with its directory; pinned ones and the newest two cannot be deleted."""
         gone = ledger.forget_checkpoint(name, step)
         checkpoints.remove(checkpoints.run_directory(services.settings.runs_dir, name), step)
-        return CheckpointInfo.of(gone)
+        return shown(sender, CheckpointInfo.of(gone))
 
     return router
 
 
-def _origin(body: RunBody, services: Services) -> Origin | None:
+def _origin(body: RunBody, sender: Project, services: Services) -> Origin | None:
     """Return what the run is to start from, with the settings of an uploaded adapter."""
     if body.init_from is None and body.fork_from is None:
         return None
+    init_from, fork_from = sender.stored_source(body.init_from), sender.stored_source(body.fork_from)
     uploaded = None
-    if body.init_from is not None and body.init_from.startswith(UPLOADED):
-        digest = body.init_from.removeprefix(UPLOADED)
-        uploaded = uploaded_settings(services.settings.state_dir, digest)
-    return Origin(body.init_from, body.fork_from, uploaded)
+    if init_from is not None and init_from.startswith(UPLOADED):
+        uploaded = uploaded_settings(services.settings.state_dir, init_from.removeprefix(UPLOADED))
+    return Origin(init_from, fork_from, uploaded)
 
 
 def _request_hash(body: StepBody) -> str:

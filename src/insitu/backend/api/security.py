@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 from collections.abc import MutableMapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from insitu.access.audit_log import AuditLog
 from insitu.access.keyring import Holder, Keyring
 from insitu.access.meters import Admission, KeyMeters
+from insitu.access.projects import Project
 from insitu.access.routes import API, Access, Need, need_of
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
@@ -27,6 +29,22 @@ from insitu.wire.answers import error_body
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 KNOWN = "insitu.known"
 """The entry of a request's scope that the door calls once the key is found to be right."""
+_PROJECT = "insitu.project"
+
+
+async def sender_of(request: Request) -> Project:
+    """Return the project of the request's key. A route without a key has none, and must not ask."""
+    return request.scope[_PROJECT]
+
+
+Sender = Annotated[Project, Depends(sender_of)]
+"""The project whose names a request uses and whose things it may see."""
+
+
+def tell(request: Request, error: InsituError) -> InsituError:
+    """Return an error whose texts the request's sender may read."""
+    sender = request.scope.get(_PROJECT)
+    return sender.tell(error) if isinstance(sender, Project) else error
 
 
 class Door:
@@ -69,6 +87,7 @@ class Door:
         holder = self._holder(headers)
         if KNOWN in scope:
             scope[KNOWN]()
+        scope[_PROJECT] = holder.project
         holder.require(need, route)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
@@ -76,7 +95,8 @@ class Door:
         admission = under_way.enter_context(self._meters.admitted(holder, num_bytes))
         if route and scope["method"] not in _SAFE_METHODS:
             sender = scope["client"][0] if scope.get("client") else "unknown"
-            self._audit.note(holder.key, f"{scope['method']} {scope['path']}", sender)
+            change = f"{scope['method']} {scope['path']}"
+            self._audit.note(holder.key, change, sender, holder.project.name)
         return receive if num_bytes is not None else _counting(receive, admission)
 
     def _check_host(self, headers: Headers) -> None:

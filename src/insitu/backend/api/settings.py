@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.day_use import API_USE_FILE
 from insitu.access.key_file import KEYS_FILE
+from insitu.access.projects import Project
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
@@ -156,10 +157,20 @@ class Services:
         """Set on shutdown: event streams end, so that the server can."""
 
     def create_job(
-        self, run: str, key: str, groups: Sequence[str], settings: StepSettings, request_hash: str
+        self,
+        sender: Project,
+        run: str,
+        key: str,
+        groups: Sequence[str],
+        settings: StepSettings,
+        request_hash: str,
     ) -> Job:
-        """Queue a step, unless its teacher is unknown here; see `Ledger.create_job`."""
+        """Queue a step, unless its teacher is unknown here; see `Ledger.create_job`.
+
+        `run` is a stored name; the teacher is named as the sender knows it.
+        """
         teacher = served_teacher(settings)
         if teacher is not None and teacher not in self.settings.teachers:
             raise unknown_teacher(teacher, self.settings.teachers)
+        settings = replace(settings, teacher=sender.stored_teacher(settings.teacher))
         return self.ledger.create_job(run, key, groups, settings, request_hash)

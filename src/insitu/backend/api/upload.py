@@ -16,11 +16,13 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import orjson
 from starlette.concurrency import run_in_threadpool
 
+from insitu.access.projects import EVERYTHING, Project
 from insitu.backend.api.lines import read_lines
 from insitu.backend.api.settings import Limits, Records
 from insitu.backend.ledger import Run
@@ -46,7 +48,11 @@ Part = TypeVar("Part", bound=Message)
 class GroupReader:
     """Parses one upload, stores its inline calls and hashes its content."""
 
-    def __init__(self, run: Run, group_id: str, records: Records, limits: Limits) -> None:
+    def __init__(
+        self, run: Run, group_id: str, records: Records, limits: Limits, sender: Project = EVERYTHING
+    ) -> None:
+        """`sender` names rollouts and calls; they are stored within its project."""
+        self._sender = sender
         self._run = run
         self._group_id = group_id
         self._records = records
@@ -91,6 +97,10 @@ class GroupReader:
         if head.step_rewards is None:
             del said["step_rewards"]  # not hashed, so that repeats of older uploads still match
         self._hash.update(_canonical(said))
+        stored = self._sender.stored
+        head = replace(
+            head, rollout_id=stored(head.rollout_id), call_ids=[stored(call_id) for call_id in head.call_ids]
+        )
         inline = [await self._inline(lines, head) for _ in range(head.num_inline_calls)]
         return Trajectory(
             rollout_id=head.rollout_id,
@@ -103,7 +113,8 @@ class GroupReader:
 
     async def _inline(self, lines: AsyncIterator[bytes], head: TrajectoryHead) -> str:
         body, num_bytes = await self._expect(lines, InlineCall)
-        self._check_belongs(head.rollout_id, body.rollout_id, body.run)
+        rollout, run = (name and self._sender.stored(name) for name in (body.rollout_id, body.run))
+        self._check_belongs(head.rollout_id, rollout, run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
         # Newer fields at their defaults are not hashed, so that repeats of older uploads still match.
         hashed = {

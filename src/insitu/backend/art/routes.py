@@ -21,10 +21,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from insitu.access.projects import Project
 from insitu.backend.api.health import gateway_url, read_status
 from insitu.backend.api.requests import bounded_route
 from insitu.backend.api.responses import MessageResponse
-from insitu.backend.api.security import key_of
+from insitu.backend.api.security import Sender, key_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.upload import max_seq_length
 from insitu.backend.art.matching import CallIndex
@@ -55,39 +56,38 @@ def art_routes(services: Services) -> APIRouter:
         return Done()
 
     @router.post("/register")
-    def register(model: ArtModel) -> Done:
+    def register(model: ArtModel, sender: Sender) -> Done:
         """Register the run of a trainable model. Repeating it is harmless."""
         if model.base_model is not None:
             body = registration(model)
-            ledger.register_run(
-                body.project, body.name, body.base_model, body.lora, body.engine_args, body.init_args
-            )
+            project, name = sender.registered(body.project), sender.stored(body.name)
+            ledger.register_run(project, name, body.base_model, body.lora, body.engine_args, body.init_args)
         return Done()
 
     @router.post("/_get_step")
-    def get_step(model: ArtModel) -> int:
+    def get_step(model: ArtModel, sender: Sender) -> int:
         """The last committed step."""
-        return ledger.get_run(model.name).step
+        return ledger.get_run(sender.stored(model.name)).step
 
     @router.post("/_prepare_backend_for_training")
-    async def prepare(body: PrepareBody, request: Request) -> tuple[str, str]:
+    async def prepare(body: PrepareBody, request: Request, sender: Sender) -> tuple[str, str]:
         """Wait until the run is served; return the URL to call it at and the key."""
         if body.config:
             raise CannotHonour(
                 f"server settings cannot be changed by a client: {', '.join(sorted(body.config))}",
                 hint="give them to `insitu serve`",
             )
-        await _served(services, body.model.name)
+        await _served(services, sender.stored(body.model.name))
         status, _ = await run_in_threadpool(read_status, services.settings.state_dir / "status.json")
         if (url := gateway_url(request, status)) is None:
             raise Unavailable("the supervisor has not said where its gateway is", hint="retry later")
         return f"{url}/v1", key_of(request.headers)
 
     @router.post("/_train_model")
-    async def train_model(body: TrainBody) -> Response:
+    async def train_model(body: TrainBody, sender: Sender) -> Response:
         """Train one step; its metrics come when it is done, empty lines meanwhile."""
-        run, settings = body.model.name, step_settings(body)
-        translated = await _translated(services, body)
+        run, settings = sender.stored(body.model.name), step_settings(body)
+        translated = await _translated(services, run, body)
         for reason in translated.refused:
             _log.warning("run %s: a trajectory is refused: %s", run, reason)
         if not translated.groups:
@@ -98,28 +98,27 @@ def art_routes(services: Services) -> APIRouter:
             )
         for group in translated.groups:
             await run_in_threadpool(ledger.put_group, group, group.id)
-        job = await run_in_threadpool(_job, services, run, translated, settings)
+        job = await run_in_threadpool(_job, services, sender, run, translated, settings)
         if not body.wait:
-            return MessageResponse(TrainReceipt(job.id, translated.refused))
+            return MessageResponse(TrainReceipt(job.id, [sender.told(why) for why in translated.refused]))
         return StreamingResponse(
             _metrics(services, job, len(translated.refused)), media_type="application/x-ndjson"
         )
 
     @router.post("/_delete_checkpoint_files")
-    def delete_checkpoint_files(body: DeleteBody) -> Deleted:
+    def delete_checkpoint_files(body: DeleteBody, sender: Sender) -> Deleted:
         """Delete the run's checkpoints but those named, the pinned ones and the newest two."""
         deleted: list[int] = []
-        for checkpoint in ledger.checkpoints(body.model.name):
+        run = sender.stored(body.model.name)
+        for checkpoint in ledger.checkpoints(run):
             if checkpoint.step in body.steps_to_keep:
                 continue
             try:
-                ledger.forget_checkpoint(body.model.name, checkpoint.step)
+                ledger.forget_checkpoint(run, checkpoint.step)
             except Conflict as kept:
-                _log.info("run %s: %s", body.model.name, kept)
+                _log.info("run %s: %s", run, kept)
                 continue
-            checkpoints.remove(
-                checkpoints.run_directory(services.settings.runs_dir, body.model.name), checkpoint.step
-            )
+            checkpoints.remove(checkpoints.run_directory(services.settings.runs_dir, run), checkpoint.step)
             deleted.append(checkpoint.step)
         return Deleted(deleted)
 
@@ -146,9 +145,9 @@ async def _served(services: Services, name: str) -> None:
         await asyncio.sleep(services.limits.event_poll_seconds)
 
 
-async def _translated(services: Services, body: TrainBody) -> Translated:
+async def _translated(services: Services, name: str, body: TrainBody) -> Translated:
     """Translate the request to recorded calls; retry briefly, as a fresh call may not be recorded yet."""
-    run = await run_in_threadpool(services.ledger.get_run, body.model.name)
+    run = await run_in_threadpool(services.ledger.get_run, name)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + services.limits.record_lag_seconds
 
@@ -173,13 +172,15 @@ async def _translated(services: Services, body: TrainBody) -> Translated:
         await asyncio.sleep(services.limits.record_lag_seconds / 4)
 
 
-def _job(services: Services, run: str, translated: Translated, settings: StepSettings) -> Job:
+def _job(
+    services: Services, sender: Project, run: str, translated: Translated, settings: StepSettings
+) -> Job:
     """Return the request's existing job, or a new one if there is none or it failed or was cancelled."""
     ids = [group.id for group in translated.groups]
     asked = hashlib.sha256(repr(settings).encode()).hexdigest()
     for attempt in itertools.count():
         key = f"art-{translated.id}-{attempt}"
-        job = services.create_job(run, key, ids, settings, asked)
+        job = services.create_job(sender, run, key, ids, settings, asked)
         if job.state not in (JobState.FAILED, JobState.CANCELLED):
             return job
     raise AssertionError("a new attempt is a new job")

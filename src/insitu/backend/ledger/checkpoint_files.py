@@ -22,7 +22,7 @@ from typing import TypedDict
 
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
 from insitu.system.durable import sync_path
-from insitu.types import NAME_PATTERN
+from insitu.wire.values import NAME_PATTERN, STORED_PATTERN
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -50,7 +50,7 @@ class Manifest(TypedDict):
 
 def run_directory(runs_dir: Path, run: str) -> Path:
     """Return a run's directory; the name is checked so that the path stays under `runs_dir`."""
-    if not NAME_PATTERN.match(run):
+    if not STORED_PATTERN.match(run):
         raise InvalidRequest(f"{run!r} is not a valid run name", hint=f"names match {NAME_PATTERN.pattern}")
     return runs_dir / run
 

@@ -42,8 +42,13 @@ def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
     query = select(schema.jobs).where(schema.jobs.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
-        raise NotFound(f"no job {job_id!r}", hint="submit one: POST /v1/runs/{run}/steps")
+        raise unknown_job(job_id)
     return to_job(row)
+
+
+def unknown_job(job_id: str) -> NotFound:
+    """Return the error of a job that does not exist."""
+    return NotFound(f"no job {job_id!r}", hint="submit one: POST /v1/runs/{run}/steps")
 
 
 def create(

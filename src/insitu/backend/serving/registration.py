@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.access.projects import named_for
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Run
@@ -138,17 +139,19 @@ class Registrar:
         """Return the engine settings the run asks for; reject them if other runs use a different engine."""
         others = [name for name in self._traffic.runs if name != run.name]
         if others and self._settings.publication == "merged":
+            other = named_for(run.name, others[0])
             raise CannotHonour(
                 f"run {run.name} cannot be served: merged publication serves the weights of one run "
-                f"at a time, now {others[0]}",
-                hint=f"close {others[0]} first, or serve with --publication adapter",
+                f"at a time, now {other}",
+                hint=f"close {other} first, or serve with --publication adapter",
             )
         base = self._base_engine(run)
         wanted = self._registered(base, run)
         current = self.host.engine if self.host is not None else None
         if others and current is not None and current != wanted:
+            named = ", ".join(dict.fromkeys(named_for(run.name, other) for other in others))
             raise CannotHonour(
-                f"run {run.name} needs an engine with other settings than {', '.join(others)}: "
+                f"run {run.name} needs an engine with other settings than {named}: "
                 f"{difference(current, wanted)}",
                 hint="remove these arguments, or close the other runs first",
             )

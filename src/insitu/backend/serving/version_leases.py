@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from insitu.access.projects import named_for
 from insitu.backend.ledger import Job, Lease, Ledger, Run
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving.host import ModelHost
@@ -91,7 +92,8 @@ class VersionLeases:
         """Record which evaluation a queued step waits for."""
         (name,) = [lent.name for lent in self._lent.values()]
         seconds = max(lease.seconds for lease in self._open if lease.model == name)
-        phase = f"waits for the evaluation of {name}, at most {seconds:.0f} s unless it is renewed"
+        shown = named_for(job.run, name)
+        phase = f"waits for the evaluation of {shown}, at most {seconds:.0f} s unless it is renewed"
         if self._said != (job.id, phase):
             await asyncio.to_thread(self._ledger.set_waiting, job.id, phase)
             self._said = (job.id, phase)
@@ -130,9 +132,11 @@ class VersionLeases:
         if not self._merged:
             return None
         for lent in self._lent.values():
-            return f"one version is served at a time: it waits for the lease of {lent.name}"
+            name = named_for(lease.run, lent.name)
+            return f"one version is served at a time: it waits for the lease of {name}"
         if job is not None and job.created_at < lease.created_at:
-            return f"it waits for a step of run {job.run}, {job.id}"
+            name = named_for(lease.run, job.run)
+            return f"it waits for a step of {f'run {name}, {job.id}' if name == job.run else name}"
         return None
 
     async def _lend(self, run: Run, lease: Lease, host: ModelHost) -> _Lent:
