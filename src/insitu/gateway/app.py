@@ -19,7 +19,7 @@ from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.demonstrations import record_demonstration
-from insitu.gateway.calls.labels import labels_of, named_rollout
+from insitu.gateway.calls.labels import PROJECT, labels_of, named_rollout, sender_of
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
 from insitu.gateway.connection import Connection
@@ -150,6 +150,7 @@ class Gateway:
         try:
             holder = self._guard.identify(request)
             if holder is not None:
+                request[PROJECT] = holder.project
                 if isinstance(request.protocol, Connection):
                     request.protocol.known()
                 self._guard.authorise(request, holder)
@@ -176,9 +177,11 @@ class Gateway:
     def _refusal(self, request: web.Request, error: InsituError) -> web.Response:
         """Return an error in the shape of the protocol whose path was requested."""
         protocol = self._protocols.get(request.path.rpartition("/v1/")[2].removesuffix("/count_tokens"))
+        if PROJECT in request:
+            error = sender_of(request).tell(error)
         return error_response(error, protocol.error(error)[1] if protocol else None)
 
-    def _handler(self, protocol: CallProtocol) -> Handler:
+    def _handler(self, spoken: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
             _admission.get().check_tokens()
             with self.tallies.counted(named_rollout(request)) as ticket:
@@ -187,11 +190,16 @@ class Gateway:
                     return await call(request, ticket, load_body(data, self._settings.limits))
 
         async def call(request: web.Request, ticket: Ticket, body: dict[str, Any]) -> web.StreamResponse:
+            sender, protocol = sender_of(request), spoken
+            if isinstance(spoken, ResponsesProtocol):
+                protocol = spoken.within(sender.name)
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             self.caller.refuse_when_full(parsed.num_choices)
             spend = _admission.get().spend_tokens
-            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), ticket, spend)
+            context = CallContext(
+                protocol, parsed, labels_of(request), new_call_id(), ticket, spend, sender
+            )
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
             answer = await self.caller.complete(context)
@@ -206,7 +214,8 @@ class Gateway:
         async with self._bodies.of(request) as data:
             body = load_body(data, self._settings.limits)
             parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
-            context = CallContext(protocol, parsed, labels_of(request), new_call_id(), Ticket(None))
+            labels, sender = labels_of(request), sender_of(request)
+            context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), sender)
             rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 
@@ -215,7 +224,8 @@ class Gateway:
             self.caller.refuse_when_full()
             async with self._bodies.of(request) as data:
                 body = load_body(data, self._settings.limits)
-                return await record_demonstration(self.caller, body, labels_of(request), ticket)
+                labels, sender = labels_of(request), sender_of(request)
+                return await record_demonstration(self.caller, body, labels, ticket, sender)
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
         # The process answers, so it is alive: `status` says whether a call would be served now.
@@ -239,12 +249,12 @@ class Gateway:
         if (refusal := self.recorder.refusal()) is not None:
             yield refusal
 
-    async def _models(self, _request: web.Request) -> ModelList:
-        return ModelList("list", [_model_card(name) for name in self._table().names()])
+    async def _models(self, request: web.Request) -> ModelList:
+        return ModelList("list", [_model_card(name) for name in self._table().names(sender_of(request))])
 
     async def _model(self, request: web.Request) -> ModelCard:
         name = request.match_info["model"]
-        self._table().resolve(name)
+        self._table().resolve(name, sender_of(request))
         return _model_card(name)
 
     async def _list_calls(self, request: web.Request) -> web.Response:
@@ -252,7 +262,8 @@ class Gateway:
         assert rollout_id is not None, "the path names it"
         tokens = flag(request.query, "tokens", default=True)
         pieces = flag(request.query, "pieces", default=False)
-        listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces)
+        reader = sender_of(request)
+        listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces, reader=reader)
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> TableReceipt:

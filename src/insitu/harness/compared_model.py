@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from insitu.errors import InvalidRequest
-from insitu.types import NAME_PATTERN
+from insitu.wire.values import STORED_PATTERN
 from insitu.workflow.binding import gateway_root
 
 BASE = "base"
@@ -72,7 +72,7 @@ def read_model(text: str) -> ComparedModel:
     if Path(text).is_dir():
         return AdapterDirectory(text, Path(text).absolute())
     run, _, step = text.rpartition("@")
-    if not NAME_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
+    if not STORED_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
         raise InvalidRequest(f"{text!r} does not name a model to compare", hint=f"write {_FORMS}")
     return ServedStep(text, int(step), run)
 

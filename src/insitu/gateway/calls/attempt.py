@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from insitu.access.projects import EVERYTHING, Project
 from insitu.gateway.calls.choices import Choice
 from insitu.gateway.calls.labels import Labels
 from insitu.gateway.engines.routes import Target
@@ -34,6 +35,8 @@ class CallContext:
     ticket: Ticket = field(default_factory=lambda: Ticket(None))
     spend_tokens: Callable[[int], None] = lambda _num_tokens: None
     """Counts the tokens of each recorded call for the key that it was made with."""
+    project: Project = EVERYTHING
+    """The project of the caller's key."""
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     sent: bool = False

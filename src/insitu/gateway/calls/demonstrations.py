@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+from insitu.access.projects import EVERYTHING, Project
 from insitu.errors import InvalidRequest
 from insitu.gateway.calls.attempt import Attempt, CallContext, new_call_id, timed
 from insitu.gateway.calls.labels import Labels
@@ -48,13 +49,13 @@ class _Given:
 
 
 async def record_demonstration(
-    caller: Caller, body: dict[str, Any], labels: Labels, ticket: Ticket
+    caller: Caller, body: dict[str, Any], labels: Labels, ticket: Ticket, project: Project = EVERYTHING
 ) -> DemonstrationReceipt:
     """Render every answer of a conversation and record them all, or none."""
     request, places = _parse(body, caller.limits)
     ticket.expect(len(places))
     caller.refuse_when_full(len(places))
-    context = CallContext(ChatProtocol(), request, labels, new_call_id(), ticket)
+    context = CallContext(ChatProtocol(), request, labels, new_call_id(), ticket, project)
     timings: dict[str, float] = {}
 
     async def work(attempt: Attempt) -> list[_Given]:
@@ -68,7 +69,10 @@ async def record_demonstration(
         ticket.recorded()
     await caller.kept(recordings)
     return DemonstrationReceipt(
-        [DemonstratedCall(call.id, len(call.prompt_ids), len(call.output_ids)) for call in calls]
+        [
+            DemonstratedCall(project.shown(call.id), len(call.prompt_ids), len(call.output_ids))
+            for call in calls
+        ]
     )
 
 
@@ -159,7 +163,7 @@ async def _stops_at(lane: Lane, token: int, stops: list[int]) -> bool:
 def _call(context: CallContext, given: _Given, timings: dict[str, float]) -> ModelCall:
     messages = context.request.body["messages"]
     return ModelCall(
-        id=new_call_id(),
+        id=context.project.stored(new_call_id()),
         rollout_id=context.labels.rollout_id,
         model=context.request.model,
         run=None,

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
@@ -99,7 +100,8 @@ class Caller:
         mismatched = False
         for number in range(1, self.limits.max_attempts + 1):
             target, replica, held = await self._place(context, tried)
-            lane = Lane(replica.engine, target.engine_model, target.name, context.call_id)
+            name = context.project.shown(target.name)
+            lane = Lane(replica.engine, target.engine_model, name, context.call_id)
             try:
                 with self.routes.leased(target, context.request.num_choices), replica.leased():
                     return await self._tried(Attempt(context, lane, target, {"held": held}), work)
@@ -132,6 +134,9 @@ class Caller:
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
         rendered = await self.restorer.restore(rollout_id, attempt.target, attempt.lane, rendered)
+        if (project := context.project.name) is not None:
+            # Calls of others find nothing of this prompt in the engine's prefix cache, and cannot time it.
+            rendered = replace(rendered, generate=rendered.generate | {"cache_salt": project})
         attempt.choices = choices_of(
             context.call_id, rendered, context.request.num_choices, timings, context.ticket.calls_before
         )
@@ -151,7 +156,7 @@ class Caller:
             self.restorer.remember(context.labels.rollout_id, attempt.target, rendered, sample.output_ids)
         recording = self.recorder.submit(
             ModelCall(
-                id=choice.call_id,
+                id=context.project.stored(choice.call_id),
                 rollout_id=context.labels.rollout_id,
                 model=context.request.model,
                 run=attempt.target.run,
@@ -233,8 +238,8 @@ class Caller:
         """Return the next attempt's target, replica and wait. Nothing is awaited after the table was read."""
         started = time.monotonic()
         while True:
-            table = await self.routes.admit(context.request.model)
-            target = table.resolve(context.request.model)
+            table = await self.routes.admit(context.request.model, context.project)
+            target = table.resolve(context.request.model, context.project)
             replica = self.pool.choose(context.labels.rollout_id, tried)
             waited = time.monotonic() - started
             if replica is not None:

@@ -116,7 +116,7 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
             _log.exception("call %s failed inside the gateway", context.call_id)
             error = internal_error(error)
         with suppress(ClientGone):
-            await writer.fail(error)
+            await writer.fail(context.project.tell(error))
     return writer.response
 
 

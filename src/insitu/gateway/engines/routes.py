@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
+from insitu.access.projects import EVERYTHING, Project
 from insitu.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from insitu.types import parse_policy, policy_name
 from insitu.wire.message import describe
@@ -54,34 +55,37 @@ class Table:
     extra: dict[str, Target] = field(default_factory=dict[str, Target])
     """Further models of a foreign engine, by name."""
 
-    def resolve(self, model: str) -> Target:
-        """Return the version that `model` names now; NotFound says what is served instead."""
-        run, step = parse_policy(model)
+    def resolve(self, model: str, project: Project = EVERYTHING) -> Target:
+        """Return the version that `model` names now to a project; NotFound says what is served instead."""
+        run, step = parse_policy(project.stored(model))
         if run in self.runs:
             wanted = self.latest.get(run) if step is None else step
             if wanted in self.runs[run]:
                 return self.runs[run][wanted]
-            served = ", ".join(policy_name(run, s) for s in sorted(self.runs[run])) or "none"
-            what = f"Run `{run}`" if wanted is None else f"Step {wanted} of run `{run}`"
+            shown = project.shown(run)
+            served = ", ".join(policy_name(shown, s) for s in sorted(self.runs[run])) or "none"
+            what = f"Run `{shown}`" if wanted is None else f"Step {wanted} of run `{shown}`"
             raise NotFound(f"{what} is not served.", hint=f"served steps: {served}")
         if model in self.extra:
             return self.extra[model]
         if self.base is not None and model == self.base.name:
             if self.base_refusal:
+                why = project.reason(self.base_refusal)
                 raise NotFound(
-                    f"The base model `{model}` is not served now: {self.base_refusal}", hint=self._offer()
+                    f"The base model `{model}` is not served now: {why}", hint=self._offer(project)
                 )
             return self.base
-        raise NotFound(f"Model `{model}` is not served here.", hint=self._offer())
+        raise NotFound(f"Model `{model}` is not served here.", hint=self._offer(project))
 
-    def names(self) -> list[str]:
-        """Return every name that a client may use now."""
+    def names(self, project: Project = EVERYTHING) -> list[str]:
+        """Return every name that a client of a project may use now."""
         base = [self.base.name] if self.base is not None and not self.base_refusal else []
         versions = [policy_name(run, step) for run, steps in self.runs.items() for step in sorted(steps)]
-        return base + list(self.extra) + list(self.latest) + versions
+        own = [project.shown(name) for name in [*self.latest, *versions] if project.owns(name)]
+        return base + list(self.extra) + own
 
-    def _offer(self) -> str:
-        return "served: " + (", ".join(self.names()) or "nothing yet")
+    def _offer(self, project: Project) -> str:
+        return "served: " + (", ".join(self.names(project)) or "nothing yet")
 
 
 def parse_table(body: bytes) -> Table:
@@ -150,11 +154,12 @@ class Routes:
             return False
         return True
 
-    async def admit(self, model: str) -> Table:
-        """Wait out any hold on `model`, return the table.
+    async def admit(self, model: str, project: Project = EVERYTHING) -> Table:
+        """Wait out any hold on a project's `model`, return the table.
 
         Overloaded if too many calls wait, Unavailable at the deadline.
         """
+        model = project.stored(model)
         if (table := self._open_table(model)) is not None:
             return table
         with self.waiting():
@@ -163,7 +168,8 @@ class Routes:
                 reason, allowed = self._hold_terms()
                 left = started + allowed - time.monotonic()
                 if left <= 0:
-                    raise Unavailable(f"The call was held for {allowed:.0f} s: {reason}.", hint="retry later")
+                    why = reason if self.table is None else project.reason(reason)
+                    raise Unavailable(f"The call was held for {allowed:.0f} s: {why}.", hint="retry later")
                 await self.changed(left)
         return table
 

@@ -10,21 +10,38 @@ import orjson
 _MAX_BYTES = 64 * 2**20
 
 
+class _Memory:
+    """Output items by owner and id, oldest evicted first. In this process's memory only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.items: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
+        self._left = max_bytes
+
+    def add(self, key: tuple[str | None, str], data: bytes) -> None:
+        self.items[key] = data
+        self._left -= len(data)
+        while self._left < 0:
+            self._left += len(self.items.popitem(last=False)[1])
+
+
 class KeptItems:
-    """Output items by id, oldest evicted first. In this process's memory only."""
+    """The items of one project, and of keys without a project. All share the memory."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._items: OrderedDict[str, bytes] = OrderedDict()
-        self._left = max_bytes
+        self._memory = _Memory(max_bytes)
+        self._project: str | None = None
+
+    def within(self, project: str | None) -> KeptItems:
+        """Return the items of another project, in the same memory."""
+        other = KeptItems(0)
+        other._memory, other._project = self._memory, project
+        return other
 
     def keep(self, asked: dict[str, Any], items: list[dict[str, Any]]) -> None:
         """Keep the items of an answer, unless its request said `store: false`."""
         for item in items if asked.get("store") is not False else []:
-            self._items[item["id"]] = data = orjson.dumps(item)
-            self._left -= len(data)
-        while self._left < 0:
-            self._left += len(self._items.popitem(last=False)[1])
+            self._memory.add((self._project, item["id"]), orjson.dumps(item))
 
     def find(self, item_id: object) -> dict[str, Any] | None:
-        data = self._items.get(item_id) if isinstance(item_id, str) else None
+        data = self._memory.items.get((self._project, item_id)) if isinstance(item_id, str) else None
         return None if data is None else orjson.loads(data)

@@ -25,9 +25,13 @@ class ResponsesProtocol:
     name = "responses"
     sends_done = False
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptItems | None = None) -> None:
         self._chat = ChatProtocol()
-        self._kept = KeptItems()
+        self._kept = kept or KeptItems()
+
+    def within(self, project: str | None) -> ResponsesProtocol:
+        """Return the protocol as a project speaks it: requests refer to the items of that project only."""
+        return ResponsesProtocol(self._kept.within(project))
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """Check a request; InvalidRequest names what is rejected and why."""

@@ -18,6 +18,7 @@ from typing import cast
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from insitu.access.projects import EVERYTHING, Project
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Tallies
@@ -62,10 +63,13 @@ class Listings:
         self._threads = ThreadPoolExecutor(limits.max_listings, thread_name_prefix="listing")
         self._turns = asyncio.Semaphore(limits.max_listings)
 
-    async def of_rollout(self, rollout_id: str, *, tokens: bool, pieces: bool = False) -> bytes:
+    async def of_rollout(
+        self, rollout_id: str, *, tokens: bool, pieces: bool = False, reader: Project = EVERYTHING
+    ) -> bytes:
         """Return the rollout's `RolloutRecord` as JSON; DeadlineExceeded if the writer lags.
 
-        `pieces` adds the text of the tokens, for display.
+        `rollout_id` is the stored one; `reader` is its project. `pieces` adds the text of the tokens, for
+        display.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -81,7 +85,7 @@ class Listings:
                     )
                     # In a thread: the tokens of a long rollout take a while to encode.
                     return await loop.run_in_executor(
-                        self._threads, _dump, counts, read.listed, tokens, tables
+                        self._threads, _dump, counts, read.listed, tokens, tables, reader
                     )
         except TimeoutError:
             raise self._recorder.too_slow(self._seconds) from None
@@ -130,24 +134,28 @@ class _Read:
 
 
 def _dump(
-    record: RolloutRecord, listed: list[ListedCall], tokens: bool, tables: list[Pieces | None] | None
+    record: RolloutRecord,
+    listed: list[ListedCall],
+    tokens: bool,
+    tables: list[Pieces | None] | None,
+    reader: Project,
 ) -> bytes:
-    calls = [_view(one, tokens=tokens) for one in listed]
+    calls = [_view(one, reader, tokens=tokens) for one in listed]
     for call, one, pieces in zip(calls, listed, tables or [], strict=tables is not None):
         call["output_pieces"] = None if pieces is None else token_texts(pieces, one.call.output_ids)
         call["prompt_text"] = None if pieces is None else "".join(token_texts(pieces, one.call.prompt_ids))
     return encode(replace(record, calls=cast("list[wire.Whole]", calls)))
 
 
-def _view(listed: ListedCall, *, tokens: bool) -> wire.ListedCall:
-    call, shared = listed.call, listed.shared
+def _view(listed: ListedCall, reader: Project, *, tokens: bool) -> wire.ListedCall:
+    call, shared, told = listed.call, listed.shared, reader.told
     view = wire.ListedCall(
-        id=call.id,
-        rollout_id=call.rollout_id,
-        model=call.model,
-        run=call.run,
+        id=told(call.id),
+        rollout_id=None if call.rollout_id is None else reader.shown(call.rollout_id),
+        model=told(call.model),
+        run=None if call.run is None else told(call.run),
         policy_step=call.policy_step,
-        policy_version=call.policy_version,
+        policy_version=told(call.policy_version),
         finish_reason=call.finish_reason,
         constrained=call.constrained,
         messages=call.messages,
@@ -159,7 +167,7 @@ def _view(listed: ListedCall, *, tokens: bool) -> wire.ListedCall:
         function=call.function,
         source=call.source,
         protocol=call.protocol,
-        parent_id=shared.parent,
+        parent_id=None if shared.parent is None else told(shared.parent),
         shared_tokens=shared.num_tokens,
         shared_messages=shared.num_messages,
         shared_tools=shared.tools,
