@@ -82,7 +82,7 @@ def uploads(name: str, things: Things) -> Iterator[Request]:
     bodies = []
     for rollout in ("r0", "a~r0"):
         head = {"rollout_id": rollout, "reward": 1.0}
-        for call in (things.call, f"a~{things.call}"):
+        for call in (things.call, f"a~{things.call}", f"{things.call}-base", f"a~{things.call}-base"):
             bodies.append(ndjson(group, {"trajectory": head | {"call_ids": [call]}}))
         bodies.append(ndjson(group, {"trajectory": head | {"num_inline_calls": 1}}, inline_call()))
         inline = inline_call(rollout_id=rollout, run=name, id=things.call)
@@ -118,7 +118,6 @@ REQUESTS: dict[str, Make] = {
     "GET /v1/runs": at("/v1/runs"),
     "POST /v1/runs": registrations,
     "GET /v1/runs/{name}": at("/v1/runs/{name}"),
-    "POST /v1/runs/{name}/close": at("/v1/runs/{name}/close"),
     "PUT /v1/adapters/{sha256}": at(
         f"/v1/adapters/{DIGEST}", content=b"not the adapter", headers={"Content-Type": ADAPTER_TYPE}
     ),
@@ -143,6 +142,7 @@ REQUESTS: dict[str, Make] = {
         "/_train_model", trajectory_groups=[{"trajectories": [_trained()]}], wait=False
     ),
     "POST /_delete_checkpoint_files": art("/_delete_checkpoint_files", steps_to_keep=[]),
+    "POST /v1/runs/{name}/close": at("/v1/runs/{name}/close"),  # last: the others need open runs
 }
 READ_BY_OWNER = [
     *("GET /v1/runs", "GET /v1/runs/{name}", "GET /v1/runs/{name}/groups/{group_id}"),
@@ -160,8 +160,9 @@ def furnish(
     ledger.transition_run(run, RunState.READY)
     answer = {"role": "assistant", "content": "8"}
     tokens: Any = ([1, 2, 3], [4, 5], [-0.5, -1.5], "stop")
-    made = ModelCall(call, rollout, run, run, 0, "base", *tokens, messages=[ASKED], answer=answer)
-    records.append([made])
+    made = ModelCall(call, rollout, run, run, 3, "base", *tokens, messages=[ASKED], answer=answer)
+    outside = replace(made, id=f"{call}-base", rollout_id=None, run=None)
+    records.append([made, replace(made, id=f"{call}-free", rollout_id=None), outside])
     for group in ("g", "free", "g1", "g2", "g3"):
         ids = [call] if group == "g" else [f"inline:{run}:{group}:0:x"]
         named = rollout if group == "g" else f"{rollout}-{group}"
@@ -182,7 +183,7 @@ def furnish(
     project = run.rpartition("~")[0]
     home = state_dir / "adapters" / (f"{project}~{DIGEST}" if project else DIGEST) / "adapter"
     home.mkdir(parents=True)
-    (home.parent / adapter_files.CONFIG).write_text(json.dumps(CONFIG))
+    (home.parent / adapter_files.CONFIG).write_text(json.dumps(CONFIG | {"target_modules": [HIDDEN]}))
     return Things(open_job.id, call.rpartition("~")[2])
 
 
@@ -229,16 +230,20 @@ def content(state_dir: Path) -> dict[str, list[str]]:
             if "jobs" in tables:
                 jobs = {job for (job,) in database.execute("select id from jobs where run like 'b~%'")}
             for table in tables:
-                rows = database.execute(f"select * from {table}").fetchall()
-                found[f"{file}/{table}"] = sorted(repr(row) for row in rows if not _is_of_b(row, jobs))
+                rows = database.execute(f"select * from {table}")
+                columns = [column[0] for column in rows.description]
+                named = [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
+                found[f"{file}/{table}"] = sorted(repr(row) for row in named if not _is_of_b(row, jobs))
         database.close()
     files = [path.relative_to(state_dir).as_posix() for path in state_dir.rglob("*")]
     found["files"] = sorted(f for f in files if f.startswith(("runs", "adapters")) and "b~" not in f)
     return found
 
 
-def _is_of_b(row: tuple[object, ...], jobs: set[str]) -> bool:
-    return any(isinstance(value, str) and (value.startswith("b~") or value in jobs) for value in row)
+def _is_of_b(row: dict[str, object], jobs: set[str]) -> bool:
+    if not str(row.get("rollout_id") or "b~").startswith("b~"):
+        return False  # whichever run it is in, the rollout is listed by this id
+    return any(isinstance(value, str) and (value.startswith("b~") or value in jobs) for value in row.values())
 
 
 def test_every_route_has_a_decision(app: FastAPI) -> None:
@@ -254,6 +259,7 @@ async def test_nothing_of_others_is_read_or_changed(
     services = app.state.services
     services.limits = replace(services.limits, record_lag_seconds=0.0)
     keys = {s: create_key(tmp_path, "-".join(sorted(s)), [*s], project="b")[0] for s in VALID}
+    (tmp_path / "status.json").write_text('{"gateway_port": 8000}')
     before = content(tmp_path)
     for route in REQUESTS:
         for scopes, key in keys.items():
@@ -265,12 +271,17 @@ async def test_nothing_of_others_is_read_or_changed(
                 assert got.status_code != 500, what
                 assert HIDDEN not in got.text, what
                 assert "a~" not in got.text.replace(name, ""), what
+                assert got.text != "3", (what, "the step of others, to ART")
+                assert "http://" not in got.text, (what, "where the run of others is served, to ART")
         after = content(tmp_path)
         for table in before:
             assert after[table] == before[table], (route, table)
     own = [run for run in ledger.list_runs() if run.name.startswith("b~")]
     assert {run.name for run in own} >= {"b~adder"}, "the requests were good ones"
     assert not [run for run in own if run.source is not None], "weights of others"
+    calls = ledger.calls_in_use("b~adder", 0)
+    assert calls, "inline ones"
+    assert all(call.startswith(("b~", "inline:b~")) for call in calls)
 
 
 def tried(route: str, world: dict[str, Things], *, whole: bool) -> Iterator[tuple[Request, str]]:

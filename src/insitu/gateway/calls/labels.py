@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import cast
 
 from aiohttp import web
 
@@ -14,7 +13,7 @@ from insitu.types import FUNCTION_PATTERN
 from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 from insitu.wire.values import NAME_PATTERN, SEPARATOR
 
-PROJECT = "insitu.project"
+PROJECT = web.RequestKey("project", Project)
 """The project of a request's key, set where the key is recognised."""
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 _STORED_ID = re.compile(rf"({NAME_PATTERN.pattern[1:-1]}{SEPARATOR})?{_ROLLOUT_ID.pattern}")
@@ -32,7 +31,7 @@ class Labels:
 
 def sender_of(request: web.Request) -> Project:
     """Return the project of the request's key."""
-    return cast("Project", request[PROJECT])
+    return request[PROJECT]
 
 
 def _pattern_of(request: web.Request) -> re.Pattern[str]:
