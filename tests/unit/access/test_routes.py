@@ -13,7 +13,7 @@ import pytest
 
 from insitu.access.routes import API, GATEWAY, NOBODYS, PREFIXES, Access, Table, need_of
 from insitu.access.scopes import Scope
-from tests.support.standin_backend import StandinBackend
+from tests.support.standin_backend import KEY, StandinBackend
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "keys.md"
@@ -91,6 +91,7 @@ async def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
         addresses = {"URL": f"http://127.0.0.1:{backend.port}", "GATEWAY": backend.gateway_url}
         state = {
             "INSITU_STATE_DIR": str(tmp_path / "state"),
+            "INSITU_API_KEY": KEY,
             "PATH": f"{program.parent}:{os.environ['PATH']}",
         }
         shell = await asyncio.create_subprocess_exec(
@@ -104,9 +105,16 @@ async def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     lines = said.decode().splitlines()
     rows = [line.split()[:3] for line in lines if " active " in line]
     assert rows == [["agent", "infer", "active"], ["nightly", "submit", "active"]]
-    models, runs, forbidden = (orjson.loads(line) for line in lines if line.startswith("{"))
+    models, runs, forbidden, *of_teams = (orjson.loads(line) for line in lines if line.startswith("{"))
     assert models["data"][0]["id"] == "tiny"
     assert runs == {"runs": []}
     shown = "".join(line[2:].strip() for line in blocks[1].splitlines() if line.startswith("# "))
     assert orjson.loads(shown) == forbidden
     assert any(line.startswith("agent was revoked at ") for line in lines)
+    made_a, made_b, listed_b, listed = of_teams
+    assert [(run["name"], run["project"]) for run in (made_a, made_b)] == [
+        ("adder", "team-a"),
+        ("adder", "team-b"),
+    ]
+    assert [run["name"] for run in listed_b["runs"]] == ["adder"]
+    assert [run["name"] for run in listed["runs"]] == ["team-a~adder", "team-b~adder"]
