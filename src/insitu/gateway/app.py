@@ -198,7 +198,7 @@ class Gateway:
             self.caller.refuse_when_full(parsed.num_choices)
             spend = _admission.get().spend_tokens
             context = CallContext(
-                protocol, parsed, labels_of(request), new_call_id(), ticket, spend, sender
+                protocol, parsed, labels_of(request), new_call_id(), ticket, spend, project=sender
             )
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
@@ -215,7 +215,7 @@ class Gateway:
             body = load_body(data, self._settings.limits)
             parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
             labels, sender = labels_of(request), sender_of(request)
-            context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), sender)
+            context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), project=sender)
             rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 

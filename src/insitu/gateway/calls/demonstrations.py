@@ -55,7 +55,7 @@ async def record_demonstration(
     request, places = _parse(body, caller.limits)
     ticket.expect(len(places))
     caller.refuse_when_full(len(places))
-    context = CallContext(ChatProtocol(), request, labels, new_call_id(), ticket, project)
+    context = CallContext(ChatProtocol(), request, labels, new_call_id(), ticket, project=project)
     timings: dict[str, float] = {}
 
     async def work(attempt: Attempt) -> list[_Given]:
