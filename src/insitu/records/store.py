@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
+from insitu.database.engine import writing
 from insitu.errors import NotFound
 from insitu.records import old_calls
 from insitu.records.call_head import CallHead
@@ -31,7 +32,7 @@ from insitu.records.packing import (
     unpack_call,
     unpack_sampling,
 )
-from insitu.records.tables import CALLS, ROLLOUTS, WRITES, connect, metadata
+from insitu.records.tables import CALLS, ROLLOUTS, connect
 from insitu.types import INCOMPLETE, ModelCall
 from insitu.wire.headers import CALL_ID_HEADER
 
@@ -69,11 +70,9 @@ class RecordStore:
         """
         self._engine = connect(url)
         self._keep_seconds = keep_seconds
-        self._writes = self._engine.execution_options(**{WRITES: True})
+        self._writes = writing(self._engine)
         self._tails: OrderedDict[str, list[Tail]] = OrderedDict()
         self._append_lock = threading.Lock()
-        with self._writes.begin() as connection:
-            metadata.create_all(connection)
 
     def append(self, calls: Sequence[ModelCall], counted: Sequence[str] = ()) -> set[str]:
         """Store calls; they are durable on return. An id that is already stored keeps its first content.

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
+from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
-from insitu.system.wal import use_wal
-
-WRITES = "insitu_write"
-"""The execution option of connections that write."""
-_BUSY_TIMEOUT_SECONDS = 30
+from insitu.database.engine import open_engine
+from insitu.database.migrations import Schema
 
 metadata = sa.MetaData()
 CALLS = sa.Table(
     "calls",
     metadata,
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column(
+        "seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
+    ),
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("rollout_id", sa.Text, index=True),
     sa.Column("parent_id", sa.Text),
@@ -45,23 +43,9 @@ ROLLOUTS = sa.Table(
 )
 
 
+RECORDS = Schema("records", metadata, Path(__file__).parent / "versions", "0001")
+
+
 def connect(url: str) -> sa.Engine:
-    """Create the engine of a SQLAlchemy URL such as ``sqlite:////path/calls.db``."""
-    engine = sa.create_engine(url)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _configure_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says, not at the first write
-    connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_SECONDS * 1000}")
-    use_wal(connection, _BUSY_TIMEOUT_SECONDS)
-    connection.execute("PRAGMA synchronous=FULL")
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A writer takes the lock up front: upgrading a read transaction fails at once instead of waiting.
-    write = connection.get_execution_options().get(WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    """Open the store of a URL such as ``sqlite:////path/calls.db``; create or upgrade its tables."""
+    return open_engine(url, RECORDS, pool_size=5, max_overflow=10)

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.ledger import Ledger
 from insitu.types import LoraSettings, Trajectory, TrajectoryGroup
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger(ledger_url(tmp_path)) as opened:
+def ledger(database_url: str) -> Iterator[Ledger]:
+    with Ledger(database_url) as opened:
         opened.register_run("project", "run", "model", LoraSettings(), {}, {})
         yield opened
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import sqlalchemy as sa
 
-from insitu.backend.ledger import Ledger, ledger_url, schema
+from insitu.backend.ledger import Ledger, schema
 from insitu.errors import Conflict, InvalidRequest, NotFound
 from insitu.types import JobState, StepSettings
 
@@ -87,11 +85,12 @@ def test_the_file_itself_holds_on_to_what_is_pinned(trained: Ledger):
         future.result(30)
 
 
-def test_a_ledger_older_than_pins_gets_them(tmp_path: Path, trained: Ledger):
+def test_a_ledger_older_than_pins_gets_them(database_url: str, trained: Ledger):
     with trained._engine.execution_options(insitu_write=True).begin() as connection:
         connection.exec_driver_sql("DROP TABLE pins")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
     trained.close()
-    with Ledger(ledger_url(tmp_path)) as reopened:
+    with Ledger(database_url) as reopened:
         assert pinned(reopened) == []
         reopened.pin_checkpoint("run", 1)
         assert pinned(reopened) == [1]

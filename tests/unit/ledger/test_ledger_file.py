@@ -18,8 +18,12 @@ from insitu.errors import Conflict, DeadlineExceeded, NotFound, Overloaded, Unav
 from insitu.types import LoraSettings, Trajectory, TrajectoryGroup
 
 
-def test_every_connection_is_durable(ledger: Ledger):
-    with ledger._engine.begin() as first, ledger._engine.begin() as second:
+def test_every_connection_is_durable(tmp_path: Path):
+    with (
+        Ledger(ledger_url(tmp_path)) as ledger,
+        ledger._engine.begin() as first,
+        ledger._engine.begin() as second,
+    ):
         for connection in (first, second):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
@@ -27,14 +31,14 @@ def test_every_connection_is_durable(ledger: Ledger):
 
 
 @pytest.mark.parametrize(("version", "said"), [(99, "newer"), (0, "older")])
-def test_another_schema_version_is_refused(tmp_path: Path, version: int, said: str):
+def test_another_schema_version_is_refused(database_url: str, version: int, said: str):
     with (
-        Ledger(ledger_url(tmp_path)) as ledger,
+        Ledger(database_url) as ledger,
         ledger._engine.execution_options(insitu_write=True).begin() as connection,
     ):
         connection.execute(sa.update(schema.meta).values(value=version))
     with pytest.raises(Conflict, match=f"schema version {version}, {said}"):
-        Ledger(ledger_url(tmp_path))
+        Ledger(database_url)
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path):
@@ -42,16 +46,16 @@ def test_a_directory_that_is_not_there_is_said(tmp_path: Path):
         Ledger(ledger_url(tmp_path / "nowhere"))
 
 
-def test_what_was_written_is_there_after_reopening(tmp_path: Path, make_group):
-    with Ledger(ledger_url(tmp_path)) as ledger:
+def test_what_was_written_is_there_after_reopening(database_url: str, make_group):
+    with Ledger(database_url) as ledger:
         run = ledger.register_run("p", "run", "m", LoraSettings(), {"a": 1}, {"b": [2]})
         ledger.put_group(make_group("g"), "h")
-    with Ledger(ledger_url(tmp_path)) as ledger:
+    with Ledger(database_url) as ledger:
         assert ledger.get_run("run") == run
         assert ledger.group_record("run", "g").group == make_group("g")
 
 
-def test_processes_that_start_together_share_a_new_ledger(tmp_path: Path):
+def test_processes_that_start_together_share_a_new_ledger(database_url: str):
     program = (
         "import sys; from insitu.backend.ledger import Ledger; from insitu.types import *\n"
         "with Ledger(sys.argv[1]) as ledger:\n"
@@ -60,12 +64,12 @@ def test_processes_that_start_together_share_a_new_ledger(tmp_path: Path):
         "        name = f'{sys.argv[2]}-{i}'\n"
         "        ledger.put_group(TrajectoryGroup(name, 'run', [Trajectory(name, ['c'], 1.0)]), 'h')\n"
     )
-    command = [sys.executable, "-c", program, ledger_url(tmp_path)]
+    command = [sys.executable, "-c", program, database_url]
     started = [subprocess.Popen([*command, f"p{n}"], stderr=subprocess.PIPE) for n in range(4)]
     for process in started:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
-    with Ledger(ledger_url(tmp_path)) as ledger:
+    with Ledger(database_url) as ledger:
         assert all(ledger.group_record("run", f"p{n}-{i}").group for n in range(4) for i in range(20))
 
 
@@ -136,8 +140,8 @@ def test_the_queue_is_bounded_and_waits_have_deadlines(ledger: Ledger):
         writer.submit(lambda _connection: None)
 
 
-def test_close_finishes_what_is_queued(tmp_path: Path, make_group):
-    ledger = Ledger(ledger_url(tmp_path))
+def test_close_finishes_what_is_queued(database_url: str, make_group):
+    ledger = Ledger(database_url)
     ledger.register_run("p", "run", "m", LoraSettings(), {}, {})
     from insitu.backend.ledger import groups
 

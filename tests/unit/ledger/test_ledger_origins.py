@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from insitu.backend.ledger import Ledger, Run, ledger_url
+from insitu.backend.ledger import Ledger, Run
 from insitu.backend.ledger.rows import Origin
 from insitu.errors import CannotHonour, Conflict, NotFound
 from insitu.types import JobState, LoraSettings, RunState, StepSettings
@@ -172,10 +170,11 @@ def test_a_started_run_opens_again_without_its_source(trained: Ledger, make_grou
     assert start(trained, "run@2").state is RunState.REGISTERED
 
 
-def test_a_ledger_older_than_origins_gets_them(tmp_path: Path, trained: Ledger):
+def test_a_ledger_older_than_origins_gets_them(database_url: str, trained: Ledger):
     with trained._engine.execution_options(insitu_write=True).begin() as connection:
         connection.exec_driver_sql("DROP TABLE origins")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
     trained.close()
-    with Ledger(ledger_url(tmp_path)) as reopened:
+    with Ledger(database_url) as reopened:
         assert [run.source for run in reopened.list_runs()] == [None]
         assert start(reopened, "run@3").source == "run@3"

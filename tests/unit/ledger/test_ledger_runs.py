@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from insitu.backend.ledger import Ledger, ledger_url, schema
+from insitu.backend.ledger import Ledger, schema
 from insitu.backend.ledger.transitions import RUN_TRANSITIONS
 from insitu.errors import Conflict, NotFound
 from insitu.types import LoraSettings, RunState, StepSettings
@@ -38,8 +37,8 @@ def test_other_settings_are_a_conflict_that_says_the_difference(ledger: Ledger, 
     assert said in caught.value.message
 
 
-def test_every_run_transition_is_as_the_table_says(tmp_path: Path):
-    with Ledger(ledger_url(tmp_path)) as ledger:
+def test_every_run_transition_is_as_the_table_says(database_url: str):
+    with Ledger(database_url) as ledger:
         for index, (current, wanted) in enumerate(itertools.product(RunState, RunState)):
             name = f"run-{index}"
             ledger.register_run("p", name, "m", LoraSettings(), {}, {})

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from insitu.errors import NotFound
 from insitu.records.packing import Shared, pack_call, unpack_call
@@ -75,8 +76,10 @@ def conversation(num_turns: int, turn_tokens: int = 50) -> list[ModelCall]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RecordStore:
-    return RecordStore(f"sqlite:///{tmp_path}/calls.db")
+def store(database_url: str) -> Iterator[RecordStore]:
+    opened = RecordStore(database_url)
+    yield opened
+    opened.close()
 
 
 def test_round_trip_and_order(store: RecordStore) -> None:
@@ -108,7 +111,8 @@ def test_a_rollout_is_listed_with_its_sizes_with_or_without_tokens(store: Record
     assert store.list_rollout("another", tokens=True) == []
 
 
-def test_listing_a_rollout_is_one_indexed_query(store: RecordStore) -> None:
+def test_listing_a_rollout_is_one_indexed_query(tmp_path: Path) -> None:
+    store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
     store.append(conversation(3))
     queries: list[str] = []
     event.listen(
@@ -167,8 +171,8 @@ def test_branches_and_changed_history_are_kept_exactly(store: RecordStore) -> No
     assert store.by_rollout("ro") == calls
 
 
-def test_a_new_process_continues_a_rollout(tmp_path: Path) -> None:
-    url, calls = f"sqlite:///{tmp_path}/calls.db", conversation(4)
+def test_a_new_process_continues_a_rollout(database_url: str) -> None:
+    url, calls = database_url, conversation(4)
     for part in (calls[:2], calls[2:]):
         store = RecordStore(url)
         store.append(part)
@@ -180,7 +184,7 @@ def test_a_failed_append_leaves_nothing_and_no_dangling_parent(store: RecordStor
     calls = conversation(2)
     with store._engine.begin() as connection:
         connection.exec_driver_sql("alter table calls rename to away")
-    with pytest.raises(OperationalError):
+    with pytest.raises(DBAPIError):
         store.append([calls[0]])
     with store._engine.begin() as connection:
         connection.exec_driver_sql("alter table away rename to calls")
@@ -215,8 +219,8 @@ def test_whatever_a_rollout_does_comes_back(
     store.close()
 
 
-def test_writers_and_readers_share_the_file(tmp_path: Path) -> None:
-    url, failures = f"sqlite:///{tmp_path}/calls.db", []
+def test_writers_and_readers_share_the_file(database_url: str) -> None:
+    url, failures = database_url, []
 
     def write(name: str) -> None:
         try:
@@ -249,7 +253,7 @@ def test_a_new_file_that_another_process_is_setting_up_is_waited_for(tmp_path: P
     other.close()
 
 
-def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+def test_what_append_acknowledged_survives_a_kill(database_url: str) -> None:
     script = textwrap.dedent("""
         import sys
         from insitu.records.store import RecordStore
@@ -259,7 +263,7 @@ def test_what_append_acknowledged_survives_a_kill(tmp_path: Path) -> None:
             store.append([ModelCall(f"c{i}", "ro", "m", None, 0, "base", [1], [2], [-1.0], "stop")])
             print(i, flush=True)
     """)
-    url = f"sqlite:///{tmp_path}/calls.db"
+    url = database_url
     child = subprocess.Popen([sys.executable, "-c", script, url], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     for _ in range(50):
@@ -279,8 +283,8 @@ def test_rows_of_earlier_releases_are_chat(tmp_path: Path) -> None:
     )
 
 
-def test_calls_that_broke_off_are_told_apart(tmp_path: Path) -> None:
-    store = RecordStore(f"sqlite:///{tmp_path}/calls.db")
+def test_calls_that_broke_off_are_told_apart(database_url: str) -> None:
+    store = RecordStore(database_url)
     ended = {"a": "stop", "b": "cancelled", "c": "broken", "d": "length"}
     store.append([make_call(name, finish_reason=reason) for name, reason in ended.items()])
     heads = store.heads([*ended, "nobody"])

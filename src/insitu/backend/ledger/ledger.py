@@ -28,6 +28,7 @@ from insitu.backend.ledger import (
 )
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Origin, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
+from insitu.database.engine import advice
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
@@ -300,6 +301,4 @@ class Ledger:
                 return query(connection)
         except (DBAPIError, PoolTimeout) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
-            raise Unavailable(
-                f"the ledger cannot be read: {cause}", hint="check the disk of the state directory"
-            ) from error
+            raise Unavailable(f"the ledger cannot be read: {cause}", hint=advice(self._engine)) from error

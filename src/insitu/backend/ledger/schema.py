@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import ExitStack
-from typing import cast
+from pathlib import Path
 
-import orjson
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -24,19 +21,15 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
-    create_engine,
-    event,
     insert,
     select,
 )
-from sqlalchemy.exc import OperationalError
 
-from insitu.errors import Conflict, Unavailable
-from insitu.system.wal import use_wal
+from insitu.database import engine as database
+from insitu.database.migrations import Schema, other_version, too_new
 
 SCHEMA_VERSION = 1
-BUSY_SECONDS = 30.0
-WRITE_OPTION = "insitu_write"
+"""The number of the newest revision; releases before migrations look at it alone."""
 
 metadata = MetaData()
 
@@ -134,7 +127,7 @@ checkpoints = Table(
 pins = Table(
     "pins",
     metadata,
-    # A separate table, so that `create_all` adds it to ledgers older than pins.
+    # A separate table: ledgers older than pins have none.
     Column("run", String, primary_key=True),
     Column("step", Integer, primary_key=True, autoincrement=False),
     ForeignKeyConstraint(["run", "step"], ["checkpoints.run", "checkpoints.step"]),
@@ -209,84 +202,23 @@ events = Table(
 )
 
 
-def open_engine(url: str, busy_seconds: float = BUSY_SECONDS) -> Engine:
-    """Open the ledger at `url`; create it if it is new, reject one of another schema version."""
-    sqlite = url.startswith("sqlite:")
-    engine = create_engine(
-        url,
-        connect_args={"timeout": busy_seconds, "check_same_thread": False} if sqlite else {},
-        json_serializer=_dump_json,
-        json_deserializer=orjson.loads,
-        # Reads come from the API's worker threads (40) and the writer thread.
-        pool_size=8,
-        max_overflow=48,
-        pool_timeout=busy_seconds,
+LEDGER = Schema("ledger", metadata, Path(__file__).parent / "versions", f"{SCHEMA_VERSION:04}")
+
+
+def open_engine(url: str, busy_seconds: float = database.BUSY_SECONDS) -> Engine:
+    """Open the ledger at `url`; create or upgrade it, reject one that a later release wrote."""
+    # Reads come from the API's worker threads (40) and the writer thread. A server grants fewer connections.
+    num_more = 48 if url.startswith("sqlite:") else 8
+    return database.open_engine(
+        url, LEDGER, _check_version, pool_size=8, max_overflow=num_more, busy_seconds=busy_seconds
     )
-    if sqlite:
-        _prepare_sqlite(engine)
-    with ExitStack() as on_failure:
-        on_failure.callback(engine.dispose)
-        _create_schema(engine, url, busy_seconds)
-        on_failure.pop_all()
-    return engine
 
 
-def _dump_json(value: object) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-
-
-def _prepare_sqlite(engine: Engine) -> None:
-    @event.listens_for(engine, "connect")
-    def configure(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The driver must not open transactions itself: `begin` below decides on the kind.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
-        # Writers take the write lock at once: upgrading a read lock later can fail without waiting.
-        writes = connection.get_execution_options().get(WRITE_OPTION, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _create_schema(engine: Engine, url: str, busy_seconds: float) -> None:
-    try:
-        if engine.dialect.name == "sqlite":
-            _enter_wal(engine, busy_seconds)
-        with engine.execution_options(**{WRITE_OPTION: True}).begin() as connection:
-            metadata.create_all(connection)
-            _check_version(connection, url)
-    except (OperationalError, sqlite3.OperationalError) as error:
-        cause = error.orig if isinstance(error, OperationalError) else error
-        if "locked" in str(cause):
-            raise Unavailable(
-                f"the ledger {url} stayed locked for {busy_seconds:.0f} s",
-                hint="find the process that holds it: fuser <state>/ledger.db",
-            ) from error
-        raise Unavailable(
-            f"cannot open the ledger {url}: {cause}",
-            hint="check that the state directory exists, is writable and has free space",
-        ) from error
-
-
-def _enter_wal(engine: Engine, busy_seconds: float) -> None:
-    raw = engine.raw_connection()
-    try:
-        use_wal(cast("sqlite3.Connection", raw.driver_connection), busy_seconds)
-    finally:
-        raw.close()
-
-
-def _check_version(connection: Connection, url: str) -> None:
+def _check_version(connection: Connection, shown_url: str) -> None:
     found = connection.execute(select(meta.c.value).where(meta.c.key == "schema_version")).scalar()
     if found is None:
         connection.execute(insert(meta).values(key="schema_version", value=SCHEMA_VERSION))
-    elif found != SCHEMA_VERSION:
-        age = "newer" if found > SCHEMA_VERSION else "older"
-        raise Conflict(
-            f"the ledger {url} has schema version {found}, {age} than this insitu's {SCHEMA_VERSION}",
-            hint="use the insitu release that wrote it, or another state directory",
-        )
+    elif found > SCHEMA_VERSION:
+        raise too_new(LEDGER.name, shown_url, found, SCHEMA_VERSION)
+    elif found < SCHEMA_VERSION:
+        raise other_version(LEDGER.name, shown_url, found, "older", SCHEMA_VERSION)

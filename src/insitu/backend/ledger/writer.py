@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from insitu.backend.ledger.schema import WRITE_OPTION
+from insitu.database.engine import advice, writing
 from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, attempt
 
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ class GroupCommitWriter:
     """Runs write operations in batches; `run` returns when the operation is durable."""
 
     def __init__(self, engine: Engine, *, max_batch: int = 256, max_waiting: int = 10_000) -> None:
-        self._engine = engine.execution_options(**{WRITE_OPTION: True})
+        self._engine = writing(engine)
         self._queue: queue.Queue[_Pending | None] = queue.Queue(maxsize=max_waiting)
         self._max_batch = max_batch
         self._closed = threading.Event()
@@ -119,7 +119,7 @@ class GroupCommitWriter:
                 outcomes.extend(_in_savepoint(connection, pending.operation) for pending in batch)
         except Exception as error:  # every waiting caller gets it, and the thread must live on for the next
             log.exception("ledger transaction of %d operations failed", len(batch))
-            failure = _as_unavailable(error)
+            failure = _as_unavailable(error, advice(self._engine))
             for pending in batch:
                 pending.future.set_exception(failure)
             return
@@ -148,12 +148,9 @@ def _in_savepoint(connection: Connection, operation: Operation) -> tuple[object,
     return value, error
 
 
-def _as_unavailable(error: Exception) -> Exception:
+def _as_unavailable(error: Exception, hint: str) -> Exception:
     if isinstance(error, InsituError) or not isinstance(error, DBAPIError):
         return error
-    failure = Unavailable(
-        f"the ledger cannot write: {error.orig}",
-        hint="free space on the disk of the state directory or end the process that locks it, then retry",
-    )
+    failure = Unavailable(f"the ledger cannot write: {error.orig}", hint=hint)
     failure.__cause__ = error
     return failure

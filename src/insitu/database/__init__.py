@@ -1,0 +1,1 @@
+"""Databases by URL: SQLite in the state directory, or a PostgreSQL server; their migrations."""
