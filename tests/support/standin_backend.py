@@ -34,7 +34,7 @@ from aiohttp import web
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
-from insitu.backend.http.app import build_api, records_url
+from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.traffic import Traffic
@@ -43,7 +43,7 @@ from insitu.errors import Cancelled
 from insitu.gateway.app import build_app
 from insitu.gateway.shared.settings import Settings
 from insitu.gateway_client import GatewayClient
-from insitu.records.store import RecordStore
+from insitu.records.store import RecordStore, records_url
 from insitu.system.processes import free_port
 from insitu.types import JobState, LeaseState, RunState, policy_name
 from insitu.wire.routing_table import Served, ServedBase
@@ -133,11 +133,11 @@ class StandinBackend:
         self.ledger.requeue_running()
         self.ledger.end_leases("the backend was restarted")
         settings = ApiSettings.with_key(self.state_dir, KEY, _HOST, self.port)
-        self._records = RecordStore(records_url(settings))
+        self._records = RecordStore(records_url(settings.state_dir))
         stack.callback(self._records.close)
         if self._engine_url is None:
             await stack.enter_async_context(self.engine)
-        await stack.enter_async_context(self._gateway(records_url(settings)))
+        await stack.enter_async_context(self._gateway(records_url(settings.state_dir)))
         await stack.enter_async_context(self._api(settings))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         self._traffic = Traffic(http, self.gateway_url, _ADMIN_KEY, 10.0, 600.0)

@@ -13,11 +13,11 @@ from insitu.types import RunState
 _OPEN = (RunState.REGISTERED, RunState.LOADING, RunState.READY)
 
 
-def kept_precision(state_dir: Path) -> Kept | None:
+def kept_precision(state_dir: Path, database_url: str | None = None) -> Kept | None:
     """Return the precision of the open run that changed last; None for a new state directory."""
-    if not (state_dir / "ledger.db").exists():
+    if database_url is None and not (state_dir / "ledger.db").exists():
         return None
-    with Ledger(ledger_url(state_dir)) as ledger:
+    with Ledger(ledger_url(state_dir, database_url)) as ledger:
         known = ledger.precisions()
         runs = [run for run in ledger.list_runs() if run.state in _OPEN and run.step and run.name in known]
     newest = max(runs, key=lambda run: run.updated_at, default=None)

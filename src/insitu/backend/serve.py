@@ -55,9 +55,11 @@ from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases
+from insitu.backend.state_database import bind
 from insitu.backend.state_disk import StateDisk, check_whole, make_private
+from insitu.database.url import VARIABLE
 from insitu.errors import ChildFailed, InsituError
-from insitu.records.store import RecordStore
+from insitu.records.store import RecordStore, records_url
 from insitu.system.durable import make_directories
 from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
@@ -87,7 +89,8 @@ def serve(settings: ServeSettings, say: Say) -> None:
     log_to(settings.logs_dir / "supervisor.log")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id
-    os.environ.pop("INSITU_API_KEY", None)  # passed explicitly to the children that need it
+    for secret in ("INSITU_API_KEY", VARIABLE):  # passed explicitly to the children that need them
+        os.environ.pop(secret, None)
     for teacher in settings.teachers:
         os.environ.pop(key_variable(teacher.name), None)  # no child asks a teacher
     scratch = Path(tempfile.mkdtemp(prefix="insitu-"))
@@ -126,9 +129,12 @@ class Supervisor:
         listen = ["--host", settings.host]
         listen += [part for name in settings.allowed_hosts for part in ("--allowed-host", name)]
         listen += listener_arguments(settings.tls, behind_proxy=settings.behind_proxy)
-        records = f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
+        records = records_url(settings.state_dir, settings.database_url)
+        # By environment alone: it may hold a password.
+        database = {} if settings.database_url is None else {VARIABLE: settings.database_url}
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
-        gateway = [*listen, "--port", str(settings.gateway_port), "--records", records, "--managed"]
+        gateway = [*listen, "--port", str(settings.gateway_port), "--managed"]
+        gateway += [] if database else ["--records", records]
         gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         keep = settings.keep_calls_seconds
@@ -137,8 +143,8 @@ class Supervisor:
         self._admin_key = admin_key
         self._trust = None if settings.tls is None else OwnCertificate(settings.tls.certificate)
         self._records_url = records
-        self._gateway = Child("gateway", "insitu.gateway", gateway, keys, logs / "gateway.log")
-        api_key = {"INSITU_API_KEY": settings.api_key}
+        self._gateway = Child("gateway", "insitu.gateway", gateway, keys | database, logs / "gateway.log")
+        api_key = {"INSITU_API_KEY": settings.api_key} | database
         self._api = Child("API", "insitu.backend.http", api, api_key, logs / "api.log")
 
     async def run(self) -> None:
@@ -149,7 +155,10 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             stack.callback(self._take_down)
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            ledger = stack.enter_context(Ledger(ledger_url(self._settings.state_dir)))
+            state_dir, database_url = self._settings.state_dir, self._settings.database_url
+            ledger = stack.enter_context(Ledger(ledger_url(state_dir, database_url)))
+            if database_url is not None:
+                bind(state_dir, ledger, database_url)
             keep = self._settings.keep_calls_seconds
             records = RecordStore(self._records_url, keep_seconds=keep)
             stack.callback(records.close)

@@ -27,6 +27,7 @@ class _Own(TypedDict):
     gateway_port: int
     allowed_host: tuple[str, ...]
     state_dir: Path | None
+    database_url: str | None
     threads: int | None
     block_size: int | None
     ray_address: str | None
@@ -69,6 +70,14 @@ class _Options(PlanOptions, ListenerOptions, _Own):
 )
 @listener_options
 @state_dir_option
+@click.option(
+    "--database-url",
+    envvar="INSITU_DATABASE_URL",
+    metavar="URL",
+    help="PostgreSQL for the ledger and the recorded calls: postgresql+psycopg://user@host/database. "
+    "Default: SQLite in the state directory. Arguments can be seen by others: a URL with a password belongs "
+    "into INSITU_DATABASE_URL.",
+)
 @plan_options
 @click.option(
     "--threads",
@@ -168,25 +177,28 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.settings import Deadlines, ServeSettings
     from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
+    from insitu.backend.state_database import database_of
     from insitu.system.keys import DEFAULT_KEY
     from insitu.system.tls import tls_files
 
     device = device_of(options["device"])
     compiled, keep = options["compiled"], options["keep_calls"]
     state_dir = state_dir_of(options["state_dir"])
+    database_url = database_of(state_dir, options["database_url"])
     dtype = None if options["dtype"] == "auto" else options["dtype"]
     num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
     compute = choose(
         read_cpu(),
         device,
         Asked(dtype, options["threads"], options["block_size"]),
-        kept_precision(state_dir),
+        kept_precision(state_dir, database_url),
         options["placement"],
         num_replicas,
         num_ranks,
     )
     return ServeSettings(
         state_dir=state_dir,
+        database_url=database_url,
         device=device,
         compute=compute,
         publication=publication_of(options, device),

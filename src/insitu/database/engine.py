@@ -13,12 +13,12 @@ from contextlib import ExitStack
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 
 from insitu.database import postgres, sqlite
 from insitu.database.migrations import Schema, bring_up
 from insitu.database.url import is_sqlite, shown, without_secrets
-from insitu.errors import Unavailable, one_line
+from insitu.errors import InvalidRequest, Unavailable, one_line
 
 BUSY_SECONDS = 30.0
 WRITE_OPTION = "insitu_write"
@@ -70,6 +70,11 @@ def advice(engine: Engine) -> str:
     if _on_sqlite(engine):
         return "free space on the disk of the state directory or end the process that locks it, then retry"
     return "check the PostgreSQL server and the network to it, then retry"
+
+
+def unstorable(error: DataError) -> InvalidRequest:
+    """Return the error for a value that the database does not take; PostgreSQL takes no NUL in texts."""
+    return InvalidRequest(f"a value cannot be stored or looked up: {one_line(str(error.orig))}")
 
 
 def _set_up(engine: Engine, schema: Schema, check: Check | None, url: str, busy_seconds: float) -> None:

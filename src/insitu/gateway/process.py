@@ -1,4 +1,4 @@
-"""The gateway process: ``python -m insitu.gateway``. Keys come from the environment, never from arguments."""
+"""The gateway process: ``python -m insitu.gateway``. Secrets come from the environment, not arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
 from insitu.gateway.connection import Site
@@ -27,7 +28,7 @@ def settings_from(arguments: list[str]) -> Settings:
     parser = argparse.ArgumentParser(prog="python -m insitu.gateway", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--records", required=True, help="SQLAlchemy URL of the record store")
+    parser.add_argument("--records", help=f"SQLAlchemy URL of the record store; default: {VARIABLE}")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--managed", action="store_true", help="a supervisor sends the routing table")
     source.add_argument("--upstream", action="append", default=[], help="an engine's URL; repeatable")
@@ -35,9 +36,12 @@ def settings_from(arguments: list[str]) -> Settings:
     add_listener_options(parser)
     parser.add_argument("--keys", type=Path, help="the file of the keys that `insitu keys` creates")
     given = parser.parse_args(arguments)
+    database_url = os.environ.get(VARIABLE, "")
+    if not given.records and not database_url:
+        parser.error(f"--records or {VARIABLE} is needed")
     fallback = DEFAULT_KEY if is_loopback(given.host) else ""
     return Settings(
-        records_url=given.records,
+        records_url=given.records or check_url(database_url),
         api_key=os.environ.get("INSITU_API_KEY") or fallback,
         admin_key=os.environ.get("INSITU_ADMIN_KEY", ""),
         keys_file=given.keys,

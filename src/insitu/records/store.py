@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -58,6 +59,11 @@ class ListedCall:
     shared: Shared
     num_prompt_tokens: int
     num_output_tokens: int
+
+
+def records_url(state_dir: Path, database_url: str | None = None) -> str:
+    """Return the database URL of a state directory's recorded calls."""
+    return database_url or f"sqlite:///{(state_dir / 'calls.db').absolute()}"
 
 
 class RecordStore:

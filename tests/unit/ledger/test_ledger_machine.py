@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.errors import Conflict, NotFound
 from insitu.types import JobState, LoraSettings, StepSettings, Trajectory, TrajectoryGroup
+from tests.support.postgres import Cluster
 
 GROUPS = st.sampled_from([f"g{n}" for n in range(6)])
 KEYS = st.sampled_from([f"k{n}" for n in range(5)])
@@ -24,8 +31,8 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.dir = Path(tempfile.mkdtemp())
-        self.ledger = Ledger(ledger_url(self.dir))
+        self.url = self.new_database()
+        self.ledger = Ledger(self.url)
         self.ledger.register_run("p", "run", "m", LoraSettings(), {}, {})
         self.groups: dict[str, str] = {}  # id → hash
         self.owner: dict[str, str] = {}  # claimed or consumed group → job
@@ -34,9 +41,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.steps: list[str] = []  # job of each step
         self.asked: set[str] = set()  # running jobs that are to end
 
+    def new_database(self) -> str:
+        self.left = ExitStack()
+        return ledger_url(Path(self.left.enter_context(tempfile.TemporaryDirectory())))
+
     def teardown(self) -> None:
         self.ledger.close()
-        shutil.rmtree(self.dir)
+        self.left.close()
 
     def in_state(self, *states: str) -> list[str]:
         return [job for job, fields in self.jobs.items() if fields["state"] in states]
@@ -156,7 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """As after kill -9 of the supervisor: what ran is queued again."""
         self.ledger.close()
-        self.ledger = Ledger(ledger_url(self.dir))
+        self.ledger = Ledger(self.url)
         running = self.in_state("running")
         assert self.ledger.requeue_running() == [job for job in running if job not in self.asked]
         for job in running:
@@ -186,11 +197,21 @@ class LedgerMachine(RuleBasedStateMachine):
             assert ends == ([fields["state"]] if fields["state"] in TERMINAL else [])
 
 
-TestLedgerMachine = LedgerMachine.TestCase
 # More by hand: INSITU_EXAMPLES=300 makes more than 10,000 operations.
-TestLedgerMachine.settings = settings(
+MACHINE = settings(
     max_examples=int(os.environ.get("INSITU_EXAMPLES", "8")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = MACHINE
+
+
+def test_the_ledger_equals_the_model_on_postgresql(postgres: Cluster) -> None:
+    class PostgresMachine(LedgerMachine):
+        def new_database(self) -> str:
+            self.left = ExitStack()
+            return self.left.enter_context(postgres.database())
+
+    run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=3))

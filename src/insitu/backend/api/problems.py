@@ -43,7 +43,7 @@ def install(app: FastAPI) -> None:
     async def storage(_request: Request, error: Exception) -> MessageResponse:
         assert isinstance(error, DBAPIError)
         log.error("the record store failed: %s", error.orig)
-        hint = "free space on the disk of the state directory, then repeat the request under the same id"
+        hint = "free space on its disk or check its server, then repeat the request under the same id"
         return _answer(Unavailable(f"the record store cannot be used: {error.orig}", hint=hint))
 
     async def unexpected(request: Request, error: Exception) -> MessageResponse:

@@ -95,6 +95,8 @@ class ApiSettings:
     """Host names that clients may use besides loopback names and `host`."""
     teachers: tuple[str, ...] = ()
     """Names of `insitu serve --teacher`; their URLs and keys stay with the supervisor."""
+    database_url: str | None = field(default=None, repr=False)
+    """PostgreSQL; None for SQLite in the state directory."""
     limits: Limits = field(default_factory=Limits)
 
     @classmethod

@@ -24,17 +24,12 @@ from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.records.store import RecordStore
+from insitu.records.store import RecordStore, records_url
 from insitu.wire.answers import ErrorBody
 
 PREFIX = "/v1"
 Documented: TypeAlias = dict[str, Any]
 """OpenAPI, as FastAPI takes and makes it."""
-
-
-def records_url(settings: ApiSettings) -> str:
-    """Return the database URL of a state directory's recorded calls."""
-    return f"sqlite:///{(settings.state_dir / 'calls.db').absolute()}"
 
 
 def build_api(
@@ -43,10 +38,11 @@ def build_api(
     """Build the API over a state directory. The caller closes a ledger or record store it passes in."""
     close: list[Callable[[], None]] = []
     if ledger is None:
-        ledger = Ledger(ledger_url(settings.state_dir))
+        ledger = Ledger(ledger_url(settings.state_dir, settings.database_url))
         close.append(ledger.close)
     if records is None:
-        store = RecordStore(records_url(settings), keep_seconds=settings.limits.max_call_age_seconds)
+        url = records_url(settings.state_dir, settings.database_url)
+        store = RecordStore(url, keep_seconds=settings.limits.max_call_age_seconds)
         close.append(store.close)
         records = store
     services = Services(settings, ledger, records)

@@ -1,4 +1,4 @@
-"""`python -m insitu.backend.http`: the API as a process. Its key comes from INSITU_API_KEY, never argv."""
+"""`python -m insitu.backend.http`: the API as a process. Secrets come from the environment, never argv."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from insitu.backend.api.settings import ApiSettings, Limits, Services
 from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
+from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError, Unavailable
 from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
@@ -68,6 +69,7 @@ def serve(options: argparse.Namespace) -> int:
     """Serve the API; bind first, so that a taken port is reported before anything is opened."""
     # Removed from the environment: nothing started from here needs it.
     key = os.environ.pop("INSITU_API_KEY", "")
+    database_url = os.environ.pop(VARIABLE, "")
     check_key(key, options.host)
     tls = tls_files(options.tls_certificate, options.tls_key)
     check_listener(options.host, tls, behind_proxy=options.behind_proxy)
@@ -82,6 +84,7 @@ def serve(options: argparse.Namespace) -> int:
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
         teachers=tuple(options.teacher),
         limits=Limits(max_call_age_seconds=options.keep_calls_seconds),
+        database_url=check_url(database_url) if database_url else None,
     )
     with sock:
         app = build_api(settings)

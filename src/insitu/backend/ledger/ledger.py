@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from insitu.backend.ledger import (
@@ -28,7 +28,7 @@ from insitu.backend.ledger import (
 )
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Origin, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
-from insitu.database.engine import advice
+from insitu.database.engine import advice, unstorable
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
@@ -36,9 +36,9 @@ from insitu.types import JobState, LoraSettings, RunState, StepSettings, Traject
 Result = TypeVar("Result")
 
 
-def ledger_url(state_dir: Path) -> str:
+def ledger_url(state_dir: Path, database_url: str | None = None) -> str:
     """Return the database URL of a state directory's ledger."""
-    return f"sqlite:///{(state_dir / 'ledger.db').absolute()}"
+    return database_url or f"sqlite:///{(state_dir / 'ledger.db').absolute()}"
 
 
 class Ledger:
@@ -70,6 +70,10 @@ class Ledger:
     def check_writable(self, deadline_seconds: float) -> None:
         """Raise unless the writer's turn comes within the deadline; nothing is written."""
         self._writer.run(lambda _connection: None, deadline_seconds)
+
+    def bind(self, number: int) -> int:
+        """Store the number of the state directory, unless there is one; return the stored one."""
+        return self._writer.run(lambda connection: schema.bind(connection, number))
 
     # Runs
 
@@ -299,6 +303,8 @@ class Ledger:
         try:
             with self._engine.begin() as connection:
                 return query(connection)
+        except DataError as error:
+            raise unstorable(error) from error
         except (DBAPIError, PoolTimeout) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             raise Unavailable(f"the ledger cannot be read: {cause}", hint=advice(self._engine)) from error

@@ -214,6 +214,15 @@ def open_engine(url: str, busy_seconds: float = database.BUSY_SECONDS) -> Engine
     )
 
 
+def bind(connection: Connection, number: int) -> int:
+    """Store the number of the state directory that the ledger belongs to; return the one that is stored."""
+    query = select(meta.c.value).where(meta.c.key == "state_dir")
+    found = connection.execute(query).scalar()
+    if found is None:
+        connection.execute(insert(meta).values(key="state_dir", value=number))
+    return number if found is None else found
+
+
 def _check_version(connection: Connection, shown_url: str) -> None:
     found = connection.execute(select(meta.c.value).where(meta.c.key == "schema_version")).scalar()
     if found is None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from insitu.database.engine import advice, writing
+from insitu.database.engine import advice, unstorable, writing
 from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, attempt
 
 Result = TypeVar("Result")
@@ -140,12 +140,12 @@ def _in_savepoint(connection: Connection, operation: Operation) -> tuple[object,
         return value, None
 
     value, error = attempt(run, lambda error: (None, error))
-    if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
-        # Disk full or I/O error: SQLite may have ended the whole transaction already.
+    if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError):
+        # Disk full, I/O error or a lost server: the whole transaction may have ended already.
         raise error
     if error is not None:
         savepoint.rollback()
-    return value, error
+    return value, unstorable(error) if isinstance(error, DataError) else error
 
 
 def _as_unavailable(error: Exception, hint: str) -> Exception:

@@ -89,6 +89,8 @@ class ServeSettings:
     keep_calls_seconds: float | None = None
     """Delete recorded calls that are older; None: keep them for ever."""
     teachers: tuple[TeacherSettings, ...] = ()
+    database_url: str | None = field(default=None, repr=False)
+    """PostgreSQL for the ledger and the recorded calls; None for SQLite in the state directory."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from insitu.errors import DeadlineExceeded, InsituError, attempt
@@ -28,8 +28,9 @@ from insitu.types import ModelCall
 _log = logging.getLogger(__name__)
 _MAX_BATCH = 256
 _RETRY_SECONDS = 1.0
-_PASSING = (OperationalError, PoolTimeout, OSError)
-"""Failures of the disk or a lock. Any other is the fault of one entry, and would never pass."""
+_PASSING = (OperationalError, InternalError, PoolTimeout, OSError)
+"""Failures of the disk, a lock or the database server. Any other is the fault of one entry, and would never
+pass. A server that is read-only for a while raises InternalError."""
 
 
 class Recorder:

@@ -69,7 +69,7 @@ class Limits:
 class Settings:
     """One gateway process. Keys never appear in `repr`."""
 
-    records_url: str
+    records_url: str = field(repr=False)
     api_key: str = field(repr=False)
     admin_key: str = field(default="", repr=False)
     host: str = "127.0.0.1"
