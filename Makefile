@@ -18,9 +18,9 @@ CYCLONEDX := 11.12.0
 AUDITORS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/pip-audit-$(PIP_AUDIT)-cyclonedx-$(CYCLONEDX)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
-.PHONY: lock sbom audit clean
+.PHONY: postgres lock sbom audit clean
 
-setup: $(VENV)/.ready  ## create .venv with everything, from nothing
+setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+postgres:  ## Debian's PostgreSQL for the tests, which start servers of their own
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -qq --yes --no-install-recommends postgresql; \
+	else \
+		echo "PostgreSQL is missing: apt-get install --no-install-recommends postgresql, or set INSITU_NO_POSTGRES=1"; \
+	fi
 
 P ?= tests/unit
 quick:  ## lint and the tests of one folder or file, in seconds: make quick P=tests/unit/gateway
@@ -66,13 +74,13 @@ sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twen
 faults: setup  ## a fault at every change of a backend's disk; resumes, and writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged --table
 
-light: $(LIGHT)/.ready  ## unit tests of the light half, in an environment without torch, vLLM and Ray
+light: $(LIGHT)/.ready postgres  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q
 
 $(LIGHT)/.ready: Makefile pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(LIGHT)
 	$(LIGHT)/bin/pip install --quiet --upgrade pip
-	$(LIGHT)/bin/pip install --quiet --constraint constraints.txt --editable '.[anthropic,data,langchain,openai]' \
+	$(LIGHT)/bin/pip install --quiet --constraint constraints.txt --editable '.[anthropic,data,langchain,openai,postgres]' \
 		httpx hypothesis pytest pytest-asyncio pytest-timeout tokenizers
 	touch $@
 

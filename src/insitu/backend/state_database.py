@@ -1,4 +1,4 @@
-"""Which database a state directory belongs to.
+"""The database that a state directory belongs to.
 
 The ledger's rows name checkpoints in the directory, so one database serves one directory. With SQLite it lies
 inside. With PostgreSQL, directory and database hold the same random number; the directory's lock then keeps

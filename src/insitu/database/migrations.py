@@ -33,7 +33,7 @@ class Schema:
     """The tables of one store, and the revisions that lead to them."""
 
     name: str
-    """What people call the store; `insitu_<name>` is its schema in PostgreSQL."""
+    """Its name in messages."""
     tables: sa.MetaData
     versions: Path
     newest: str

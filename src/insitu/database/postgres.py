@@ -1,4 +1,4 @@
-"""How connections to PostgreSQL behave: durable, a schema per store, writers one after another, deadlines."""
+"""Connections to PostgreSQL: durable, a schema per store, writers one after another, deadlines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ _CONNECT_SECONDS = 10
 _STATEMENT_SECONDS = 60.0
 _IDLE_SECONDS = 60.0
 """A process that stops in the middle of a transaction loses it, and with it the write lock."""
-_KEEPALIVE: dict[str, object] = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
-"""A server whose machine has vanished is noticed after 30 s."""
+_VANISHED: dict[str, object] = {
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""A server whose machine has vanished is noticed after 30 s, whether it was to read or to answer."""
 _LOCKS = int.from_bytes(b"ins") << 32
 """Above the keys of other programs that lock in the same database."""
 
@@ -32,7 +37,7 @@ def arguments(url: str, place: str, busy_seconds: float) -> dict[str, Any]:
         "idle_in_transaction_session_timeout": f"{_IDLE_SECONDS * 1000:.0f}",
     }
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    connect = {"connect_timeout": _CONNECT_SECONDS, "application_name": "insitu", **_KEEPALIVE}
+    connect = {"connect_timeout": _CONNECT_SECONDS, "application_name": "insitu", **_VANISHED}
     connect = {name: value for name, value in connect.items() if name not in given}
     return {
         # The last value of a setting counts, so the URL's own options come first.

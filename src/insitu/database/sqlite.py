@@ -1,4 +1,4 @@
-"""How connections to a SQLite file behave: durable, with foreign keys, writers lock at once."""
+"""Connections to a SQLite file: durable, with foreign keys, writers lock at once."""
 
 from __future__ import annotations
 

@@ -214,4 +214,4 @@ def test_the_ledger_equals_the_model_on_postgresql(postgres: Cluster) -> None:
             self.left = ExitStack()
             return self.left.enter_context(postgres.database())
 
-    run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=3))
+    run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=2))
