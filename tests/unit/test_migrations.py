@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -186,15 +188,19 @@ def test_an_unnumbered_database_gets_what_it_lacks(empty_url: str, store: Schema
         assert revision_of(connection) == store.newest
 
 
-def test_processes_that_upgrade_together_do_not_race(empty_url: str) -> None:
-    with Ledger(empty_url) as ledger:
-        make_unnumbered(ledger._engine)
-    program = "import sys; from insitu.backend.ledger import Ledger; Ledger(sys.argv[1]).close()"
-    command = [sys.executable, "-c", program, empty_url]
-    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
-    for process in started:
-        _, errors = process.communicate(timeout=90)
-        assert process.returncode == 0, errors.decode()
+def test_those_who_open_a_database_together_do_not_race(empty_url: str) -> None:
+    """First an empty one, then one to upgrade. Connections hold locks, so threads stand for processes."""
+    together = threading.Barrier(4)
+
+    def open_ledger(_number: int) -> None:
+        together.wait(30)
+        Ledger(empty_url).close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            assert list(pool.map(open_ledger, range(4))) == [None] * 4
+            with Ledger(empty_url) as ledger:
+                make_unnumbered(ledger._engine)
 
 
 def test_a_new_or_current_database_needs_no_alembic(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ from insitu.backend.serving.probe import (
 from insitu.backend.serving.reasons import reason_of
 from insitu.backend.serving.teacher import taught
 from insitu.backend.serving.traffic import Traffic
-from insitu.errors import Cancelled, ChildFailed, InsituError, UpstreamError
+from insitu.database.engine import is_outage
+from insitu.errors import Cancelled, ChildFailed, InsituError, Unavailable, UpstreamError, describe
 from insitu.json_values import JsonValue
 from insitu.records.store import RecordStore
 from insitu.training.selection import Batch
@@ -110,6 +111,8 @@ class StepRunner:
             await asyncio.to_thread(self._ledger.transition_run, job.run, RunState.LOADING)
             await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.QUEUED)
         except Exception as error:  # whatever a batch brings about is the end of its job, not of the backend
+            if is_outage(error):  # the supervisor waits for the database and queues the job again
+                raise Unavailable(f"job {job.id} is interrupted: {describe(error)}") from error
             log.exception("job %s failed", job.id)
             await asyncio.to_thread(self._ledger.fail_job, job.id, reason_of(error))
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from insitu.database import postgres, sqlite
 from insitu.database.migrations import Schema, bring_up
@@ -70,6 +71,12 @@ def advice(engine: Engine) -> str:
     if _on_sqlite(engine):
         return "free space on the disk of the state directory or end the process that locks it, then retry"
     return "check the PostgreSQL server and the network to it, then retry"
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return True if an error of a store, or its cause, is one of the database and may pass by itself."""
+    found = error.__cause__ if isinstance(error, Unavailable) else error
+    return isinstance(found, OperationalError | InternalError | PoolTimeout)
 
 
 def unstorable(error: DataError) -> InvalidRequest:

@@ -11,6 +11,7 @@ before migrations has tables but no number.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ NUMBER = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
+_ALEMBIC = threading.Lock()
+"""Alembic keeps what it works on in its modules: one upgrade at a time in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +90,5 @@ def _upgrade(connection: sa.Connection, schema: Schema) -> None:
     config.set_main_option("script_location", str(ENVIRONMENT).replace("%", "%%"))
     config.set_main_option("version_locations", str(schema.versions).replace("%", "%%"))
     config.set_main_option("path_separator", "newline")
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
