@@ -68,8 +68,9 @@ def test_ledger_and_records_share_a_database(ledger: Ledger, postgres_url: str) 
 
 def test_writers_of_several_processes_follow_one_another(ledger: Ledger, other: Ledger, make_group) -> None:
     """The second waits until the first has committed, so events are numbered in the order of commits."""
-    for name in ("a", "b"):
-        ledger.put_group(make_group(name), "h")
+    ledger.register_run("project", "another", "model", LoraSettings(), {}, {})
+    for name, run in (("a", "run"), ("b", "another")):
+        ledger.put_group(make_group(name, run), "h")
     written, gate = threading.Event(), threading.Event()
 
     def create_slowly(connection: sa.Connection) -> str:
@@ -81,7 +82,7 @@ def test_writers_of_several_processes_follow_one_another(ledger: Ledger, other: 
     first = ledger._writer.submit(create_slowly)
     assert written.wait(30)
     second = other._writer.submit(
-        lambda connection: jobs.create(connection, "run", "second", ["b"], StepSettings(), "h").id
+        lambda connection: jobs.create(connection, "another", "second", ["b"], StepSettings(), "h").id
     )
     with pytest.raises(TimeoutError):
         second.result(0.5)
