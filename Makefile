@@ -33,7 +33,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 postgres:  ## Debian's PostgreSQL for the tests, which start servers of their own
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && apt-get install -qq --yes --no-install-recommends postgresql; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends postgresql; \
 	else \
 		echo "PostgreSQL is missing: apt-get install --no-install-recommends postgresql, or set INSITU_NO_POSTGRES=1"; \
 	fi

@@ -115,6 +115,9 @@ def test_the_recorder_waits_for_the_server_and_loses_no_call(server: Cluster) ->
         while recorder.refusal() is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert recorder.refusal() == (
+            "calls cannot be recorded: OperationalError: the PostgreSQL server does not answer"
+        )
         server.start()
         recorder.flush(60)
         assert recorder.refusal() is None

@@ -73,6 +73,17 @@ def advice(engine: Engine) -> str:
     return "check the PostgreSQL server and the network to it, then retry"
 
 
+def cause_of(error: BaseException) -> str:
+    """Return the database's own words; where they would name a server's address and user, only the fact.
+
+    `/health` and `/ready` show it without a key.
+    """
+    found = error.orig if isinstance(error, DBAPIError) else error
+    if getattr(found, "sqlstate", "") is None:  # psycopg: no answer of the server, so there is no code
+        return "the PostgreSQL server does not answer"
+    return str(found)
+
+
 def is_outage(error: BaseException) -> bool:
     """Return True if an error of a store, or its cause, is one of the database and may pass by itself."""
     found = error.__cause__ if isinstance(error, Unavailable) else error

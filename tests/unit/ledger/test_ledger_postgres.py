@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from insitu.backend.ledger import Ledger, groups, jobs, schema
 from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.database import engine as database
-from insitu.database import postgres
+from insitu.database.postgres import write_lock
 from insitu.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from insitu.records.store import RecordStore
 from insitu.types import JobState, LoraSettings, StepSettings
+from tests.support.postgres import Cluster
 
 
 @pytest.fixture
@@ -161,6 +162,19 @@ def test_a_value_that_postgresql_does_not_take_spoils_no_neighbour(ledger: Ledge
     assert good.result(30)
 
 
+def test_who_asks_for_health_learns_no_address(ledger: Ledger, postgres: Cluster) -> None:
+    """`/health` and `/ready` need no key."""
+    postgres.kill()
+    try:
+        for call in (ledger.ping, lambda: ledger.check_writable(30)):
+            with pytest.raises(Unavailable) as raised:
+                call()
+            assert raised.value.message.endswith(": the PostgreSQL server does not answer")
+    finally:
+        postgres.start()
+    ledger.ping()
+
+
 @pytest.mark.parametrize("store", [Ledger, RecordStore])
 def test_a_server_that_is_not_there_is_told_without_the_password(store: type) -> None:
     url = "postgresql+psycopg://me:geheim@127.0.0.1:1/insitu?connect_timeout=2"
@@ -169,7 +183,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password(store: type) ->
     assert "geheim" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_user_without_the_right_to_create_is_told(postgres, postgres_url: str) -> None:
+def test_a_user_without_the_right_to_create_is_told(postgres: Cluster) -> None:
     """Schemas that an administrator has created suffice."""
     with postgres.database(tables=False) as url:
         name = sa.make_url(url).database
@@ -184,7 +198,7 @@ def test_a_user_without_the_right_to_create_is_told(postgres, postgres_url: str)
 
 
 def test_the_write_locks_of_the_stores_differ() -> None:
-    keys = {postgres.write_lock(name) for name in ("insitu_ledger", "insitu_records")}
+    keys = {write_lock(name) for name in ("insitu_ledger", "insitu_records")}
     assert len(keys) == 2
     assert all(0 < key < 2**63 for key in keys)
 

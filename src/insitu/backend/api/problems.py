@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.security import tell
+from insitu.database.engine import cause_of
 from insitu.errors import InsituError, InvalidRequest, Overloaded, Unavailable
 from insitu.wire.answers import error_body
 from insitu.wire.message import describe
@@ -44,7 +45,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, DBAPIError)
         log.error("the record store failed: %s", error.orig)
         hint = "free space on its disk or check its server, then repeat the request under the same id"
-        return _answer(Unavailable(f"the record store cannot be used: {error.orig}", hint=hint))
+        return _answer(Unavailable(f"the record store cannot be used: {cause_of(error)}", hint=hint))
 
     async def unexpected(request: Request, error: Exception) -> MessageResponse:
         # Starlette re-raises it after this response, and the server logs the traceback.

@@ -6,6 +6,7 @@ per process that commits them in groups; reads run in the caller's thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,12 +29,13 @@ from insitu.backend.ledger import (
 )
 from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Origin, Run, Step
 from insitu.backend.ledger.writer import GroupCommitWriter
-from insitu.database.engine import advice, unstorable
-from insitu.errors import InvalidRequest, Unavailable
+from insitu.database.engine import advice, cause_of, unstorable
+from insitu.errors import InvalidRequest, Unavailable, one_line
 from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 
 def ledger_url(state_dir: Path, database_url: str | None = None) -> str:
@@ -306,5 +308,6 @@ class Ledger:
         except DataError as error:
             raise unstorable(error) from error
         except (DBAPIError, PoolTimeout) as error:
-            cause = error.orig if isinstance(error, DBAPIError) else error
+            log.warning("the ledger cannot be read: %s", one_line(str(error)))
+            cause = cause_of(error)
             raise Unavailable(f"the ledger cannot be read: {cause}", hint=advice(self._engine)) from error

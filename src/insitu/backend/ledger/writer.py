@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from insitu.database.engine import advice, unstorable, writing
+from insitu.database.engine import advice, cause_of, unstorable, writing
 from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, attempt
 
 Result = TypeVar("Result")
@@ -151,6 +151,6 @@ def _in_savepoint(connection: Connection, operation: Operation) -> tuple[object,
 def _as_unavailable(error: Exception, hint: str) -> Exception:
     if isinstance(error, InsituError) or not isinstance(error, DBAPIError):
         return error
-    failure = Unavailable(f"the ledger cannot write: {error.orig}", hint=hint)
+    failure = Unavailable(f"the ledger cannot write: {cause_of(error)}", hint=hint)
     failure.__cause__ = error
     return failure

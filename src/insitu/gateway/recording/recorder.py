@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from sqlalchemy.exc import InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from insitu.database.engine import cause_of
 from insitu.errors import DeadlineExceeded, InsituError, attempt
 from insitu.gateway.recording.journal import Journal
 from insitu.gateway.recording.tally import Tally
@@ -186,8 +187,8 @@ class Recorder:
             try:
                 return self._store.append(calls, rollouts)
             except _PASSING as error:
-                self._error = f"{type(error).__name__}: {error}".splitlines()[0]
-                _log.error("cannot write %d calls, trying again: %s", len(batch), self._error)
+                self._error = f"{type(error).__name__}: {cause_of(error)}".splitlines()[0]
+                _log.error("cannot write %d calls, trying again: %s", len(batch), str(error).splitlines()[0])
                 if self._closing:
                     raise
                 time.sleep(_RETRY_SECONDS)
