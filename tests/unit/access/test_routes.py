@@ -86,7 +86,7 @@ async def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m insitu.cli "$@"\n')
     program.chmod(0o755)
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     async with StandinBackend(tmp_path / "state") as backend:
         addresses = {"URL": f"http://127.0.0.1:{backend.port}", "GATEWAY": backend.gateway_url}
         state = {
