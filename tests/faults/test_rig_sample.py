@@ -23,16 +23,14 @@ def swept(results: Path, part: str, every: int, *flags: str) -> dict[str, Any]:
     return figures | {"said": done.stderr[-3000:]}
 
 
-@pytest.mark.parametrize("part", ["kills-adapter", "kills-merged"])
-def test_a_backend_killed_at_a_change_of_its_disk_learns_the_same(tmp_path: Path, part: str) -> None:
-    found = swept(tmp_path, part, 61)
+def test_a_backend_killed_at_a_change_of_its_disk_learns_the_same(tmp_path: Path) -> None:
+    found = swept(tmp_path, "kills-adapter", 61)
     assert found["faults"] >= 4
     assert found["wrong"] == 0, found["said"]
 
 
-@pytest.mark.parametrize("part", ["power-adapter", "power-merged"])
-def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, part: str) -> None:
-    found = swept(tmp_path, part, 131)
+def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    found = swept(tmp_path, "power-merged", 131)
     assert found["faults"] >= 8
     assert found["wrong"] == 0, found["said"]
 

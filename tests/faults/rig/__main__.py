@@ -12,6 +12,7 @@ known to be incomplete). The same command resumes a part that ran out of its min
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,10 +104,10 @@ class Sweep:
 
     def _killed(self, number: int) -> int:
         state, acks = self.work / "state", self.work / "state.acks"
-        passed = iter(range(number + 1))
+        passed = itertools.count()
 
         def before(_point: str) -> None:
-            if next(passed, number) == number:
+            if next(passed) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def work() -> None:
@@ -117,11 +119,14 @@ class Sweep:
     def _cut(self, number: int) -> None:
         state, acks = self.work / "state", self.work / "state.acks"
         power = PowerCut(state)
-        passed = iter(range(number + 1))
+        passed, one_at_a_time = itertools.count(), threading.Lock()
 
         def before(_point: str) -> None:
-            if next(passed, number) != number:
-                return
+            with one_at_a_time:
+                if next(passed) == number:
+                    cut()
+
+        def cut() -> None:
             for variant in range(VARIANTS):
                 if acks.exists():
                     shutil.copy(acks, self.work / f"cut-{variant}.acks")

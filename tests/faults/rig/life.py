@@ -50,7 +50,9 @@ def in_child(work: Callable[[], None], log: Path) -> int:
     if child == 0:
         code = 1
         try:
-            os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), 2)
+            said = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
             work()
             code = 0
         except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on in the parent's code
