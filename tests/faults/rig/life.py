@@ -97,6 +97,7 @@ async def live(state: Path, parts: Parts, acknowledged: Path) -> dict[str, Any]:
         await until(lambda: world.traffic.latest.get("run") == NUM_STEPS, work)
         await pruned(world)
         await ended(calls)
+        await until(lambda: not unstored(world, acknowledged, f"ro-{os.getpid()}-"), work)
         await ended(work)
         return books(world, acknowledged) | {"fell_back": fallen}
 
@@ -139,9 +140,7 @@ def books(world: World, acknowledged: Path) -> dict[str, Any]:
     ledger, run = world.ledger, world.ledger.get_run("run")
     kept = sorted(checkpoint.step for checkpoint in ledger.checkpoints("run"))
     records = [ledger.group_record("run", f"run-{s}-{g}") for s in range(NUM_STEPS) for g in (0, 1)]
-    answers = [line.split() for line in acknowledged.read_text().splitlines() if line.count(" ") == 1]
-    stored = world.records.exists([call for _, call in answers])
-    lost = [rollout for rollout, call in answers if call not in stored]
+    lost = unstored(world, acknowledged)
     folder = world.state / "runs" / "run" / "checkpoints"
     return {
         "digests": {str(step): digest(world, step) for step in kept[-NUM_KEPT:]},
@@ -149,10 +148,18 @@ def books(world: World, acknowledged: Path) -> dict[str, Any]:
         "trained": [record.step for record in records if record.state is GroupState.CONSUMED],
         "state": [str(run.state), run.step, run.lost_steps],
         "left_over": sorted({path.name for path in folder.iterdir()} - {f"{step:06d}" for step in kept}),
-        "answered": len(answers),
+        "answered": len(acknowledged.read_text().splitlines()),
         "unrecorded": len(lost),
         "uncounted": sum(not world.records.was_counted(rollout) for rollout in lost),
     }
+
+
+def unstored(world: World, acknowledged: Path, own: str = "") -> list[str]:
+    """Return the rollouts of answered calls that are not in the store, of this life if `own` begins them."""
+    answers = [line.split() for line in acknowledged.read_text().splitlines() if line.count(" ") == 1]
+    answers = [(rollout, call) for rollout, call in answers if rollout.startswith(own)]
+    stored = world.records.exists([call for _, call in answers])
+    return [rollout for rollout, call in answers if call not in stored]
 
 
 def digest(world: World, step: int) -> str:
