@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -114,6 +115,13 @@ def reference_of(run: str, settings: StepSettings) -> tuple[str, int] | None:
         return None if step is None else (teacher, step)
     has_reference = settings.method == "dpo" or settings.beta > 0
     return (run, settings.reference_step) if has_reference and settings.reference_step is not None else None
+
+
+def derived_seed(seed: object, key: object) -> int:
+    """Return the seed of one rollout, or of one of its turns, that a seed and its place give."""
+    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    # 31 bits: any engine's seed is at least that wide.
+    return int.from_bytes(digest[:4]) >> 1
 
 
 def served_teacher(settings: StepSettings) -> str | None:

@@ -15,6 +15,8 @@ import orjson
 
 from insitu.errors import Unavailable
 
+HERE = "this machine"
+"""The sender of a change that no request made."""
 AUDIT_FILE = "audit.jsonl"
 _MAX_CHARS = 512
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from insitu.access.audit_log import AUDIT_FILE, AuditLog
+from insitu.access.audit_log import AUDIT_FILE, HERE, AuditLog
 from insitu.access.key_file import KEYS_FILE, MAX_KEYS, StoredKey, read_keys, write_keys
 from insitu.access.key_limits import KeyLimits
 from insitu.access.scopes import Scope
@@ -109,7 +109,7 @@ def _changing(state_dir: Path) -> Generator[list[StoredKey]]:
 
 
 def _note(state_dir: Path, change: str, project: str | None) -> None:
-    AuditLog(state_dir / AUDIT_FILE).note(f"user {os.geteuid()}", change, "this machine", project)
+    AuditLog(state_dir / AUDIT_FILE).note(f"user {os.geteuid()}", change, HERE, project)
 
 
 @contextmanager

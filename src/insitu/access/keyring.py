@@ -95,9 +95,8 @@ class Keyring:
             raise Unauthorized(f"the key {ended}", hint=create_hint(found[0].scopes))
         if not valid:
             return None
-        found_key = valid[0]
-        scopes, project = frozenset(found_key.scopes), Project(found_key.project)
-        return Holder(found_key.name, scopes, project, found_key.limits)
+        key = valid[0]
+        return Holder(key.name, frozenset(key.scopes), Project(key.project), key.limits)
 
     def _look(self) -> None:
         """Read the file again if it has changed or was read too long ago."""

@@ -16,7 +16,7 @@ from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from insitu.access.audit_log import AuditLog
+from insitu.access.audit_log import HERE, AuditLog
 from insitu.backend.ledger import Ledger
 from insitu.errors import InsituError
 from insitu.records.old_calls import OldRollout, days
@@ -31,7 +31,6 @@ _MOST_ROLLOUTS = 10_000
 """In one sweep; the next one follows at once."""
 _BATCH_CALLS = 500
 """At most, but for a longer rollout."""
-_SENDER = "this machine"
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +72,7 @@ class Retention:
             return False
         num_calls = sum(len(rollout.call_ids) for rollout in found)
         what = f"{num_calls} of {len(found)} rollouts, older than {days(self._keep_seconds)}"
-        self._audit.note("supervisor", f"calls delete {what}", _SENDER)
+        self._audit.note("supervisor", f"calls delete {what}", HERE)
         calls_before, rollouts_before = self.num_calls, self.num_rollouts
         for batch in _batches(found):
             deleted = await asyncio.to_thread(self._delete, batch, before)

@@ -16,6 +16,7 @@ from insitu.errors import CannotHonour, Conflict
 from insitu.system.durable import write_atomic
 
 NUMBER_FILE = "database.id"
+"""Only in a state directory whose databases are on a PostgreSQL server."""
 
 
 def database_of(state_dir: Path, given: str | None) -> str | None:

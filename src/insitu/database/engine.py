@@ -24,6 +24,9 @@ from insitu.errors import InvalidRequest, Unavailable, one_line
 BUSY_SECONDS = 30.0
 WRITE_OPTION = "insitu_write"
 
+OUTAGES = (OperationalError, InternalError, PoolTimeout)
+"""Failures of the disk, a lock or the server, which may pass (InternalError: the server is read-only)."""
+
 Check = Callable[[Connection, str], None]
 
 
@@ -87,7 +90,7 @@ def cause_of(error: BaseException) -> str:
 def is_outage(error: BaseException) -> bool:
     """Return True if an error of a store, or its cause, is one of the database and may pass by itself."""
     found = error.__cause__ if isinstance(error, Unavailable) else error
-    return isinstance(found, OperationalError | InternalError | PoolTimeout)
+    return isinstance(found, OUTAGES)
 
 
 def unstorable(error: DataError) -> InvalidRequest:

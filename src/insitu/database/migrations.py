@@ -14,11 +14,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from insitu.errors import Conflict
 
+Version = TypeVar("Version", int, str)
 ENVIRONMENT = Path(__file__).parent / "environment"
 NUMBER = sa.Table(
     # As Alembic declares it.
@@ -53,7 +55,7 @@ def bring_up(connection: sa.Connection, schema: Schema, shown_url: str) -> None:
     if found == schema.newest:
         return
     if found is not None and found > schema.newest:
-        raise too_new(schema.name, shown_url, found, schema.newest)
+        raise other_version(schema.name, shown_url, found, schema.newest)
     if found is None and not sa.inspect(connection).get_table_names():
         schema.tables.create_all(connection)
         NUMBER.create(connection)
@@ -69,13 +71,9 @@ def revision_of(connection: sa.Connection) -> str | None:
     return connection.execute(sa.select(NUMBER.c.version_num)).scalar()
 
 
-def too_new(name: str, shown_url: str, found: object, known: object) -> Conflict:
-    """Return the error for a database that a later release wrote."""
-    return other_version(name, shown_url, found, "newer", known)
-
-
-def other_version(name: str, shown_url: str, found: object, age: str, known: object) -> Conflict:
+def other_version(name: str, shown_url: str, found: Version, known: Version) -> Conflict:
     """Return the error for a database that no migration leads to this release."""
+    age = "newer" if found > known else "older"
     return Conflict(
         f"the {name} {shown_url} has schema version {found}, {age} than this insitu's {known}",
         hint="use the insitu release that wrote it, or another state directory",

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -57,8 +56,7 @@ from insitu.wire.message import Message, encode
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
-_admission: ContextVar[Admission] = ContextVar("admission")
-"""Of the request that the running task serves."""
+_ADMISSION = web.RequestKey("admission", Admission)
 
 
 def build_app(settings: Settings) -> web.Application:
@@ -156,7 +154,7 @@ class Gateway:
                 self._guard.authorise(request, holder)
             num_bytes = _body_bytes(request)
             with self.meters.admitted(holder, num_bytes) as admission:
-                _admission.set(admission)
+                request[_ADMISSION] = admission
                 try:
                     return await handler(request)
                 finally:
@@ -183,7 +181,7 @@ class Gateway:
 
     def _handler(self, spoken: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
-            _admission.get().check_tokens()
+            request[_ADMISSION].check_tokens()
             with self.tallies.counted(named_rollout(request)) as ticket:
                 self.caller.refuse_when_full()
                 async with self._bodies.of(request) as data:
@@ -196,7 +194,7 @@ class Gateway:
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             self.caller.refuse_when_full(parsed.num_choices)
-            spend = _admission.get().spend_tokens
+            spend = request[_ADMISSION].spend_tokens
             context = CallContext(
                 protocol, parsed, labels_of(request), new_call_id(), ticket, spend, project=sender
             )

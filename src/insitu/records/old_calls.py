@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from insitu.records.tables import CALLS
+from insitu.records.tables import CALLS, batches
 
 _PAGE = 500
 _DAY_SECONDS = 86_400
@@ -75,15 +75,15 @@ def delete_old(
     """Delete, at once, those of the rollouts that are still old and not referred to; return them."""
     with engine.begin() as connection:
         every = [call_id for rollout in rollouts for call_id in rollout.call_ids]
-        for part in _parts(every):
+        for part in batches(every):
             # On PostgreSQL: wait for calls that are being stored against these, so that they are seen below.
             connection.execute(sa.select(CALLS.c.seq).where(CALLS.c.id.in_(part)).with_for_update())
         names = [rollout.rollout_id for rollout in rollouts if rollout.rollout_id is not None]
         gone = [rollout for rollout in rollouts if rollout.rollout_id is None]
-        for part in _parts(names):
+        for part in batches(names):
             gone += _wholly_old(connection, part, before)
         gone = [rollout for rollout in gone if not any(one in referred for one in rollout.call_ids)]
-        for part in _parts([call_id for rollout in gone for call_id in rollout.call_ids]):
+        for part in batches([call_id for rollout in gone for call_id in rollout.call_ids]):
             connection.execute(sa.delete(CALLS).where(CALLS.c.id.in_(part)))
     return gone
 
@@ -98,8 +98,3 @@ def _wholly_old(connection: sa.Connection, rollout_ids: Sequence[str], before: f
         if row.started_at >= before:
             young.add(row.rollout_id)
     return [OldRollout(name, ids) for name, ids in found.items() if ids and name not in young]
-
-
-def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(values), _PAGE):
-        yield values[start : start + _PAGE]

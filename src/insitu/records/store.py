@@ -33,13 +33,12 @@ from insitu.records.packing import (
     unpack_call,
     unpack_sampling,
 )
-from insitu.records.tables import CALLS, ROLLOUTS, connect
+from insitu.records.tables import CALLS, ROLLOUTS, batches, connect
 from insitu.types import INCOMPLETE, ModelCall
 from insitu.wire.headers import CALL_ID_HEADER
 
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
 _MAX_ROLLOUTS_WITH_TAILS = 50_000
-_IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
 _LISTED_WHEN_MISSING = 20
 
 _TOKEN_COLUMNS = frozenset({CALLS.c.prompt_ids, CALLS.c.output_ids, CALLS.c.logprobs})
@@ -107,7 +106,7 @@ class RecordStore:
         """Return the calls with these ids, in this order; NotFound lists the missing ones."""
         found: dict[str, ModelCall] = {}
         with self._engine.begin() as connection:
-            for part in _batches(list(dict.fromkeys(ids))):
+            for part in batches(list(dict.fromkeys(ids))):
                 found.update(_read_calls(connection, part))
         _check_found(ids, found, self._keep_seconds)
         return [found[call_id] for call_id in ids]
@@ -119,12 +118,12 @@ class RecordStore:
         """
         found: dict[str, CallTokens] = {}
         with self._engine.begin() as connection:
-            for part in _batches(list(dict.fromkeys(ids))):
+            for part in batches(list(dict.fromkeys(ids))):
                 found.update(_read_tokens(connection, CALLS.c.id.in_(part)))
             _check_found(ids, found, self._keep_seconds)
             # Calls before these that are not trained on, if any: all in one more query.
             before = {call.parent_id for call in found.values()} - found.keys() - {None}
-            for part in _batches([call_id for call_id in before if call_id is not None]):
+            for part in batches([call_id for call_id in before if call_id is not None]):
                 found.update(_read_tokens(connection, CALLS.c.id.in_(_ancestors(part))))
         return found
 
@@ -140,7 +139,7 @@ class RecordStore:
         query = sa.select(CALLS.c.id).where(CALLS.c.run == run, CALLS.c.policy_step >= oldest_step, answered)
         with self._engine.begin() as connection:
             ids = connection.execute(query.order_by(CALLS.c.seq)).scalars().all()
-        for part in _batches(ids):
+        for part in batches(ids):
             with self._engine.begin() as connection:
                 found = _read_calls(connection, part)
             yield from (found[call_id] for call_id in part if call_id in found)  # others are deleted by now
@@ -169,7 +168,7 @@ class RecordStore:
         columns = (CALLS.c.id, CALLS.c.rollout_id, CALLS.c.run, CALLS.c.finish_reason, CALLS.c.started_at)
         found: dict[str, CallHead] = {}
         with self._engine.begin() as connection:
-            for part in _batches(ids):
+            for part in batches(ids):
                 for row in connection.execute(sa.select(*columns).where(CALLS.c.id.in_(part))):
                     found[row.id] = CallHead(row.rollout_id, row.run, row.finish_reason, row.started_at)
         return found
@@ -222,11 +221,6 @@ class RecordStore:
         return pack_call(call, shared)
 
 
-def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        yield ids[start : start + _IDS_PER_QUERY]
-
-
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
     return _among(connection, CALLS.c.id, ids)
 
@@ -234,7 +228,7 @@ def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
 def _locked(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
     """Return those of `ids` that are stored; they are not deleted before the transaction ends."""
     found: set[str] = set()
-    for part in _batches(ids):
+    for part in batches(ids):
         query = sa.select(CALLS.c.id).where(CALLS.c.id.in_(part)).with_for_update(read=True)
         found.update(connection.execute(query).scalars())
     return found
@@ -251,7 +245,7 @@ def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[
 def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
     """Return those of `values` that the column holds."""
     found: set[str] = set()
-    for part in _batches(values):
+    for part in batches(values):
         found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from insitu.database.engine import open_engine
 from insitu.database.migrations import Schema
 
+_IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
 metadata = sa.MetaData()
 CALLS = sa.Table(
     "calls",
@@ -44,6 +46,12 @@ ROLLOUTS = sa.Table(
 
 
 RECORDS = Schema("records", metadata, Path(__file__).parent / "versions", "0001")
+
+
+def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield parts that one query may name."""
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]
 
 
 def connect(url: str) -> sa.Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +11,7 @@ from pydantic import SecretStr
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
-from insitu.types import WORKFLOW_FUNCTION
+from insitu.types import WORKFLOW_FUNCTION, derived_seed
 from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 from insitu.workflow.llm import LLMSettings, without_version
 
@@ -93,9 +92,7 @@ def _with_own_seed(options: Mapping[str, object], key: str | None) -> dict[str, 
     seed = options.get("seed")
     if seed is None or key is None:
         return dict(options)
-    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
-    # 31 bits: any engine's seed is at least that wide.
-    return {**options, "seed": int.from_bytes(digest[:4]) >> 1}
+    return {**options, "seed": derived_seed(seed, key)}
 
 
 def gateway_root(base_url: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from tests.support.disk import path_of
+
 Visit = Callable[[str], None]
 _OF_DESCRIPTORS = ("fsync",)
 _OF_PATHS = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir")
@@ -32,7 +34,7 @@ class Changes:
 
     def _of_descriptor(self, name: str, change: Callable[[int], None]) -> Callable[[int], None]:
         def changed(descriptor: int) -> None:
-            path = _path_of(descriptor)
+            path = str(path_of(descriptor))
             if path.startswith(self._folder):
                 self._before(f"{name} {path[len(self._folder) :]}")
             change(descriptor)
@@ -43,7 +45,7 @@ class Changes:
     def _of_path(self, name: str, change: Callable[..., None]) -> Callable[..., None]:
         def changed(path: Any, *args: Any, **kwargs: Any) -> None:
             directory = kwargs.get("dir_fd")
-            full = os.path.join(_path_of(directory) if directory is not None else "", os.fspath(path))
+            full = os.path.join(path_of(directory) if directory is not None else "", os.fspath(path))
             if full.startswith(self._folder):
                 self._before(f"{name} {full[len(self._folder) :]}")
             change(path, *args, **kwargs)
@@ -53,7 +55,3 @@ class Changes:
     def _commit(self, connection: Connection) -> None:
         if str(connection.engine.url.database).endswith("ledger.db"):
             self._before("commit")
-
-
-def _path_of(descriptor: int) -> str:
-    return os.readlink(f"/proc/self/fd/{descriptor}")

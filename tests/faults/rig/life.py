@@ -7,7 +7,6 @@ stand-in that computes with what is published to it, so the same groups give the
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from insitu.backend.ledger import checkpoint_files
 from insitu.backend.plan.engine import Publication
 from insitu.backend.serving import registration
 from insitu.types import GroupState, JobState
+from tests.gates.test_checkpoint_fallback import digest
 from tests.gates.test_device import World, ended, running
 from tests.support.pretended_device import SMALL, StandinScores
 
@@ -160,11 +160,6 @@ def unstored(world: World, acknowledged: Path, own: str = "") -> list[str]:
     answers = [(rollout, call) for rollout, call in answers if rollout.startswith(own)]
     stored = world.records.exists([call for _, call in answers])
     return [rollout for rollout, call in answers if call not in stored]
-
-
-def digest(world: World, step: int) -> str:
-    """Return the SHA-256 of a step's adapter and optimizer."""
-    return hashlib.sha256(b"".join(world.learned("run", step))).hexdigest()
 
 
 def whole_life(state: Path, parts: Parts, acknowledged: Path, result: Path) -> None:

@@ -25,11 +25,12 @@ from pathlib import Path
 
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_file import KEYS_FILE
-from insitu.backend.backup.databases import CALLS, LEDGER, SERVER_MARK, copy_database, on_server
+from insitu.backend.backup.databases import CALLS, LEDGER, copy_database, on_server
 from insitu.backend.backup.files import copy_file, hash_file, regular_files, sync_directories
 from insitu.backend.backup.manifest import BackupManifest, Missing, write_manifest
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
+from insitu.backend.state_database import NUMBER_FILE
 from insitu.errors import Conflict, InsituError, Unavailable
 from insitu.system.durable import make_directories, write_atomic
 from insitu.wire.values import UPLOADED
@@ -50,7 +51,7 @@ def backup_state(state_dir: Path, backup: Path) -> BackupManifest:
         make_directories(backup)
         backup.chmod(0o700)
         missing = _copy_files(state_dir, backup) if served else _copy_databases(state_dir, backup)
-        for name in (KEYS_FILE, SERVER_MARK, *_probes(state_dir)):
+        for name in (KEYS_FILE, NUMBER_FILE, *_probes(state_dir)):
             if (state_dir / name).is_file():
                 copy_file(state_dir / name, backup / name)
         _copy_lines(state_dir / AUDIT_FILE, backup / AUDIT_FILE)

@@ -7,12 +7,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from insitu.backend.state_database import NUMBER_FILE
 from insitu.errors import NotFound, Unavailable
 from insitu.system.durable import sync_path
 
 LEDGER, CALLS = "ledger.db", "calls.db"
-SERVER_MARK = "database.id"
-"""The file of a state directory whose databases are on a PostgreSQL server."""
 _BUSY_SECONDS = 30.0
 
 
@@ -20,7 +19,7 @@ def on_server(state_dir: Path) -> bool:
     """Return True if the databases are not in the directory but on a server, whose own tool copies them."""
     if (state_dir / LEDGER).is_file():
         return False
-    if (state_dir / SERVER_MARK).is_file():
+    if (state_dir / NUMBER_FILE).is_file():
         return True
     raise NotFound(
         f"{state_dir} has no {LEDGER}, so it is not the state of an `insitu serve`",

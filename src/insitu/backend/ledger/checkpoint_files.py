@@ -22,11 +22,11 @@ from typing import TypedDict
 
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
 from insitu.system.durable import sync_path
+from insitu.system.files import files_below, hashed
 from insitu.wire.values import NAME_PATTERN, STORED_PATTERN
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_CHUNK_BYTES = 1 << 20
 _STAGING = ".staging-"
 _DISCARDED = ".discarded-"
 _NUM_NAMES = 4
@@ -176,14 +176,10 @@ def _discard(path: Path) -> None:
 
 def _files(directory: Path) -> list[str]:
     """List the relative names of all regular files but the manifest; reject links and special files."""
-    names: list[str] = []
-    for path in sorted(directory.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise _corrupt(directory, str(path.relative_to(directory)), "is neither a file nor a directory")
-        name = path.relative_to(directory).as_posix()
-        if path.is_file() and name != MANIFEST:
-            names.append(name)
-    return names
+    names = files_below(
+        directory, lambda name: _corrupt(directory, name, "is neither a file nor a directory")
+    )
+    return [name for name in names if name != MANIFEST]
 
 
 def _read_manifest(path: Path, manifest_sha256: str | None) -> Manifest:
@@ -205,13 +201,9 @@ def _read_manifest(path: Path, manifest_sha256: str | None) -> Manifest:
 
 
 def _hash(path: Path) -> FileEntry:
-    digest = hashlib.sha256()
-    size = 0
     with path.open("rb") as opened:
-        while chunk := opened.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"sha256": digest.hexdigest(), "size": size}
+        sha256, size = hashed(opened)
+    return {"sha256": sha256, "size": size}
 
 
 def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpoint:

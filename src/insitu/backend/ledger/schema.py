@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from insitu.database import engine as database
-from insitu.database.migrations import Schema, other_version, too_new
+from insitu.database.migrations import Schema, other_version
 
 SCHEMA_VERSION = 1
 """The number of the newest revision; releases before migrations look at it alone."""
@@ -227,7 +227,5 @@ def _check_version(connection: Connection, shown_url: str) -> None:
     found = connection.execute(select(meta.c.value).where(meta.c.key == "schema_version")).scalar()
     if found is None:
         connection.execute(insert(meta).values(key="schema_version", value=SCHEMA_VERSION))
-    elif found > SCHEMA_VERSION:
-        raise too_new(LEDGER.name, shown_url, found, SCHEMA_VERSION)
-    elif found < SCHEMA_VERSION:
-        raise other_version(LEDGER.name, shown_url, found, "older", SCHEMA_VERSION)
+    elif found != SCHEMA_VERSION:
+        raise other_version(LEDGER.name, shown_url, found, SCHEMA_VERSION)

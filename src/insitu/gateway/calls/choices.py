@@ -11,14 +11,14 @@ a stream each choice is recorded before its own end is sent; if one breaks, so d
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from insitu.gateway.engines.sample import Generated
 from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
 from insitu.gateway.protocols.request import MAX_SEED
+from insitu.types import derived_seed
 
 T = TypeVar("T")
 
@@ -96,12 +96,8 @@ def _with_seed_of_turn(rendered: Rendered, calls_before: int) -> Rendered:
     sampling = rendered.generate["sampling_params"]
     if not calls_before or sampling.get("seed") is None:
         return rendered
-    digest = hashlib.sha256(f"{sampling['seed']}:{calls_before}".encode()).digest()
-    # 31 bits, as in the seed of a rollout.
-    sampling = sampling | {"seed": int.from_bytes(digest[:4]) >> 1}
-    return Rendered(
-        rendered.prompt_ids, rendered.generate | {"sampling_params": sampling}, rendered.from_text
-    )
+    sampling = sampling | {"seed": derived_seed(sampling["seed"], calls_before)}
+    return replace(rendered, generate=rendered.generate | {"sampling_params": sampling})
 
 
 def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
@@ -112,4 +108,4 @@ def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
     if sampling.get("seed") is not None:
         sampling = sampling | {"seed": (sampling["seed"] + index + MAX_SEED) % (2 * MAX_SEED) - MAX_SEED}
     generate = rendered.generate | {"request_id": _numbered(call_id, index), "sampling_params": sampling}
-    return Rendered(rendered.prompt_ids, generate, rendered.from_text)
+    return replace(rendered, generate=generate)

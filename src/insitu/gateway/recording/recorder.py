@@ -16,10 +16,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 
-from sqlalchemy.exc import InternalError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-
-from insitu.database.engine import cause_of
+from insitu.database.engine import OUTAGES, cause_of
 from insitu.errors import DeadlineExceeded, InsituError, attempt
 from insitu.gateway.recording.journal import Journal
 from insitu.gateway.recording.tally import Tally
@@ -29,9 +26,8 @@ from insitu.types import ModelCall
 _log = logging.getLogger(__name__)
 _MAX_BATCH = 256
 _RETRY_SECONDS = 1.0
-_PASSING = (OperationalError, InternalError, PoolTimeout, OSError)
-"""Failures of the disk, a lock or the database server. Any other is the fault of one entry, and would never
-pass. A server that is read-only for a while raises InternalError."""
+_PASSING = (*OUTAGES, OSError)
+"""Any other failure is the fault of one entry, and would never pass."""
 
 
 class Recorder:
