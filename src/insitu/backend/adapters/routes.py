@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.adapters.reader import AdapterReader
+from insitu.backend.api.requests import new_router
 from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
@@ -31,7 +32,7 @@ _UPLOAD_DOCS: JsonObject = {
 
 def adapter_routes(services: Services) -> APIRouter:
     """Build the router."""
-    router = APIRouter(tags=["adapters"])
+    router = new_router("adapters")
     state_dir = services.settings.state_dir
 
     @router.put("/adapters/{sha256}", openapi_extra=_UPLOAD_DOCS, status_code=201)

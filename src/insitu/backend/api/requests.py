@@ -1,4 +1,4 @@
-"""Bounded JSON requests: a size limit before parsing, and a parser that rejects NaN and bad UTF-8."""
+"""Requests: routers, and JSON bodies with a size limit and a parser that rejects NaN and bad UTF-8."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from insitu.backend.api.arriving import arriving
 from insitu.backend.api.settings import Limits
 from insitu.errors import TooLarge
+from insitu.wire.answers import ErrorBody
+
+PREFIX = "/v1"
 
 
 class BoundedRequest(Request):
@@ -31,6 +34,13 @@ class BoundedRequest(Request):
                 raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
         # Starlette itself caches the body it has read here.
         self._body = bytes(body)
+
+
+def new_router(tag: str, prefix: str = PREFIX, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+    """Return a router whose errors are documented."""
+    return APIRouter(
+        prefix=prefix, tags=[tag], route_class=route_class, responses={"default": {"model": ErrorBody}}
+    )
 
 
 def bounded_route(max_bytes: int, limits: Limits) -> type[APIRoute]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from insitu.backend.api.requests import new_router
 from insitu.backend.api.responses import shown, shown_group
 from insitu.backend.api.routes_runs import RunName
 from insitu.backend.api.security import Sender
@@ -35,7 +36,7 @@ _UPLOAD_DOCS: JsonObject = {
 def group_routes(services: Services) -> APIRouter:
     """Build the router."""
     ledger = services.ledger
-    router = APIRouter(tags=["groups"])
+    router = new_router("groups")
 
     @router.put("/runs/{name}/groups/{group_id}", openapi_extra=_UPLOAD_DOCS, status_code=201)
     async def put_group(

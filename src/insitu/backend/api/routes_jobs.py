@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.api.events import admit, parse_last_event_id, stream_events
+from insitu.backend.api.requests import new_router
 from insitu.backend.api.responses import shown
 from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
@@ -33,7 +34,7 @@ JobId = Annotated[str, Depends(_own_job)]
 def job_routes(services: Services) -> APIRouter:
     """Build the router."""
     ledger = services.ledger
-    router = APIRouter(tags=["jobs"])
+    router = new_router("jobs")
 
     @router.get("/jobs/{job_id}")
     def get_job(job_id: JobId, sender: Sender) -> JobInfo:

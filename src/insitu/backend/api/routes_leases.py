@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.requests import bounded_route, new_router
 from insitu.backend.api.responses import shown
 from insitu.backend.api.routes_runs import RunName
 from insitu.backend.api.security import Sender
@@ -21,9 +21,8 @@ LeaseId = Annotated[str, Path(pattern=NAME_PATTERN.pattern)]
 def lease_routes(services: Services) -> APIRouter:
     """Build the router. The supervisor sees a lease in the ledger and loads its version."""
     ledger = services.ledger
-    router = APIRouter(
-        route_class=bounded_route(services.limits.max_body_bytes, services.limits), tags=["leases"]
-    )
+    limits = services.limits
+    router = new_router("leases", route_class=bounded_route(limits.max_body_bytes, limits))
 
     @router.put("/runs/{name}/leases/{lease_id}")
     def take_lease(name: RunName, lease_id: LeaseId, body: LeaseBody, sender: Sender) -> LeaseInfo:

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Path, Query
 
 from insitu.access.projects import Project
-from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.requests import bounded_route, new_router
 from insitu.backend.api.responses import shown
 from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
@@ -40,9 +40,8 @@ _NEWER_SETTINGS = (
 def run_routes(services: Services) -> APIRouter:
     """Build the router; handlers are plain functions, so that blocking ledger calls run in worker threads."""
     ledger = services.ledger
-    router = APIRouter(
-        route_class=bounded_route(services.limits.max_body_bytes, services.limits), tags=["runs"]
-    )
+    limits = services.limits
+    router = new_router("runs", route_class=bounded_route(limits.max_body_bytes, limits))
 
     @router.post("/runs")
     def register_run(body: RunBody, sender: Sender) -> RunInfo:

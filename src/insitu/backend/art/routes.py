@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from insitu.access.projects import Project
 from insitu.backend.api.health import gateway_url, read_status
-from insitu.backend.api.requests import bounded_route
+from insitu.backend.api.requests import bounded_route, new_router
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.security import Sender, key_of
 from insitu.backend.api.settings import Services
@@ -46,9 +46,8 @@ _SHOWN = 3
 def art_routes(services: Services) -> APIRouter:
     """Build the router; paths and responses are ART's."""
     ledger = services.ledger
-    router = APIRouter(
-        route_class=bounded_route(services.limits.max_group_bytes, services.limits), tags=["art"]
-    )
+    limits = services.limits
+    router = new_router("art", prefix="", route_class=bounded_route(limits.max_group_bytes, limits))
 
     @router.get("/healthcheck")
     def healthcheck() -> Done:

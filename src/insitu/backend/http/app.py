@@ -16,6 +16,7 @@ from insitu.access.meters import KeyMeters
 from insitu.backend.adapters.routes import adapter_routes
 from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
+from insitu.backend.api.requests import PREFIX
 from insitu.backend.api.routes_groups import group_routes, upload_schemas
 from insitu.backend.api.routes_jobs import job_routes
 from insitu.backend.api.routes_leases import lease_routes
@@ -25,9 +26,7 @@ from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore, records_url
-from insitu.wire.answers import ErrorBody
 
-PREFIX = "/v1"
 Documented: TypeAlias = dict[str, Any]
 """OpenAPI, as FastAPI takes and makes it."""
 
@@ -61,11 +60,12 @@ def build_api(
     app = _bare_app(lifespan)
     app.state.services = services
     problems.install(app)
-    app.include_router(health_routes(services, app.version))
-    errors: dict[int | str, Documented] = {"default": {"model": ErrorBody}}
-    for routes in (run_routes, adapter_routes, group_routes, job_routes, lease_routes):
-        app.include_router(routes(services), prefix=PREFIX, responses=errors)
-    app.include_router(art_routes(services), responses=errors)
+    routers = [health_routes(services, app.version)]
+    for routes in (run_routes, adapter_routes, group_routes, job_routes, lease_routes, art_routes):
+        routers.append(routes(services))
+    for router in routers:
+        # `include_router` would build every route a second time.
+        app.router.routes.extend(router.routes)
     _document_uploads(app)
     # Added last, hence outermost: nothing behind it is reached without a key.
     app.add_middleware(Door, settings=settings, routes=app.routes, meters=meters)
