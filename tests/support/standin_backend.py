@@ -37,6 +37,7 @@ from insitu.backend.batch import make_batch
 from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
+from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.traffic import Traffic
 from insitu.client import InsituClient
 from insitu.errors import Cancelled
@@ -128,8 +129,8 @@ class StandinBackend:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        checkpoints.remove_leftovers(self._runs_dir)
         self.ledger = stack.enter_context(Ledger(ledger_url(self.state_dir)))
+        remove_leftovers(self.ledger, self._runs_dir)
         self.ledger.requeue_running()
         self.ledger.end_leases("the backend was restarted")
         settings = ApiSettings.with_key(self.state_dir, KEY, _HOST, self.port)

@@ -194,7 +194,7 @@ def test_a_crash_at_any_point_of_commit_leaves_whole_checkpoints_only(
                 checkpoints.commit(staging)
             except Crash:
                 crashes += 1
-        checkpoints.remove_leftovers(runs_dir)
+        checkpoints.remove_unfinished(runs_dir)
         run_dir = runs_dir / "run"
         names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
         assert names in (["000001"], ["000001", "000002"])
@@ -216,7 +216,7 @@ def test_a_crash_at_any_point_of_a_removal_leaves_whole_checkpoints_only(
             _crash_at(patched, point)
             with contextlib.suppress(Crash):
                 checkpoints.remove(runs_dir / "run", 1)
-        checkpoints.remove_leftovers(runs_dir)
+        checkpoints.remove_unfinished(runs_dir)
         left = sorted((runs_dir / "run" / "checkpoints").iterdir())
         assert [path.name for path in left[-2:]] == ["000002", "000003"]
         for path in left:
@@ -235,9 +235,9 @@ def test_an_fsync_that_fails_is_a_failed_commit(tmp_path: Path, monkeypatch: pyt
     assert not checkpoints.checkpoint_path(tmp_path / "run", 1).exists()
 
 
-def test_leftovers_are_removed_and_others_kept(tmp_path: Path) -> None:
+def test_unfinished_ones_are_removed_and_others_kept(tmp_path: Path) -> None:
     path, staging = committed(tmp_path, 1), staged(tmp_path, 2)
-    assert checkpoints.remove_leftovers(tmp_path) == [staging]
+    assert checkpoints.remove_unfinished(tmp_path) == [staging]
     assert path.exists()
-    assert checkpoints.remove_leftovers(tmp_path) == []
-    assert checkpoints.remove_leftovers(tmp_path / "none") == []
+    assert checkpoints.remove_unfinished(tmp_path) == []
+    assert checkpoints.remove_unfinished(tmp_path / "none") == []

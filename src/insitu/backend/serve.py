@@ -45,12 +45,12 @@ from insitu.backend.fleet.ray_door import TOKEN_FILE
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import remove_unused
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
 from insitu.backend.retention import Retention
 from insitu.backend.serving.host import ModelHost
+from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
@@ -179,7 +179,7 @@ class Supervisor:
     async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
         settings, started = self._settings, time.monotonic()
         self._say(f"compute  {settings.device}: {settings.compute.line}")
-        for path in checkpoints.remove_leftovers(settings.runs_dir):
+        for path in remove_leftovers(ledger, settings.runs_dir):
             log.warning("removed %s, left by a crash", path)
         for path in remove_unused(settings.state_dir, ledger.awaited_sources(), interrupted=True):
             log.info("removed the uploaded adapter %s, which nothing starts from", path.name)

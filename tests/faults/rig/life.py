@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.backend.ledger import checkpoint_files
+from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.plan.engine import Publication
 from insitu.backend.serving import registration
+from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.types import GroupState, JobState
 from tests.gates.test_checkpoint_fallback import digest
 from tests.gates.test_device import World, ended, running
@@ -84,7 +85,8 @@ async def live(state: Path, parts: Parts, acknowledged: Path) -> dict[str, Any]:
 
     registration.fall_back = fall_back
     if state.is_dir():
-        checkpoint_files.remove_leftovers(state / "runs")
+        with Ledger(ledger_url(state)) as ledger:
+            remove_leftovers(ledger, state / "runs")
     async with running(state, SMALL, parts.model, parts.scores, parts.publication) as world:
         world.ledger.requeue_running()
         work = asyncio.create_task(

@@ -5,7 +5,7 @@ size and SHA-256 of each. The order of `commit` makes a crash at any point harml
 
     fsync files ─► manifest written, fsynced ─► fsync directories ─► rename ─► fsync parents ─► (ledger row)
 
-Until the rename it is a staging directory, which `remove_leftovers` deletes at the next start. A
+Until the rename it is a staging directory, which `remove_unfinished` deletes at the next start. A
 checkpoint counts only when the ledger names its step *and* its files match the manifest.
 """
 
@@ -147,17 +147,23 @@ def remove(run_dir: Path, step: int) -> bool:
     return True
 
 
-def remove_leftovers(runs_dir: Path) -> list[Path]:
-    """Delete what a crash left behind: staging directories and half-deleted checkpoints. Run at start."""
-    leftovers = [
+def steps_on_disk(run_dir: Path) -> set[int]:
+    """Return the steps that have a directory, whether the ledger names them or not."""
+    found = [path for path in (run_dir / "checkpoints").glob("*") if path.is_dir() and not path.is_symlink()]
+    return {int(path.name) for path in found if path.name.isdecimal()}
+
+
+def remove_unfinished(runs_dir: Path) -> list[Path]:
+    """Delete staging directories and half-deleted checkpoints, which only a crash leaves; return them."""
+    unfinished = [
         path
         for prefix in (_STAGING, _DISCARDED)
         for path in sorted(runs_dir.glob(f"*/checkpoints/{prefix}*"))
         if path.is_dir() and not path.is_symlink()
     ]
-    for path in leftovers:
+    for path in unfinished:
         shutil.rmtree(path)
-    return leftovers
+    return unfinished
 
 
 def _step_of(staging: Path) -> str:
