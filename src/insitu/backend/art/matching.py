@@ -51,6 +51,7 @@ class CallIndex:
         self._run = run
         self._by_logprobs: defaultdict[bytes, list[Found]] = defaultdict(list)
         self._by_words: defaultdict[tuple[bytes, bytes], list[Found]] = defaultdict(list)
+        self._started_at: dict[str, float] = {}
         for call in calls:
             if not call.complete:
                 continue
@@ -68,8 +69,13 @@ class CallIndex:
                 _short(answer),
                 frozenset(_short(m) for m in call.messages or [] if m.get("role") == "assistant"),
             )
+            self._started_at[call.id] = call.started_at
             self._by_logprobs[pack_floats(call.logprobs)].append(found)
             self._by_words[conversation, _digest([answer])].append(found)
+
+    def older_than(self, moment: float) -> set[str]:
+        """Return the ids of the calls that began before `moment`."""
+        return {call_id for call_id, started_at in self._started_at.items() if started_at < moment}
 
     def find(
         self, choice: Fields, before: Sequence[Fields], taken: set[str], later: Found | None = None

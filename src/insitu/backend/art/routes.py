@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import cast
 
@@ -35,6 +36,7 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, DeadlineExceeded, Unavailable
+from insitu.records.old_calls import deleted_hint
 from insitu.types import JobState, RunState, StepSettings
 from insitu.wire.art import ArtModel, DeleteBody, Deleted, Done, PrepareBody, TrainBody, TrainReceipt
 
@@ -93,7 +95,8 @@ def art_routes(services: Services) -> APIRouter:
             raise CannotHonour(
                 f"none of {len(translated.refused)} trajectories can be trained on: "
                 + "; ".join(translated.refused[:_SHOWN]),
-                hint="call the model through this backend's gateway, with logprobs, and send its choices",
+                hint="call the model through this backend's gateway, with logprobs, and send its choices"
+                + deleted_hint(services.limits.max_call_age_seconds),
             )
         for group in translated.groups:
             await run_in_threadpool(ledger.put_group, group, group.id)
@@ -156,11 +159,15 @@ async def _translated(services: Services, name: str, body: TrainBody) -> Transla
         index = CallIndex(run.name, services.records.of_run(run.name, oldest))
         in_use = services.ledger.calls_in_use(run.name, oldest)
         groups, limit = body.trajectory_groups, max_seq_length(run)
-        translated = translate(run.name, groups, index, limit)
+        # Calls beyond this age may be deleted before the group is stored, unless a group holds them already.
+        keep_seconds = services.limits.max_call_age_seconds
+        too_old = set[str]() if keep_seconds is None else index.older_than(time.time() - keep_seconds)
+        too_old -= in_use.keys()
+        translated = translate(run.name, groups, index, limit, too_old=too_old)
         # An earlier call with the same words may have been trained on; the right one is yet to be recorded.
         clashes = translated.clashes(in_use)
         if clashes and last:
-            translated = translate(run.name, groups, index, limit, in_use)
+            translated = translate(run.name, groups, index, limit, in_use, too_old)
         return translated, not translated.refused and not clashes
 
     while True:

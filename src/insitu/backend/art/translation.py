@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -43,11 +43,12 @@ def translate(
     index: CallIndex,
     max_tokens: int | None = None,
     in_use: Iterable[str] = (),
+    too_old: Collection[str] = (),
 ) -> Translated:
     """Replace every choice in the groups by the id of its recorded call.
 
     A group's id is derived from its calls and rewards, so a repeated request names the same groups. Calls
-    `in_use` are not used again.
+    `in_use` are not used again, and those that are `too_old` not at all.
     """
     translated: list[TrajectoryGroup] = []
     refused: list[str] = []
@@ -56,7 +57,7 @@ def translate(
         trajectories: list[Trajectory] = []
         for given in group.trajectories:
             try:
-                trajectories.append(_trajectory(given, index, taken, max_tokens))
+                trajectories.append(_trajectory(given, index, taken, max_tokens, too_old))
             except Refused as reason:
                 refused.append(str(reason))
         if trajectories:
@@ -66,7 +67,11 @@ def translate(
 
 
 def _trajectory(
-    given: ArtTrajectory, index: CallIndex, taken: set[str], max_tokens: int | None
+    given: ArtTrajectory,
+    index: CallIndex,
+    taken: set[str],
+    max_tokens: int | None,
+    too_old: Collection[str],
 ) -> Trajectory:
     found: dict[str, Found] = {}
     for history in given.histories():
@@ -78,6 +83,8 @@ def _trajectory(
     longest = max(call.num_tokens for call in calls)
     if max_tokens is not None and longest > max_tokens:
         raise Refused(f"it has a sequence of {longest} tokens, over max_seq_length {max_tokens}")
+    if old := [call.id for call in calls if call.id in too_old]:
+        raise Refused(f"its call {old[0]} is too old")
     labels = {call.rollout_id for call in calls if call.rollout_id is not None}
     if len(labels) > 1:
         raise Refused(f"its choices are of {len(labels)} different rollouts: {', '.join(sorted(labels))}")

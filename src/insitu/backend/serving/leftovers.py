@@ -1,8 +1,8 @@
 """Remove the checkpoint directories that a crash left behind; run it before anything is written.
 
 A pruned checkpoint leaves the ledger first and the disk afterwards, so a crash between the two leaves its
-directory. Such a step is behind the run's own. Steps ahead of it stay: they were written and not committed, or
-lost, and the next training replaces them. Step 0 stays too: it is never pruned.
+directory. Such a step is behind the run's own. Steps ahead of it stay: they were written and not committed,
+or lost, and the next training replaces them. Step 0 stays too: it is never pruned.
 """
 
 from __future__ import annotations
