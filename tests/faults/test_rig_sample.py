@@ -24,14 +24,14 @@ def swept(results: Path, part: str, every: int, *flags: str) -> dict[str, Any]:
 
 
 def test_a_backend_killed_at_a_change_of_its_disk_learns_the_same(tmp_path: Path) -> None:
-    found = swept(tmp_path, "kills-adapter", 70)
-    assert found["faults"] >= 3
+    found = swept(tmp_path, "kills-adapter", 150)
+    assert found["faults"] >= 1
     assert found["wrong"] == 0, found["said"]
 
 
 def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    found = swept(tmp_path, "power-merged", 97)
-    assert found["faults"] >= 8
+    found = swept(tmp_path, "power-merged", 250)
+    assert found["faults"] >= 4
     assert found["wrong"] == 0, found["said"]
 
 
