@@ -18,7 +18,7 @@ CYCLONEDX := 11.12.0
 AUDITORS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/pip-audit-$(PIP_AUDIT)-cyclonedx-$(CYCLONEDX)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
-.PHONY: postgres lock sbom audit clean
+.PHONY: demo postgres lock sbom audit clean
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -61,6 +61,9 @@ test: setup  ## contract, integration, fault and framework tests: real vLLM, tin
 	# Two lanes: while an engine starts or a test waits, the other lane has a core.
 	$(BIN)/python -m tests.support.lanes tests/contract tests/integration tests/faults tests/frameworks \
 		-v --durations=5 -m 'not sweep'
+
+demo: setup  ## `insitu demo` as a newcomer runs it, in a folder of its own that is removed afterwards
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/insitu demo --dir "$$folder/demo"
 
 sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny

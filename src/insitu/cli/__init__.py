@@ -8,6 +8,7 @@ import sys
 import click
 
 _COMMANDS = {
+    "demo": ("insitu.cli.demo", "Teach a small model to add, all on this machine."),
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),

@@ -1,0 +1,159 @@
+"""Demo: a model, a backend, training, and what it gained.
+
+files in a folder ──► insitu serve ──► insitu finetune ──► held-out reward before and after
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import TextIO
+from urllib.error import HTTPError
+
+from insitu.demo.commands import CONFIG_FILE, Commands, as_typed
+from insitu.demo.figures import Figures, read_answers, read_figures
+from insitu.errors import Conflict, InsituError, InvalidRequest
+from insitu.system.processes import end_child, free_port, spawn
+
+_NEEDED = ("torch", "vllm", "ray", "peft", "gguf")
+_LOG = "serve.log"
+_OUTPUT = "output"
+_READY_SECONDS = 600.0
+_STOP_SECONDS = 60.0
+_SAY_EVERY_SECONDS = 15.0
+_LOG_LINES = 15
+
+Say = Callable[[str], None]
+Cli = (sys.executable, "-m", "insitu.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A folder that holds everything of the demo but the model, which is cached."""
+
+    folder: Path
+    say: Say
+    screen: TextIO
+    """Where the output of the training goes."""
+    overrides: Sequence[tuple[str, str]] = ()
+    """Settings of the training to change."""
+
+    def run(self) -> Figures:
+        """Run all of it, stop the backend, and return what was gained."""
+        began = time.monotonic()
+        check_installed()
+        write_project(self.folder)
+        self.say("[1/3] Model: SmolLM2-135M-Instruct; the first start downloads 96 MB and converts them.")
+        commands = Commands(fetch_model(), self.folder, free_port(), free_port())
+        self.say(f"[2/3] Backend, with its log in {self.folder / _LOG}:\n      {as_typed(commands.serve)}")
+        backend = spawn([*Cli, *commands.serve], self.folder / _LOG)
+        try:
+            self._until_ready(backend, commands.port)
+            training = commands.finetune(self.overrides)
+            self.say(f"[3/3] Training, in {self.folder}:\n      {as_typed(training)}")
+            self._train([*Cli, *training])
+        finally:
+            self.say("      stopping the backend")
+            end_child(backend, _STOP_SECONDS)
+        figures = read_figures(self.folder / _OUTPUT, time.monotonic() - began)
+        self._tell(figures, commands)
+        return figures
+
+    def _until_ready(self, backend: subprocess.Popen[bytes], port: int) -> None:
+        """Wait for the backend, and say from time to time what it waits for."""
+        began = said = time.monotonic()
+        while (cause := _not_ready(f"http://127.0.0.1:{port}/ready")) is not None:
+            now = time.monotonic()
+            if backend.poll() is not None:
+                raise self._broken(f"ended with exit code {backend.returncode}")
+            if now - began > _READY_SECONDS:
+                raise self._broken(f"was not ready after {_READY_SECONDS:.0f} s: {cause}")
+            if now - said > _SAY_EVERY_SECONDS:
+                said = now
+                self.say(f"      {now - began:3.0f} s: {cause}")
+            time.sleep(0.5)
+        self.say(f"      ready after {time.monotonic() - began:.0f} s")
+
+    def _broken(self, what: str) -> InsituError:
+        log = self.folder / _LOG
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return InsituError("\n".join([f"the backend {what}; the last lines of {log}:", *lines]))
+
+    def _train(self, command: Sequence[str]) -> None:
+        with subprocess.Popen(command, cwd=self.folder, stdout=self.screen) as training:
+            try:
+                code = training.wait()
+            except KeyboardInterrupt:
+                training.wait(_STOP_SECONDS)  # the terminal has sent it the signal too
+                raise
+        if code:
+            raise InsituError(
+                f"the training ended with exit code {code}; its reason is above",
+                hint=f"continue with the same command: insitu demo --dir {self.folder}",
+            )
+
+    def _tell(self, figures: Figures, commands: Commands) -> None:
+        """Say what was gained, what is left on the disk, and what to do next."""
+        self.say(f"\n{figures.sentence()}\n")
+        for answers in read_answers(self.folder / _OUTPUT, figures.step):
+            self.say(f"  {answers.question}\n    before: {answers.before}\n    after:  {answers.after}")
+        self.say(f"\nEverything is in {self.folder}; the model is in {commands.model}.")
+        self.say("Nothing runs any more. Look at single rollouts, with every token:")
+        self.say(f"  insitu trajectories list {self.folder / _OUTPUT}")
+        self.say(f"Serve the trained model again, as `adder` at http://127.0.0.1:{commands.gateway_port}/v1:")
+        self.say(f"  {as_typed(commands.serve)}")
+        self.say(
+            f"Your own agent: replace agent.py, reward.py and data in {self.folder}; see docs/finetune.md."
+        )
+
+
+def check_installed() -> None:
+    """Raise InvalidRequest if the backend's packages are missing."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise InvalidRequest(
+            f"the demo trains on this machine and needs {', '.join(missing)}",
+            hint="pip install 'insitu[backend-cpu]'",
+        )
+
+
+def fetch_model() -> Path:
+    """Return the model's directory; the first call downloads it."""
+    from insitu.testing.models import smollm2
+
+    return smollm2()
+
+
+def write_project(folder: Path) -> None:
+    """Copy the demo's files; an earlier demo in the folder is continued."""
+    with as_file(files("insitu.demo") / "project") as own:
+        if (folder / CONFIG_FILE).exists():
+            if (folder / CONFIG_FILE).read_bytes() == (own / CONFIG_FILE).read_bytes():
+                return
+        elif not folder.exists() or not any(folder.iterdir()):
+            copytree(own, folder, dirs_exist_ok=True, ignore=ignore_patterns("__*"))
+            return
+    raise Conflict(
+        f"{folder} holds something other than this demo",
+        hint="choose another folder: insitu demo --dir NAME",
+    )
+
+
+def _not_ready(url: str) -> str | None:
+    """Return why the backend is not ready; None if it is."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own loopback address
+            return None
+    except HTTPError as answer:
+        return "; ".join(json.loads(answer.read())["causes"])
+    except OSError:
+        return "the backend starts"

@@ -1,0 +1,95 @@
+"""Figures: the demo's result, read from the files of its run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from insitu.errors import InsituError
+from insitu.harness.gains.measurement import plus_minus
+
+_SHOWN = 3
+
+
+class Entry(TypedDict):
+    """The fields of a validation that the demo shows."""
+
+    epoch: int
+    step: int
+    avg_reward: float | None
+    standard_error: float
+    gain: dict[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Held-out rewards before and after, and the interval of their difference."""
+
+    before: float
+    before_error: float
+    after: float
+    after_error: float
+    low: float
+    high: float
+    step: int
+    seconds: float
+
+    def sentence(self) -> str:
+        """Say what was gained."""
+        before, after = (
+            plus_minus(self.before, self.before_error, 3),
+            plus_minus(self.after, self.after_error, 3),
+        )
+        return (
+            f"Reward on questions it was not trained on: {before} before, {after} after {self.step} updates "
+            f"({self.after - self.before:+.3f}, 95 % interval {self.low:+.3f} to {self.high:+.3f})."
+        )
+
+
+def read_figures(output: Path, seconds: float) -> Figures:
+    """Read the first validation, and the best one as it was measured again."""
+    history: list[Entry] = json.loads((output / "validation_history.json").read_text())
+    start, best = history[0], history[-1]
+    gain = best.get("gain")
+    if start["avg_reward"] is None or best["avg_reward"] is None or gain is None or gain["low"] is None:
+        raise InsituError(
+            f"the demo's run has no gain with an interval in {output / 'validation_history.json'}",
+            hint=f"see what happened: insitu trajectories list {output}",
+        )
+    return Figures(
+        before=start["avg_reward"],
+        before_error=start["standard_error"],
+        after=best["avg_reward"],
+        after_error=best["standard_error"],
+        low=gain["low"],
+        high=gain["high"],
+        step=best["step"],
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A held-out question with an answer before training and one after it."""
+
+    question: str
+    before: str
+    after: str
+
+
+def read_answers(output: Path, step: int) -> list[Answers]:
+    """Return a few questions with the first answer of each model."""
+    before = dict(_answers(output / "trajectories" / "validation-0000.jsonl"))
+    after = dict(_answers(output / "trajectories" / f"remeasured-{step:06d}.jsonl"))
+    both = [question for question in before if question in after]
+    return [Answers(question, before[question], after[question]) for question in both[:_SHOWN]]
+
+
+def _answers(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield questions and answers, the first sample of a question last."""
+    for line in reversed(path.read_bytes().splitlines()):
+        rollout = json.loads(line)
+        yield str(rollout["input"]), " ".join(str(rollout["output"]).split())
