@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from insitu.errors import InvalidRequest, foreign_code
+from insitu.errors import InvalidRequest, describe, foreign_code
 from insitu.plugins import nearest
+from insitu.user_traceback import with_frames
 
 
 def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
@@ -63,6 +64,6 @@ def _broken(entry: str, module_name: str, error: BaseException) -> InvalidReques
             hint=f"run from the directory that holds it (now {Path.cwd()}), or install its package",
         )
     return InvalidRequest(
-        f"entry `{entry}`: importing `{module_name}` failed: {type(error).__name__}: {error}",
+        with_frames(f"entry `{entry}`: importing `{module_name}` failed: {describe(error)}", error),
         hint=f"try `python -c 'import {module_name}'` in {Path.cwd()}",
     )

@@ -14,6 +14,7 @@ from insitu.datasets.examples import select, to_examples
 from insitu.entry import load_entry
 from insitu.errors import InvalidRequest, describe, foreign_code
 from insitu.plugins import Kind, Parts, register
+from insitu.user_traceback import with_frames
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class CustomDataset(Dataset):
     def _rows(self) -> list[object]:
         path = self._config.file_path
         place = {} if path is None else {"file_path": str(path.expanduser())}
-        with foreign_code(lambda error: InvalidRequest(f"{self._source} raised {describe(error)}")):
+        with foreign_code(self._raised):
             rows = self._function(**place, **self._config.kwargs)
         if not isinstance(rows, (list, tuple)):
             raise InvalidRequest(
@@ -56,6 +57,9 @@ class CustomDataset(Dataset):
                 hint="return a list of dicts or of insitu.datasets.example.Example",
             )
         return list(cast("Sequence[object]", rows))
+
+    def _raised(self, error: BaseException) -> InvalidRequest:
+        return InvalidRequest(with_frames(f"{self._source} raised {describe(error)}", error))
 
     def _checked_rows(self, rows: list[object]) -> list[Mapping[str, object]]:
         checked: list[Mapping[str, object]] = []

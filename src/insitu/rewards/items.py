@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from insitu.rewards.calls import Call
+from insitu.user_traceback import UserTraceback
 
 # `Any` below is the user's own data: evaluators read it without a cast.
 
@@ -39,6 +40,8 @@ class EvalResult:
     error: str | None
     call_rewards: Mapping[str, float]
     """Optional extra reward per model call, by the id of the call; the others count as 0."""
+    traceback: UserTraceback | None
+    """Of the exception behind `error`, if the evaluator raised one."""
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class EvalResult:
         call_rewards: Mapping[str, float] | None = None,
         *,
         step_rewards: Mapping[str, float] | None = None,
+        traceback: UserTraceback | None = None,
     ) -> None:
         """`step_rewards` is the former name of `call_rewards`; give one of them."""
         if step_rewards is not None:
@@ -60,6 +64,7 @@ class EvalResult:
         object.__setattr__(self, "reasoning", reasoning)
         object.__setattr__(self, "error", error)
         object.__setattr__(self, "call_rewards", {} if call_rewards is None else call_rewards)
+        object.__setattr__(self, "traceback", traceback)
 
     @property
     def step_rewards(self) -> Mapping[str, float]:

@@ -14,6 +14,7 @@ from typing import SupportsFloat, SupportsIndex, TypeVar, cast
 from insitu.errors import attempt, describe
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.rewards.items import EvalItem, EvalResult
+from insitu.user_traceback import UserTraceback, user_traceback
 
 Value = TypeVar("Value")
 
@@ -31,7 +32,7 @@ async def score_item(
     try:
         value = await _limited(lambda: evaluator.evaluate_item(item), timeout_seconds)
     except _NoResult as error:
-        return _error(item, str(error))
+        return _error(item, str(error), error.traceback)
     return _checked(item, value)
 
 
@@ -47,7 +48,7 @@ async def score_group(
         given = await _limited(lambda: evaluator.evaluate_group(items), timeout_seconds)
         values = _one_each(given, len(items))
     except _NoResult as error:
-        return [_error(item, str(error)) for item in items]
+        return [_error(item, str(error), error.traceback) for item in items]
     return [_checked(item, value) for item, value in zip(items, values, strict=True)]
 
 
@@ -60,7 +61,7 @@ def to_result(item: EvalItem, value: object) -> EvalResult:
     reasoning = _plain(value.reasoning)
     if value.error is not None:
         reason = str(value.error)[:_MAX_ERROR_CHARACTERS] or "the evaluator gave no reason"
-        return EvalResult(item.id, None, reasoning, reason)
+        return EvalResult(item.id, None, reasoning, reason, traceback=value.traceback)
     rewards = to_call_rewards(item, value.call_rewards)
     return EvalResult(item.id, to_score(value.score), reasoning, call_rewards=rewards)
 
@@ -101,6 +102,10 @@ def to_score(value: object) -> float:
 class _NoResult(Exception):
     """The reason why an evaluator returned nothing that can be used."""
 
+    def __init__(self, reason: str, traceback: UserTraceback | None = None) -> None:
+        super().__init__(reason)
+        self.traceback = traceback
+
 
 async def _limited(start: Callable[[], Awaitable[Value]], timeout_seconds: float | None) -> Value:
     """Await the evaluator in its own task, so that it cannot block ours by refusing to end."""
@@ -117,7 +122,7 @@ async def _limited(start: Callable[[], Awaitable[Value]], timeout_seconds: float
         raise _NoResult("the evaluator cancelled itself")
     error = task.exception()
     if error is not None:
-        raise _NoResult(describe(error)) from error
+        raise _NoResult(describe(error), user_traceback(error)) from error
     return task.result()
 
 
@@ -154,8 +159,8 @@ def _checked(item: EvalItem, value: object) -> EvalResult:
     return attempt(lambda: to_result(item, value), lambda error: _error(item, describe(error)))
 
 
-def _error(item: EvalItem, reason: str) -> EvalResult:
-    return EvalResult(item.id, None, error=reason)
+def _error(item: EvalItem, reason: str, traceback: UserTraceback | None = None) -> EvalResult:
+    return EvalResult(item.id, None, error=reason, traceback=traceback)
 
 
 def _plain(reasoning: object) -> object:

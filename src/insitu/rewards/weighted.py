@@ -82,7 +82,8 @@ def combine(item: EvalItem, results: Mapping[str, EvalResult], weights: Mapping[
     }
     errors = [f"{name}: {result.error}" for name, result in results.items() if result.score is None]
     if errors:
-        return EvalResult(item.id, None, reasoning, "; ".join(errors))
+        traceback = next((each.traceback for each in results.values() if each.traceback), None)
+        return EvalResult(item.id, None, reasoning, "; ".join(errors), traceback=traceback)
     total = sum(weights[name] * (result.score or 0.0) for name, result in results.items())
     rewards: dict[str, float] = {}
     for name, result in results.items():

@@ -19,6 +19,7 @@ from insitu.errors import describe
 from insitu.json_values import JsonValue, parse_json
 from insitu.system.tasks import finish
 from insitu.types import Ending
+from insitu.user_traceback import UserTraceback, user_traceback
 from insitu.workflow.classify import ending_of
 from insitu.workflow.context import WorkflowContext, entered
 from insitu.workflow.outcome import Outcome, WorkflowFailed
@@ -64,22 +65,23 @@ async def _conclude(
     timeout_seconds: float,
     grace_seconds: float,
 ) -> Outcome:
+    traceback: UserTraceback | None = None
     if task.done():
-        ending, output, reason = _judge(task)
+        ending, output, reason, traceback = _judge(task)
     else:
         ending, output = Ending.TIMEOUT, None
         reason = await _stop(task, timeout_seconds, grace_seconds)
     reasons = [reason, *await context.close()]
-    return Outcome(ending, output, "; ".join(filter(None, reasons)), seconds)
+    return Outcome(ending, output, "; ".join(filter(None, reasons)), seconds, traceback)
 
 
-def _judge(task: asyncio.Task[JsonValue]) -> tuple[Ending, JsonValue, str]:
+def _judge(task: asyncio.Task[JsonValue]) -> tuple[Ending, JsonValue, str, UserTraceback | None]:
     if task.cancelled():
-        return Ending.TOOL_ERROR, None, "CancelledError: the agent cancelled itself"
+        return Ending.TOOL_ERROR, None, "CancelledError: the agent cancelled itself", None
     error = task.exception()
     if error is None:
-        return Ending.COMPLETED, task.result(), ""
-    return ending_of(error), None, describe(error)
+        return Ending.COMPLETED, task.result(), "", None
+    return ending_of(error), None, describe(error), user_traceback(error)
 
 
 async def _stop(task: asyncio.Task[JsonValue], timeout_seconds: float, grace_seconds: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from insitu.errors import InsituError
 from insitu.json_values import JsonValue
 from insitu.types import Ending
+from insitu.user_traceback import UserTraceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Outcome:
     """Why it did not complete, and what went wrong during clean-up; empty if nothing did."""
     seconds: float
     """The agent's running time."""
+    traceback: UserTraceback | None = None
+    """Of the exception that ended it, if the agent's code raised one."""
 
 
 class WorkflowFailed(InsituError):

@@ -117,6 +117,7 @@ def finished_rollout(
         output=outcome.output,
         calls=recorded.calls,
         dropped=recorded.dropped,
+        traceback=outcome.traceback,
     )
     return Rollout(
         rollout_id=rollout_id,

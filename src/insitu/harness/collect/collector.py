@@ -20,15 +20,17 @@ from insitu.harness.collect.agent_rollouts import Limits, eval_item
 from insitu.harness.collect.open_groups import OpenGroups, Sizes, size_of
 from insitu.harness.collect.rollout_maker import RolloutMaker
 from insitu.harness.collect.rollout_plan import RolloutPlan
+from insitu.harness.files.failure_causes import FailureCauses
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
 from insitu.harness.interfaces.trajectory_builder import OnGroup
-from insitu.harness.rollouts.rollout import Rollout
+from insitu.harness.rollouts.rollout import InMemory, Rollout
 from insitu.rewards.evaluator import GroupEvaluator
 from insitu.rewards.score import score_group
 from insitu.types import SCORED
+from insitu.user_traceback import UserTraceback
 
 _MAX_REPEATS = 2
 """Of one rollout, if an outage of the gateway cuts it off each time."""
@@ -44,12 +46,15 @@ class Collector:
         limits: Limits,
         progress: Progress,
         redaction: Redaction,
+        causes: FailureCauses | None = None,
     ) -> None:
+        """`causes` may be shared by the collections of a run: each cause is then shown in full once."""
         self._task = task
         self._maker = maker
         self._limits = limits
         self._progress = progress
         self._redaction = redaction
+        self._causes = causes or FailureCauses()
         self._num_repeated = 0
         evaluator = task.evaluator
         self._group_evaluator = evaluator if isinstance(evaluator, GroupEvaluator) else None
@@ -73,6 +78,9 @@ class Collector:
             await self._run_all(open_groups, store, prefix, num_generations, on_group)
         except BaseExceptionGroup as group:
             raise _first(group) from group
+        finally:
+            if causes := self._causes.summary():
+                self._progress.warn("\n".join(["failed rollouts by cause:", *causes]))
         if self._num_repeated:
             self._progress.warn(
                 f"{self._num_repeated} rollouts failed while the gateway could not be reached "
@@ -123,7 +131,9 @@ class Collector:
             self._num_repeated += 1
             num_outages = self._maker.num_outages
             rollout = await self._maker.make(plan)
-        self._keep(rollout, store)
+        rollout = self._redacted(rollout)
+        store.append(rollout)
+        self._note_failure(rollout, store)
         num_tokens, seconds = rollout.figures.num_output_tokens, rollout.seconds or 0.0
         self._progress.rollout_ended(rollout.ending, rollout.reward, num_tokens, seconds)
 
@@ -144,10 +154,23 @@ class Collector:
         items = [eval_item(self._task.examples[index], rollout) for rollout in unscored]
         results = await score_group(evaluator, items, self._limits.evaluator_seconds)
         for rollout, result in zip(unscored, results, strict=True):
-            self._keep(rollout.scored(result), store)
+            scored = self._redacted(rollout.scored(result))
+            store.append(scored)
+            self._note_failure(scored, store)
 
-    def _keep(self, rollout: Rollout, store: RolloutStore) -> None:
-        store.append(replace(rollout, reason=self._redaction.hide(rollout.reason)))
+    def _note_failure(self, rollout: Rollout, store: RolloutStore) -> None:
+        if (shown := self._causes.add(rollout, store.path)) is not None:
+            self._progress.warn(shown)
+
+    def _redacted(self, rollout: Rollout) -> Rollout:
+        hide = self._redaction.hide
+        rollout = replace(rollout, reason=hide(rollout.reason))
+        if rollout.ending in SCORED or (raised := rollout.details().traceback) is None:
+            return rollout
+        frames = tuple(map(hide, raised.frames))
+        hidden = UserTraceback(hide(raised.text), hide(raised.error), frames)
+        details = replace(rollout.details(tokens=True), traceback=hidden)
+        return replace(rollout, source=InMemory(details))
 
 
 def _check_examples(store: RolloutStore, examples: Sequence[Example]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from insitu.harness.collect.agent_rollouts import AgentRollouts, Limits
 from insitu.harness.collect.collector import Collector
 from insitu.harness.collect.open_groups import Sizes, size_of
 from insitu.harness.collect.rollout_maker import RolloutMaker
 from insitu.harness.collect.targets import Targets
+from insitu.harness.files.failure_causes import FailureCauses
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
 from insitu.harness.files.rollout_store import RolloutStore
@@ -50,6 +51,7 @@ class RunRollouts:
     num_generations: Sizes
     given: RolloutMaker | None = None
     """Makes the rollouts for training without the agent; None: the agent makes them."""
+    causes: FailureCauses = field(default_factory=FailureCauses)
 
     async def of_epoch(self, epoch: int, plan: StepPlan | None, on_group: OnGroup | None) -> Groups:
         """Make the rollouts of every training example, or those of one step."""
@@ -124,7 +126,7 @@ class RunRollouts:
             binding.model,
         )
         maker = maker or AgentRollouts(task, targets, run.gateway, limits, run.progress)
-        return Collector(task, maker, limits, run.progress, Redaction(run.config))
+        return Collector(task, maker, limits, run.progress, Redaction(run.config), self.causes)
 
     async def _write_results(self, name: str, store: RolloutStore) -> None:
         config = self.run.config

@@ -13,6 +13,7 @@ from insitu.harness.rollouts.fields import items, members, numbers, optional_num
 from insitu.harness.rollouts.recorded_call import recorded_calls
 from insitu.harness.rollouts.rollout import Rollout, RolloutDetails, RolloutFigures, RolloutSource
 from insitu.types import REWARD_COMPONENTS, Ending
+from insitu.user_traceback import UserTraceback
 
 Line = Mapping[str, object]
 
@@ -42,6 +43,8 @@ def to_line(rollout: Rollout, details: RolloutDetails, tokens: TokenSpan | None 
     }
     if rollout.inline:
         line["inline"] = True
+    if (raised := details.traceback) is not None:
+        line |= {"traceback": raised.text, "raised": {"error": raised.error, "frames": list(raised.frames)}}
     return line if tokens is None else line | {"tokens": asdict(tokens)}
 
 
@@ -84,6 +87,7 @@ def details_of(line: Line) -> RolloutDetails:
         calls=recorded_calls(items(line.get("calls"))),
         dropped=texts(line.get("dropped", line.get("left_out"))),
         call_rewards=_call_rewards(line),
+        traceback=_traceback(line),
     )
 
 
@@ -93,6 +97,14 @@ def tokens_of(line: Line) -> TokenSpan | None:
         return None
     span = members(line["tokens"])
     return TokenSpan(whole(span["offset"]), whole(span["length"]), whole(span["crc32"]))
+
+
+def _traceback(line: Line) -> UserTraceback | None:
+    if line.get("traceback") is None:
+        return None
+    raised = members(line.get("raised"))
+    frames = tuple(map(text, items(raised.get("frames"))))
+    return UserTraceback(text(line["traceback"]), text(raised.get("error") or ""), frames)
 
 
 def _call_rewards(line: Line) -> dict[str, float]:

@@ -17,6 +17,7 @@ from insitu.harness.rollouts.recorded_call import RecordedCall, complete
 from insitu.json_values import as_object
 from insitu.rewards.items import EvalResult
 from insitu.types import REWARD_COMPONENTS, SCORED, Ending
+from insitu.user_traceback import UserTraceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class RolloutDetails:
     """Why each call that is not trained on is not, by call id."""
     call_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     """As the evaluator gave them, by call id."""
+    traceback: UserTraceback | None = None
+    """Of the agent or the evaluator, if one of them raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,9 @@ class Rollout:
     def scored(self, result: EvalResult) -> Rollout:
         """Return it with its reward, or with the reason for none: a failed evaluation is never a 0."""
         if result.error is not None:
-            return replace(self, ending=Ending.EVALUATOR_ERROR, reason=result.error)
+            details = replace(self.details(tokens=True), traceback=result.traceback)
+            failed = replace(self, ending=Ending.EVALUATOR_ERROR, reason=result.error)
+            return replace(failed, source=InMemory(details)) if result.traceback else failed
         given = dict(result.call_rewards)
         details = replace(self.details(tokens=True), reasoning=result.reasoning, call_rewards=given)
         return replace(

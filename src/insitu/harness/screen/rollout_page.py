@@ -60,6 +60,8 @@ def _head(shown: ShownRollout, console: Console) -> Iterator[Text]:
     for name, value in (said | {"reasoning": details.reasoning}).items():
         if value is not None:
             yield from _said_by(name, Text(visible(_plain(value))), console)
+    if details.traceback is not None:
+        yield from _said_by("traceback", Text(visible(details.traceback.text)), console)
 
 
 def _ending(rollout: Rollout) -> str:
