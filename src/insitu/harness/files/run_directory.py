@@ -24,7 +24,7 @@ from typing import IO, Self
 import orjson
 
 from insitu.config.differences import differences, fingerprint
-from insitu.errors import Conflict, InvalidRequest
+from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
@@ -141,7 +141,14 @@ def _make(path: Path) -> None:
         raise InvalidRequest(
             f"{path} is a file", hint="name a directory: -o finetuning.output_dir <directory>"
         )
-    make_directories(path)
+    try:
+        make_directories(path)
+        (path / ".lock").touch()
+    except OSError as error:
+        raise InvalidRequest(
+            f"{path} cannot be written: {describe(error)}",
+            hint="name another directory: -o finetuning.output_dir <directory>",
+        ) from error
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -79,6 +79,18 @@ class BackendSettings(Section):
     engine_args: Arguments = Field(default_factory=dict[str, Scalar])
     server_config: dict[str, object] | None = None
 
+    @field_validator("ip")
+    @classmethod
+    def _host(cls, value: str) -> str:
+        host = value.partition("://")[2] or value
+        host = host.partition("/")[0]
+        host = host.partition(":")[0] if host.count(":") == 1 else host
+        if host != value:
+            raise ValueError(
+                f"is more than a host; write only the host: {host}, and `port` and `tls` beside it"
+            )
+        return value
+
     @field_validator("name", "project")
     @classmethod
     def _names(cls, value: str) -> str:
