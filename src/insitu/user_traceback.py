@@ -32,7 +32,7 @@ class UserTraceback:
 
     @property
     def cause(self) -> tuple[str, str]:
-        """What failures of the same cause share: the type, and the line that raised."""
+        """The type of the error and the line that raised it, by which failures are grouped."""
         return self.error.partition(":")[0], self.frames[-1] if self.frames else self.error
 
     @property
