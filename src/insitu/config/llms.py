@@ -21,7 +21,8 @@ class LLMConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    type_name: Literal["openai"] = Field(alias="_type")
+    type_name: Literal["openai"] = Field(default="openai", alias="_type")
+    """The protocol."""
     model_name: str = Field(min_length=1, validation_alias=AliasChoices("model_name", "model"))
     api_key: SecretStr = SecretStr("")
     base_url: str | None = None

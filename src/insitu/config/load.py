@@ -11,6 +11,9 @@ from pydantic import ValidationError
 
 from insitu import plugins
 from insitu.config.config import Config
+from insitu.config.short.defaults import fill_components, fill_names
+from insitu.config.short.expand import Expanded, expand, long_overrides
+from insitu.config.short.short_form import ShortForm
 from insitu.config.values.document import read_document
 from insitu.config.values.explain import explain, not_finite
 from insitu.config.values.interpolation import interpolate
@@ -30,7 +33,7 @@ class LoadedConfig:
     directory: Path
     """The folder of the file."""
     source: JsonObject = field(repr=False)
-    """The file after interpolation and overrides, before defaults. It holds secrets."""
+    """The file in its long form, after interpolation and overrides. It holds secrets."""
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> LoadedConfig:
@@ -40,15 +43,21 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
     if read.problems:
         raise refusal(str(path), read.problems, hint="export the variable, or give a default")
     plugins.load_entry_points()
-    source = override(read.value, overrides, Config)
-    texts = {at: text for at, text in read.texts.items() if _at(source, at) == _at(read.value, at)}
-    config, source = _validate(source, str(path), texts)
-    return LoadedConfig(config, path, path.resolve().parent, source)
+    given = list(overrides)
+    expanded = expand(read.value, read.texts, given)
+    fill_components(expanded)
+    before = expanded.source
+    expanded.source = override(before, long_overrides(given), ShortForm)
+    expanded.texts = {
+        at: text for at, text in expanded.texts.items() if _at(expanded.source, at) == _at(before, at)
+    }
+    config = _validate(expanded, path, str(path))
+    return LoadedConfig(config, path, path.resolve().parent, expanded.source)
 
 
 def parse_config(source: Mapping[str, object], where: str = "configuration") -> Config:
     """Validate values that are already loaded, with the same errors as for a file."""
-    return _validate(section(dict(source)), where, {})[0]
+    return _validate(expand(section(dict(source)), {}, ()), None, where)
 
 
 def read_text(path: Path) -> str:
@@ -67,11 +76,14 @@ def read_text(path: Path) -> str:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _validate(source: JsonObject, where: str, texts: Mapping[Location, str]) -> tuple[Config, JsonObject]:
-    config, problems = check(source, texts)
+def _validate(expanded: Expanded, path: Path | None, where: str) -> Config:
+    fill_components(expanded)  # again: an override may have enabled finetuning
+    fill_names(expanded, path, os.environ)
+    config, problems = check(expanded.source, expanded.texts)
+    problems = expanded.problems + [expanded.as_written(problem) for problem in problems]
     if config is None or problems:
         raise refusal(where, problems)
-    return config, source
+    return config
 
 
 def check(source: JsonObject, texts: Mapping[Location, str]) -> tuple[Config | None, list[Problem]]:
@@ -84,7 +96,7 @@ def check(source: JsonObject, texts: Mapping[Location, str]) -> tuple[Config | N
             return check(source, {})
         found = {problem.location for problem in problems}
         return None, problems + [
-            each for each in explain(error, Config, source) if each.location not in found
+            each for each in explain(error, ShortForm, source) if each.location not in found
         ]
 
 

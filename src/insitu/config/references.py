@@ -21,7 +21,7 @@ def reference_problems(config: object) -> list[Problem]:
     `target_functions` are not checked: a workflow may label functions while it runs.
     """
     finetuning = _get(config, "finetuning")
-    if not _is_true(_get(finetuning, "enabled")):
+    if not is_true(_get(finetuning, "enabled")):
         return []
     return list(_check(config, finetuning))
 
@@ -32,7 +32,9 @@ def _check(config: object, finetuning: object) -> Iterator[Problem]:
     reward_function = _get(finetuning, "reward_function")
     evaluators = _get(_get(config, "eval"), "evaluators")
     if reward_function is None:
-        yield Problem(("finetuning", "reward_function"), "required when finetuning.enabled is true")
+        known = _keys(evaluators)
+        listed = f"; it names an entry of `eval.evaluators` (it has: {', '.join(known)})" if known else ""
+        yield Problem(("finetuning", "reward_function"), f"required when finetuning.enabled is true{listed}")
     elif (name := _get(reward_function, "name")) is not None:
         yield from _named(name, ("finetuning", "reward_function", "name"), "eval.evaluators", evaluators)
     target = _get(finetuning, "target_model")
@@ -42,7 +44,12 @@ def _check(config: object, finetuning: object) -> Iterator[Problem]:
 
 def _named(name: object, location: tuple[str, ...], section: str, entries: object) -> Iterator[Problem]:
     if name is None:
-        yield Problem(location, f"required when finetuning.enabled is true; it names an entry of `{section}`")
+        known = _keys(entries)
+        yield Problem(
+            location,
+            f"required when finetuning.enabled is true; it names an entry of `{section}`"
+            + (f" (it has: {', '.join(known)})" if known else ""),
+        )
     elif isinstance(name, str) and (known := _keys(entries)) is not None and name not in known:
         yield Problem(
             location,
@@ -62,5 +69,6 @@ def _get(node: object, key: str) -> object:
     return getattr(node, key, None) if mapping is None else mapping.get(key)
 
 
-def _is_true(value: object) -> bool:
+def is_true(value: object) -> bool:
+    """Return True for what the models read as true, before they have."""
     return value is True or str(value).lower() in {"true", "yes", "on", "1"}

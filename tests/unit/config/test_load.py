@@ -184,10 +184,9 @@ eval:
         ("trajectory_builder: builder", "trajectory_builder: bilder", "did you mean `builder`?"),
         (
             "trainer_adapter: adapter",
-            "",
-            "finetuning.trainer_adapter: required when finetuning.enabled is true",
+            "trainer_adapter: adaptor",
+            "`trainer_adapters` has no entry `adaptor`; did you mean `adapter`? (it has: adapter)",
         ),
-        ("reward_function: {name: reward}", "", "finetuning.reward_function: required when"),
         (
             "{name: reward}",
             "{name: rewards}",

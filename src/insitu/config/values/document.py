@@ -43,7 +43,8 @@ def read_document(text: str, where: str) -> JsonObject:
         raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
     if document is None:
         raise InvalidRequest(
-            f"{where}: the file is empty", hint="start with the sections `llms`, `workflow` and `eval`"
+            f"{where}: the file is empty",
+            hint="start with `model`, `agent`, `data` and `reward` (docs/finetune.md)",
         )
     sections = as_object(document)
     if sections is None:

@@ -60,8 +60,10 @@ class RecordedRolloutsConfig(ComponentConfig):
 class BackendSettings(Section):
     """The address of `insitu serve`, and the run's name there."""
 
-    ip: str
-    port: int = Field(ge=1, le=65535)
+    ip: str = "127.0.0.1"
+    """The host of `insitu serve`."""
+    port: int = Field(default=7623, ge=1, le=65535)
+    """The port of its API."""
     tls: bool = False
     """Speak HTTPS. To trust a private authority, set the environment variable SSL_CERT_FILE."""
     name: str = "trainer_run"
@@ -155,7 +157,8 @@ def _scalar(value: object) -> object:
 class AdapterConfig(ComponentConfig):
     """`trainer_adapters.X`."""
 
-    backend: BackendSettings
+    backend: BackendSettings = BackendSettings()
+    """The backend that trains, and the run there."""
     training: Annotated[StepSettings, BeforeValidator(_plain)] = StepSettings()
     """Settings of each update, validated as the backend will."""
     schedule: Schedule | None = None
