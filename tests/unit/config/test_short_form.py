@@ -34,7 +34,8 @@ trajectory_builders:
 trainer_adapters:
   backend:
     _type: insitu
-    backend: {ip: 127.0.0.1, port: 7623, name: adder, base_model: smollm2, api_key: "${INSITU_API_KEY:-default}"}
+    backend:
+      {ip: 127.0.0.1, port: 7623, name: adder, base_model: smollm2, api_key: "${INSITU_API_KEY:-default}"}
 trainers:
   epochs: {_type: insitu}
 finetuning:

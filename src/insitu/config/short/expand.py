@@ -31,7 +31,7 @@ class Expanded:
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def owns(self, section: str) -> bool:
-        """Return True if the section's entry is the short form's: made for it, or named by one of its keys."""
+        """Return True if the section was made here, or one of the short keys names its entry."""
         return section in self.made or any(PLACES[key][0] == section for key in self.written)
 
     def as_written(self, problem: Problem) -> Problem:
