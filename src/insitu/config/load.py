@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from insitu import plugins
 from insitu.config.config import Config
-from insitu.config.short.defaults import fill_components, fill_names
-from insitu.config.short.expand import Expanded, expand, long_overrides
-from insitu.config.short.short_form import ShortForm
+from insitu.config.defaults import fill_components, fill_names
+from insitu.config.expand import Expanded, expand, long_overrides
+from insitu.config.short_form import ShortForm
 from insitu.config.values.document import read_document
 from insitu.config.values.explain import explain, not_finite
 from insitu.config.values.interpolation import interpolate

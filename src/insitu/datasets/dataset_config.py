@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import AliasChoices, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from insitu.config.short.file_types import TYPE_BY_SUFFIX
+from insitu.config.values.file_types import TYPE_BY_SUFFIX
 from insitu.config.values.problems import NOT_HONOURED
 from insitu.errors import InvalidRequest
 from insitu.plugins import ComponentConfig, Kind, Section, find

@@ -9,7 +9,6 @@ from pathlib import Path
 
 MODEL_NAME = "smollm2"
 CONFIG_FILE = "config.yml"
-VALIDATION_FILE = "data/validation.json"
 _STATE = "state"
 _SMALL = ("--max-seq-length", "512", "--max-num-seqs", "64")
 """Short sequences leave memory for everything else on the machine."""
@@ -33,13 +32,12 @@ class Commands:
 
     def finetune(self, overrides: Sequence[tuple[str, str]] = ()) -> list[str]:
         """The training, run in the folder; it also measures the model before and after."""
-        own = [
-            ("llms.adder.base_url", f"http://127.0.0.1:{self.gateway_port}/v1"),
-            ("trainer_adapters.backend.backend.port", str(self.port)),
+        flags = [
+            part
+            for path, value in [("backend.port", str(self.port)), *overrides]
+            for part in ("-o", path, value)
         ]
-        flags = [part for path, value in (*own, *overrides) for part in ("-o", path, value)]
-        files = [f"--config_file={CONFIG_FILE}", f"--validation_dataset={VALIDATION_FILE}"]
-        return ["finetune", *files, "--validation_samples=4", *flags]
+        return ["finetune", f"--config_file={CONFIG_FILE}", "--validation_samples=4", *flags]
 
 
 def as_typed(command: Sequence[str]) -> str:

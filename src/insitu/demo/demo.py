@@ -43,7 +43,7 @@ class Demo:
     folder: Path
     say: Say
     screen: TextIO
-    """Where the output of the training goes."""
+    """Receives the output of the training."""
     overrides: Sequence[tuple[str, str]] = ()
     """Settings of the training to change."""
 

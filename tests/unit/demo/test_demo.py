@@ -18,7 +18,7 @@ from insitu.demo.commands import Commands, as_typed
 from insitu.demo.demo import Demo, check_installed, write_project
 from insitu.demo.figures import read_answers, read_figures
 from insitu.errors import Conflict, InsituError, InvalidRequest
-from insitu.harness.options import with_options
+from insitu.harness.interfaces.settings import AdapterConfig
 from insitu.system.processes import end_child, spawn
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "addition"
@@ -65,12 +65,11 @@ def test_the_commands_are_those_of_the_command_line(tmp_path: Path, monkeypatch:
     command = cli.get_command(None, words[1])  # pyright: ignore[reportArgumentType]
     assert command is not None
     given = command.make_context(words[1], words[2:]).params
-    loaded = with_options(
-        load_config(given["config_file"], given["override"]),
-        {"config_file": "config.yml", "validation_dataset": given["validation_dataset"]},
-    )
+    loaded = load_config(given["config_file"], given["override"])
     assert loaded.config.finetuning.num_epochs == 2
-    assert str(loaded.config.llms["adder"].base_url).rstrip("/") == "http://127.0.0.1:7002/v1"
+    adapter = loaded.config.trainer_adapters["backend"]
+    assert isinstance(adapter, AdapterConfig)
+    assert (adapter.backend.port, adapter.backend.name) == (7001, "adder")
     served = shlex.split(as_typed(COMMANDS.serve))
     command = cli.get_command(None, served[1])  # pyright: ignore[reportArgumentType]
     assert command is not None

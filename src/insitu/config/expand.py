@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from insitu.config.short.short_form import PLACES
-from insitu.config.short.short_values import CannotRead, long_value
+from insitu.config.short_form import PLACES
+from insitu.config.short_values import CannotRead, long_value
 from insitu.config.values.problems import Location, Problem
 from insitu.config.values.tree import put, value_at
 from insitu.json_values import JsonObject, JsonValue, as_object

@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
+from insitu.config.expand import Expanded
 from insitu.config.references import PARTS, is_true
-from insitu.config.short.expand import Expanded
-from insitu.config.short.short_form import ADAPTER, BUILDER, LLM, REWARD, TRAINER
+from insitu.config.short_form import ADAPTER, BUILDER, LLM, REWARD, TRAINER
 from insitu.config.values.problems import Problem
 from insitu.config.values.tree import section
 from insitu.json_values import JsonObject, JsonValue, as_object
 
 NATIVE = "insitu"
 NUM_GENERATIONS, MAX_CONCURRENCY = 8, 64
-"""What leaving them out means in the short form; in the long form the defaults of their models apply."""
+"""Defaults of the short form; in the long form those of the models apply."""
 _OWN_NAMES = {"trainer": TRAINER, "trajectory_builder": BUILDER, "trainer_adapter": ADAPTER}
 _SAYS_NOTHING = frozenset({"", "config", "configuration", "finetune", "insitu", "output", "outputs"})
 """Names that the files and folders of many projects share."""

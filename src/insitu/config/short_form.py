@@ -19,7 +19,8 @@ class ShortForm(Config):
     agent: str | WorkflowEntry | None = None
     """The agent: `module:function`, the URL of a service, or a mapping as in `workflow`."""
     data: str | DatasetEntry | None = None
-    """The examples: a file, `module:function` that returns rows, or a mapping as in `eval.general`."""
+    """The examples: a file, `module:function` that returns rows, or a mapping as in
+    `eval.general.dataset`."""
     validation: str | None = None
     """A file of held-out examples, measured before, during and after the training."""
     reward: str | EvaluatorEntry | None = None

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from insitu import plugins
-from insitu.config.short.file_types import TYPE_BY_SUFFIX
+from insitu.config.values.file_types import TYPE_BY_SUFFIX
 from insitu.config.values.secret import shown
 from insitu.json_values import JsonObject, JsonValue
 from insitu.plugins import Kind

@@ -1,1 +1,0 @@
-"""The short form of a file: keys for the usual sections, and defaults for what may be left out."""
