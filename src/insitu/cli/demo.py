@@ -26,11 +26,13 @@ def demo(folder: Path, as_json: bool) -> None:
     the files are in one folder. Exit codes: 0 trained, 1 failed, 130 interrupted.
     """
     import json
+    import signal
     import sys
     from dataclasses import asdict
 
     from insitu.demo.demo import Demo
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the backend then too
     screen = sys.stderr if as_json else sys.stdout
     figures = Demo(folder.resolve(), lambda line: click.echo(line, file=screen), screen).run()
     if as_json:

@@ -22,7 +22,7 @@ from urllib.error import HTTPError
 from insitu.demo.commands import CONFIG_FILE, Commands, as_typed
 from insitu.demo.figures import Figures, read_answers, read_figures
 from insitu.errors import Conflict, InsituError, InvalidRequest
-from insitu.system.processes import end_child, free_port, spawn
+from insitu.system.processes import end_child, free_port, guarded, spawn
 
 _NEEDED = ("torch", "vllm", "ray", "peft", "gguf")
 _LOG = "serve.log"
@@ -89,12 +89,14 @@ class Demo:
         return InsituError("\n".join([f"the backend {what}; the last lines of {log}:", *lines]))
 
     def _train(self, command: Sequence[str]) -> None:
-        with subprocess.Popen(command, cwd=self.folder, stdout=self.screen) as training:
-            try:
-                code = training.wait()
-            except KeyboardInterrupt:
-                training.wait(_STOP_SECONDS)  # the terminal has sent it the signal too
-                raise
+        # In a session of its own: a Ctrl-C comes here alone, and is passed on once.
+        training = subprocess.Popen(
+            guarded(command), cwd=self.folder, stdout=self.screen, start_new_session=True
+        )
+        try:
+            code = training.wait()
+        finally:
+            end_child(training, _STOP_SECONDS)
         if code:
             raise InsituError(
                 f"the training ended with exit code {code}; its reason is above",

@@ -40,6 +40,11 @@ def die_with_parent() -> None:
         raise OSError("prctl(PR_SET_PDEATHSIG) was refused by the kernel")
 
 
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return the command under the guard, which lets the kernel kill it when this process dies."""
+    return [sys.executable, "-m", _GUARD, str(os.getpid()), *command]
+
+
 def spawn(
     command: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
@@ -48,10 +53,9 @@ def spawn(
     The guard runs in the child before the command, so no code runs between fork and exec in this process.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    guarded = [sys.executable, "-m", _GUARD, str(os.getpid()), *command]
     with log_path.open("ab") as log:
         return subprocess.Popen(
-            guarded,
+            guarded(command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -128,6 +128,22 @@ def test_a_training_that_fails_names_the_next_command(tmp_path: Path) -> None:
         )
 
 
+def test_an_interruption_stops_the_training_with_one_signal(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, time\n"
+        "def stop(*_):\n"
+        "    open('signals', 'a').write('x')\n"
+        "    time.sleep(0.3)\n"
+        "    raise SystemExit(130)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(30)\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Demo(tmp_path, print, sys.__stdout__ or sys.stdout)._train([sys.executable, "-c", script])  # pyright: ignore[reportPrivateUsage]
+    assert (tmp_path / "signals").read_text() == "x"
+
+
 def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("vllm", "ray") else object())
     with pytest.raises(InvalidRequest, match=r"(?s)needs vllm, ray.*pip install 'insitu\[backend-cpu\]'"):
