@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
 from insitu.config.dump import dump_config
@@ -30,7 +32,7 @@ from insitu.harness.loop.step_collection import check_many_steps
 from insitu.harness.loop.validation import check_samples
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
-from insitu.harness.screen.summary import Summary
+from insitu.harness.screen.summary import ADAPTER_CONFIG, BASE_MODEL, Summary
 from insitu.plugins import Kind
 from insitu.wire.transport import PATIENT
 
@@ -179,8 +181,17 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         error_after=errors.get(state.step) if state.step else None,
         best_remeasured=_remeasured(state),
         gain=gain.sentence("step 0", f"step {best.step}") if gain and best else "",
+        base_path=_base_path(best.path if best else None),
         verdict=_verdict(state),
     )
+
+
+def _base_path(checkpoint: str | None) -> str | None:
+    """Return the base model that a checkpoint on this machine names."""
+    file = Path(checkpoint or "") / "adapter" / ADAPTER_CONFIG
+    if checkpoint is None or not file.is_file():
+        return None
+    return str(json.loads(file.read_bytes())[BASE_MODEL])
 
 
 def _remeasured(state: LoopState) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.summary import Summary, exit_code, lines
@@ -65,16 +67,30 @@ def test_the_curl_line_asks_the_newest_step_which_is_always_served() -> None:
 
 
 def test_the_vllm_line_is_quoted_and_survives_odd_paths() -> None:
-    words = _command(GOOD, "vllm")
+    words = _command(replace(GOOD, base_path="/models/my small one"), "vllm")
     assert words == [
-        *("vllm", "serve", "Qwen/Qwen2.5-3B-Instruct", "--enable-lora", "--lora-modules"),
+        *("vllm", "serve", "/models/my small one", "--enable-lora", "--lora-modules"),
         "adder=/data/my runs/adder/checkpoints/000015/adapter",
     ]
     # What has a comma is JSON to vLLM.
-    odd = _command(replace(GOOD, checkpoint_path="/a,b'c"), "vllm")
+    odd = _command(replace(GOOD, base_path="/m", checkpoint_path="/a,b'c"), "vllm")
     assert json.loads(odd[-1]) == {"name": "adder", "path": "/a,b'c/adapter"}
     large = _command(replace(GOOD, lora_rank=48), "vllm")
     assert large[large.index("--max-lora-rank") + 1] == "64"
+
+
+def test_elsewhere_the_vllm_line_reads_the_base_model_from_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "it's here"
+    (checkpoint / "adapter").mkdir(parents=True)
+    config = checkpoint / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": "/models/my small one"}))
+    (line,) = [line for line in lines(replace(GOOD, checkpoint_path=str(checkpoint))) if "vllm serve" in line]
+    printed = line.strip().replace("vllm serve", "printf '%s\\n'", 1)
+    words = subprocess.run(
+        ["sh", "-c", printed], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert words[:2] == ["/models/my small one", "--enable-lora"]
+    assert words[-1] == f"adder={checkpoint}/adapter"
 
 
 def test_a_failure_starts_with_the_reason_and_says_how_to_go_on() -> None:

@@ -12,6 +12,8 @@ from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.safe_output import printable
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
+ADAPTER_CONFIG, BASE_MODEL = "adapter_config.json", "base_model_name_or_path"
+"""The file of an adapter, and its field, that say which model it belongs to."""
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Values that `--max-lora-rank` accepts; the default is 16."""
 
@@ -38,6 +40,7 @@ class Summary:
     checkpoint_path: str | None
     """Directory of the best checkpoint, on the backend's machine."""
     base_model: str
+    """As the backend names it."""
     model_name: str
     gateway_url: str
     output_dir: str
@@ -52,6 +55,8 @@ class Summary:
     """The reward of the best step when it was measured again, with its standard error."""
     gain: str = ""
     """The comparison of the best step with the model before training; empty if it was not measured."""
+    base_path: str | None = None
+    """Directory or hub id of the base model; None if the checkpoint's files are on another machine."""
     verdict: str = ""
     """The last one, in a sentence; empty if no step is over."""
 
@@ -152,9 +157,16 @@ def _vllm(summary: Summary) -> str:
         module = json.dumps({"name": name, "path": path})
     rank = next((rank for rank in _VLLM_RANKS if rank >= summary.lora_rank), summary.lora_rank)
     limit = [] if rank == _VLLM_RANKS[0] else ["--max-lora-rank", str(rank)]
-    return shlex.join(
-        ["vllm", "serve", summary.base_model, "--enable-lora", *limit, "--lora-modules", module]
-    )
+    flags = shlex.join(["--enable-lora", *limit, "--lora-modules", module])
+    return f"vllm serve {_base(summary, path)} {flags}"
+
+
+def _base(summary: Summary, adapter: str) -> str:
+    """Return the base model as a word of the command; the name that the backend serves it by may be none."""
+    if summary.base_path is not None:
+        return shlex.quote(summary.base_path)
+    script = f"import json; print(json.load(open({f'{adapter}/{ADAPTER_CONFIG}'!r}))[{BASE_MODEL!r}])"
+    return f'"$(python3 -c {shlex.quote(script)})"'
 
 
 def _count(number: int, noun: str) -> str:
