@@ -58,7 +58,8 @@ def environment(project: Path, **more: str) -> dict[str, str]:
 
 
 async def dry_run(project: Path, **more: str) -> tuple[int | None, str]:
-    command = [sys.executable, "-m", "insitu.cli", "finetune", "--config_file=config.yml", "--dry-run"]
+    command = [sys.executable, "-m", "insitu.cli", "finetune", "--config_file=config.yml"]
+    command += ["--dry-run", "--show-config"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, cwd=project, env=environment(project, **more), stdout=pipe, stderr=asyncio.subprocess.STDOUT

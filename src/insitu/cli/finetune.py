@@ -71,8 +71,17 @@ Result = TypeVar("Result")
     help="Temperature of validations, 0 for greedy answers. Default: that of `llms`.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would run, without running it.")
+@click.option(
+    "--show-config",
+    is_flag=True,
+    help="With --dry-run: print the whole configuration too, with every default and without secrets.",
+)
 def finetune(
-    config_file: Path, override: tuple[tuple[str, str], ...], dry_run: bool, **given: str | float | None
+    config_file: Path,
+    override: tuple[tuple[str, str], ...],
+    dry_run: bool,
+    show_config: bool,
+    **given: str | float | None,
 ) -> None:
     """Run your agent on a dataset, score its answers, train its model, and repeat.
 
@@ -85,11 +94,13 @@ def finetune(
     from insitu.config.load import load_config
     from insitu.harness.options import with_options
 
+    if show_config and not dry_run:
+        raise click.UsageError("--show-config needs --dry-run")
     loaded = with_options(load_config(config_file, override), {"config_file": str(config_file), **given})
     if dry_run:
         from insitu.harness.dry_run import dry_run as check
 
-        sys.exit(0 if asyncio.run(check(loaded, click.echo)) else 1)
+        sys.exit(0 if asyncio.run(check(loaded, click.echo, show_config=show_config)) else 1)
     sys.exit(_run(loaded))
 
 

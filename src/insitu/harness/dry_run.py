@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from insitu.config.dump import dump_config, to_yaml
 from insitu.config.load import LoadedConfig
+from insitu.datasets.overlap import overlap_note
 from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
@@ -37,10 +38,14 @@ class _Checks:
         return value
 
 
-async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
-    """Print the resolved configuration, the checks and what would run; return True if all checks passed."""
-    say(to_yaml(dump_config(loaded.config)).rstrip())
-    say("")
+async def dry_run(loaded: LoadedConfig, say: Say, *, show_config: bool = False) -> bool:
+    """Print the checks and what would run; return True if all checks passed.
+
+    With `show_config`, the resolved configuration comes first.
+    """
+    if show_config:
+        say(to_yaml(dump_config(loaded.config)).rstrip())
+        say("")
     checks = _Checks(say)
     async with Assembly(loaded) as parts:
         made = await checks.check("components", build_components(parts), lambda _: "built")
@@ -56,7 +61,8 @@ async def dry_run(loaded: LoadedConfig, say: Say) -> bool:
                 lambda v: _found(v) if v else "none asked for",
             )
             await checks.check("plan", _planned(loaded, made, task), str)
-        for note in parts.notes:
+        shared = overlap_note(task.examples, validation.examples) if task and validation else None
+        for note in [*parts.notes, *([shared] if shared else [])]:
             say(f"note    {note}")
         await checks.check("backend", _backend(made), str)
         if task is not None:

@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from insitu.config.dump import dump_config
 from insitu.config.load import LoadedConfig
+from insitu.datasets.overlap import overlap_note
 from insitu.errors import InsituError, InvalidRequest
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
@@ -33,6 +34,7 @@ from insitu.harness.loop.validation import check_samples
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.screen.summary import ADAPTER_CONFIG, BASE_MODEL, Summary
+from insitu.json_values import as_object
 from insitu.plugins import Kind
 from insitu.wire.transport import PATIENT
 
@@ -98,6 +100,8 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
         run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
         for note in parts.notes:
             progress.info(note)
+        if validation and (shared := overlap_note(training.examples, validation.examples)):
+            progress.warn(shared)
         return await _run(run, made, resume_command)
 
 
@@ -191,7 +195,8 @@ def _base_path(checkpoint: str | None) -> str | None:
     file = Path(checkpoint or "") / "adapter" / ADAPTER_CONFIG
     if checkpoint is None or not file.is_file():
         return None
-    return str(json.loads(file.read_bytes())[BASE_MODEL])
+    found = (as_object(json.loads(file.read_bytes())) or {}).get(BASE_MODEL)
+    return found if isinstance(found, str) else None
 
 
 def _remeasured(state: LoopState) -> str:

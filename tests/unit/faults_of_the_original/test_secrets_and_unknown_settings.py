@@ -106,7 +106,7 @@ async def test_fault_18_secrets_are_written_nowhere(tmp_path, monkeypatch):
     async with open_bench(tmp_path, monkeypatch) as bench:
         (bench.project.path / "small_agent.py").write_text(AGENT)
         bench.project.configure(**secrets(bench.backend.gateway_url))
-        planned = await run_with_secrets(bench, "--dry-run")
+        planned = await run_with_secrets(bench, "--dry-run", "--show-config")
         assert planned.returncode == 0, planned.stdout + planned.stderr
         assert found_in(planned.stdout + planned.stderr) == []
         assert "**********" in planned.stdout

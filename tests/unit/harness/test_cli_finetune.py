@@ -50,6 +50,8 @@ def test_a_signal_before_the_run_has_begun_is_an_interruption(
 def test_wrong_usage_and_wrong_configuration(project: Project) -> None:
     usage = project.run("--no-such-option")
     assert (usage.returncode, "No such option" in usage.stderr) == (2, True)
+    alone = project.run("--show-config")
+    assert (alone.returncode, "--show-config needs --dry-run" in alone.stderr) == (2, True)
     wrong = project.run("-o", "finetuning.num_epoch", "3")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("error: ")

@@ -184,3 +184,4 @@ async def test_a_dry_run_tells_the_rewards(tmp_path: Path, monkeypatch: pytest.M
         said: list[str] = []
         assert await dry_run(bench.loaded(), said.append)
         assert "rewards of failed rollouts: context_overflow -0.5, timeout 0.25" in "\n".join(said)
+        assert "_type:" not in "\n".join(said), "the checks are not preceded by the configuration"
