@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from insitu.cli.state_dir import state_dir_of, state_dir_option
+from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 _MIB = 1 << 20
 

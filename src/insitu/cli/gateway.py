@@ -6,7 +6,7 @@ from typing import Unpack
 
 import click
 
-from insitu.cli.listener_options import ListenerOptions, listener_options
+from insitu.cli.options.listener_options import ListenerOptions, listener_options
 
 
 @click.command(name="gateway")

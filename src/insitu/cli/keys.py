@@ -9,8 +9,8 @@ import click
 
 from insitu.access.key_limits import MOST, MOST_REQUESTS, KeyLimits
 from insitu.access.scopes import Scope
-from insitu.cli.durations import seconds_of
-from insitu.cli.state_dir import state_dir_of, state_dir_option
+from insitu.cli.options.durations import seconds_of
+from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 _requests = click.IntRange(1, MOST_REQUESTS)
 _amount = click.IntRange(1, MOST)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from insitu.cli.plan_options import PlanOptions, Size, device_of, plan_options, wanted_of
+from insitu.cli.options.plan_options import PlanOptions, Size, device_of, plan_options, wanted_of
 
 if TYPE_CHECKING:
     from insitu.backend.plan.machine import Machine

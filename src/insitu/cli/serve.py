@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from insitu.cli.durations import seconds_of
-from insitu.cli.listener_options import ListenerOptions, listener_options
-from insitu.cli.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
-from insitu.cli.state_dir import state_dir_of, state_dir_option
+from insitu.cli.options.durations import seconds_of
+from insitu.cli.options.listener_options import ListenerOptions, listener_options
+from insitu.cli.options.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
+from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
     from insitu.backend.plan.fit import Plan

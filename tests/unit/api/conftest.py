@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from insitu.backend.api.settings import ApiSettings, Limits
@@ -48,6 +51,24 @@ def records(tmp_path: Path) -> Iterator[RecordStore]:
 def app(tmp_path: Path, ledger: Ledger, records: RecordStore) -> FastAPI:
     settings = replace(ApiSettings.with_key(tmp_path, KEY), limits=LIMITS)
     return build_api(settings, ledger=ledger, records=records)
+
+
+def free_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+@pytest.fixture
+async def server(app: FastAPI) -> AsyncIterator[str]:
+    sock = free_socket()
+    running = uvicorn.Server(uvicorn.Config(app, log_config=None, http="h11", lifespan="off"))
+    task = asyncio.create_task(running.serve(sockets=[sock]))
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    app.state.services.stopping = True
+    running.should_exit = True
+    await asyncio.wait_for(task, 30)
+    sock.close()
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
 from insitu.backend.ledger import Ledger
 from insitu.client import InsituClient, RetryPolicy
@@ -26,27 +23,9 @@ from insitu.errors import (
 )
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, Trajectory, TrajectoryGroup
 
-from .conftest import KEY
+from .conftest import KEY, free_socket
 
 FAST = RetryPolicy(max_attempts=6, first_seconds=0.01, most_seconds=0.05)
-
-
-def free_socket() -> socket.socket:
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    return sock
-
-
-@pytest.fixture
-async def server(app: FastAPI) -> AsyncIterator[str]:
-    sock = free_socket()
-    running = uvicorn.Server(uvicorn.Config(app, log_config=None, http="h11", lifespan="off"))
-    task = asyncio.create_task(running.serve(sockets=[sock]))
-    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    app.state.services.stopping = True
-    running.should_exit = True
-    await asyncio.wait_for(task, 30)
-    sock.close()
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ class Registrar:
             raise CannotHonour(
                 f"run {run.name} cannot be served: merged publication serves the weights of one run "
                 f"at a time, now {other}",
-                hint=f"close {other} first, or serve with --publication adapter",
+                hint=f"close it: insitu runs close {other}; or serve with --publication adapter",
             )
         base = self._base_engine(run)
         wanted = self._registered(base, run)
@@ -153,7 +153,7 @@ class Registrar:
             raise CannotHonour(
                 f"run {run.name} needs an engine with other settings than {named}: "
                 f"{difference(current, wanted)}",
-                hint="remove these arguments, or close the other runs first",
+                hint="remove these arguments, or close the other runs: insitu runs close NAME",
             )
         return wanted
 
