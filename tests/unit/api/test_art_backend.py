@@ -19,7 +19,6 @@ from insitu.types import ModelCall
 from tests.unit.api.conftest import KEY
 
 from .test_art_routes import ASKED, finish, trained
-from .test_client import server as server
 
 
 @dataclass
