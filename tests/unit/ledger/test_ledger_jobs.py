@@ -42,6 +42,26 @@ def test_fifty_concurrent_duplicates_make_one_job(ledger: Ledger, make_group):
     assert len(ledger.events_since(made[0], 0)) == 1
 
 
+class CountedId(str):
+    """A group's id that counts how often it is compared."""
+
+    __slots__ = ()
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.num_compared += 1
+        return str.__eq__(self, other)
+
+
+def test_groups_named_twice_are_found_without_comparing_all_with_all(ledger: Ledger):
+    """The write lock is held meanwhile."""
+    named = [CountedId(f"g{n // 2}") for n in range(1000)]
+    with pytest.raises(InvalidRequest, match="named twice"):
+        ledger.create_job("run", "k", named, SETTINGS, "h")
+    assert CountedId.num_compared < 20 * len(named)
+
+
 def test_fifty_rivals_for_one_group_make_one_job(ledger: Ledger, make_group):
     ledger.put_group(make_group("g"), "hash")
 
