@@ -39,8 +39,8 @@ RESPONSE_ITEMS = [
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "o"},
-    {"type": "item_reference", "id": "x"},
 ]
+ITEM_REFERENCE = {"type": "item_reference", "id": "x"}
 BLOCKS = [
     {"role": "user", "content": [{"type": "text", "text": "u"}]},
     {
@@ -71,6 +71,7 @@ REQUESTS: list[tuple[CallProtocol, dict[str, Any]]] = [
             "tool_choice": {"type": "function", "name": "f"},
         },
     ),
+    (ResponsesProtocol(), {"input": [*RESPONSE_ITEMS, ITEM_REFERENCE]}),
     (
         MessagesProtocol(),
         {"messages": BLOCKS, "system": [{"type": "text", "text": "s"}], "max_tokens": 5, "seed": 1}
@@ -96,6 +97,19 @@ def put(body: dict[str, Any], path: list[Any], value: Any) -> dict[str, Any]:
         at = at[key]
     at[path[-1]] = value
     return changed
+
+
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case[0].name)
+def test_the_requests_are_accepted_before_a_value_is_changed(
+    case: tuple[CallProtocol, dict[str, Any]],
+) -> None:
+    """A request that is rejected as it is would hide what its other values do."""
+    protocol, body = case
+    if ITEM_REFERENCE in body.get("input", []):
+        with pytest.raises(InvalidRequest, match="refers to 'x'"):
+            protocol.parse({"model": "tiny", **body}, LIMITS)
+    else:
+        protocol.parse({"model": "tiny", **body}, LIMITS)
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case[0].name)

@@ -89,6 +89,15 @@ async def test_a_gateway_without_a_count_is_said_to_have_none() -> None:
     )
 
 
+@pytest.mark.parametrize(("seen", "ending"), [(1, Ending.COMPLETED), (None, Ending.INFRASTRUCTURE)])
+async def test_a_rollout_without_a_count_of_its_calls_is_not_trained_on(
+    seen: int | None, ending: Ending
+) -> None:
+    """After a restart of the gateway, nobody knows whether the calls on record are all of them."""
+    calls = await read_rollout(ScriptedGatewayClient(RolloutRecord([call("a")], seen)), TARGETS, "r")
+    assert calls.corrected(Outcome(Ending.COMPLETED, "said", "", 0.0)).ending is ending
+
+
 async def test_a_call_that_is_being_recorded_is_waited_for() -> None:
     broken = call("b", finish_reason="cancelled")
     late = [

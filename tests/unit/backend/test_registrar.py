@@ -1,0 +1,115 @@
+"""The registrar brings back what a registration replaced in vain, and runs whose last step is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="the registrar starts engines, which are Ray actors")
+
+from insitu.backend.ledger.rows import Run
+from insitu.backend.plan.compute import Compute
+from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.serving import registration
+from insitu.backend.serving.host import DamagedStep
+from insitu.backend.serving.registration import Registrar
+from insitu.errors import CannotHonour, ChildFailed
+
+
+class StandinHost:
+    """Starts, unless its engine may have too many sequences at once."""
+
+    def __init__(self, settings: ServeSettings, engine: EngineSettings, *_: object) -> None:
+        self.settings, self.engine = settings, engine
+        self.is_running = False
+        self.replicas = SimpleNamespace(joined=list)
+
+    async def start(self) -> None:
+        if self.engine.max_num_seqs == 1000:
+            raise ChildFailed("the engine ended at its start")
+        self.is_running = True
+
+    async def stop(self) -> None:
+        self.is_running = False
+
+
+class StandinTraffic:
+    async def push(self) -> None:
+        """Nobody listens."""
+
+
+async def fits(*_: object) -> None:
+    """Accept every placement."""
+
+
+async def fits_nowhere(*_: object) -> None:
+    raise CannotHonour("more GPUs than there are")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def registrar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Registrar:
+    monkeypatch.setattr(registration, "ModelHost", StandinHost)
+    monkeypatch.setattr(registration, "check_placement", fits)
+    compute = Compute("float32", (), 1, None, "")
+    settings = ServeSettings(tmp_path, "cpu", compute, "adapter", "shared", "default", model="m")
+    nothing: Any = None
+    traffic: Any = StandinTraffic()
+    return Registrar(settings, nothing, traffic, nothing, tmp_path, said.append)
+
+
+async def loaded(registrar: Registrar) -> EngineSettings:
+    engine = registrar._settings.engine("m", "m")
+    await registrar._load(engine)
+    return engine
+
+
+async def test_the_engine_before_comes_back_if_the_next_does_not_start(
+    registrar: Registrar, said: list[str]
+) -> None:
+    engine = await loaded(registrar)
+    with pytest.raises(ChildFailed):
+        await registrar._load(replace(engine, max_num_seqs=1000))
+    host: Any = registrar.host
+    assert host is not None
+    assert host.is_running
+    assert host.engine == engine
+    assert "the one before is started again" in said[0]
+
+
+async def test_an_engine_without_a_place_stops_nothing(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await loaded(registrar)
+    before: Any = registrar.host
+    monkeypatch.setattr(registration, "check_placement", fits_nowhere)
+    with pytest.raises(CannotHonour, match="more GPUs"):
+        await registrar._load(replace(engine, max_num_seqs=2))
+    assert registrar.host is before
+    assert before.is_running
+
+
+async def test_a_damaged_last_step_is_fallen_back_from(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    last: Any = SimpleNamespace(name="run", step=3)
+    whole: Any = SimpleNamespace(name="run", step=2)
+
+    async def publish(run: Run) -> str:
+        if run is last:
+            raise DamagedStep("state.json has another hash")
+        return f"run@{run.step}"
+
+    host: Any = SimpleNamespace(publish_committed=publish)
+    monkeypatch.setattr(registration, "fall_back", lambda *_: (whole, "run falls back to step 2"))
+    assert await registrar._publish(last, host) == (whole, "run@2")
+    assert said == ["run falls back to step 2"]
