@@ -93,7 +93,7 @@ def test_extra_files_and_links_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"evil\.bin"):
         checkpoints.verify(path)
     (path / "adapter" / "evil.bin").unlink()
-    (path / "state.json").unlink()
+    (path / "state.json").rename(tmp_path / "elsewhere")  # a link to the same bytes is refused too
     (path / "state.json").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptCheckpoint, match=r"state\.json"):
         checkpoints.verify(path)
