@@ -32,11 +32,11 @@ class Commands:
 
     def finetune(self, overrides: Sequence[tuple[str, str]] = ()) -> list[str]:
         """The training, run in the folder; it also measures the model before and after."""
-        flags = [
-            part
-            for path, value in [("backend.port", str(self.port)), *overrides]
-            for part in ("-o", path, value)
+        own = [
+            ("model.base_url", f"http://127.0.0.1:{self.gateway_port}/v1"),
+            ("backend.port", str(self.port)),
         ]
+        flags = [part for path, value in (*own, *overrides) for part in ("-o", path, value)]
         return ["finetune", f"--config_file={CONFIG_FILE}", "--validation_samples=4", *flags]
 
 

@@ -70,6 +70,7 @@ def test_the_commands_are_those_of_the_command_line(tmp_path: Path, monkeypatch:
     adapter = loaded.config.trainer_adapters["backend"]
     assert isinstance(adapter, AdapterConfig)
     assert (adapter.backend.port, adapter.backend.name) == (7001, "adder")
+    assert loaded.config.llms["policy"].base_url == "http://127.0.0.1:7002/v1"
     served = shlex.split(as_typed(COMMANDS.serve))
     command = cli.get_command(None, served[1])  # pyright: ignore[reportArgumentType]
     assert command is not None
