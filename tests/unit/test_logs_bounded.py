@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -9,11 +10,19 @@ from pathlib import Path
 
 from insitu.backend.plan.settings import Deadlines
 from insitu.gateway.shared.settings import Limits
-from insitu.system.logs import LOG_FILE, RateLimit
+from insitu.system.logs import LOG_FILE, JsonLines, RateLimit
 
 
 def record(line: int, text: str = "wrong %s") -> logging.LogRecord:
     return logging.LogRecord("x", logging.ERROR, "f.py", line, text, ("input",), None)
+
+
+def test_a_logged_value_forges_no_line_and_steers_no_terminal() -> None:
+    said = 'first\n{"level": "INFO"}\r\x1b[31m\u2028'
+    logged = JsonLines().format(record(1, said + "%s"))
+    assert logged.isascii()
+    assert logged.isprintable()
+    assert json.loads(logged)["message"] == said + "input"
 
 
 def test_a_flood_from_one_place_is_thinned_out_and_counted() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from pydantic import ValidationError
@@ -234,8 +235,25 @@ async def test_json_schema_patterns_have_a_time_limit(evaluator, monkeypatch, sc
 
 
 async def test_json_schema_fetches_nothing(evaluator):
-    remote = evaluator("json_schema", schema={"$ref": "http://127.0.0.1:9/schema.json"})
-    assert "Unresolvable" in await score(remote, "{}")
+    asked: list[str] = []
+
+    class Schemas(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Schemas) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        remote = evaluator("json_schema", schema={"$ref": f"http://127.0.0.1:{server.server_port}/s.json"})
+        found = await score(remote, "{}")
+        server.shutdown()
+    assert asked == []
+    assert "Unresolvable" in found
 
 
 MODULE = """
