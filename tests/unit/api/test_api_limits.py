@@ -18,7 +18,7 @@ import uvicorn
 
 from insitu.backend.api.settings import ApiSettings, Limits
 from insitu.backend.http.app import build_api
-from insitu.backend.http.connection import connection_class
+from insitu.backend.http.process import server_config
 from insitu.backend.ledger import Ledger
 from insitu.records.store import RecordStore
 from tests.support.raw_connection import closed, connected
@@ -81,8 +81,8 @@ async def serving(folder: Path, ledger: Ledger, records: RecordStore, **limits: 
     """The API behind a real socket; yield its port."""
     settings = replace(ApiSettings.with_key(folder, KEY), limits=replace(LIMITS, **limits))
     app = build_api(settings, ledger=ledger, records=records)
-    protocol = connection_class(settings.limits)
-    config = uvicorn.Config(app, log_config=None, http=protocol, ws="none", timeout_keep_alive=1)
+    config = server_config(app, settings.limits, None, behind_proxy=False)
+    config.timeout_keep_alive = 1
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -101,6 +101,18 @@ async def registered(port: int) -> int:
     async with httpx.AsyncClient() as client:
         headers = {"authorization": f"Bearer {KEY}"}
         return (await client.get(f"http://127.0.0.1:{port}/v1/runs", headers=headers)).status_code
+
+
+async def test_headers_are_bounded_in_bytes(tmp_path: Path, ledger: Ledger, records: RecordStore) -> None:
+    async with serving(tmp_path, ledger, records) as port:
+        for size, taken in ((1_000, True), (1_000_000, False)):
+            long = b"X-Long: " + b"x" * size + b"\r\n\r\n"
+            async with connected(port, b"GET /v1/runs " + HEAD + AUTHORIZED + long) as (reader, _):
+                try:
+                    line = await reader.readline()
+                except ConnectionResetError:  # closed with the rest of the header unread
+                    line = b""
+            assert line.startswith(b"HTTP/1.1 200") == taken
 
 
 async def test_half_sent_headers_have_a_deadline(

@@ -1,4 +1,4 @@
-"""The registrar brings back what a registration replaced in vain, and runs whose last step is damaged."""
+"""The registrar loads no other model, and brings back what was replaced in vain or is damaged."""
 
 from __future__ import annotations
 
@@ -96,6 +96,30 @@ async def test_an_engine_without_a_place_stops_nothing(
         await registrar._load(replace(engine, max_num_seqs=2))
     assert registrar.host is before
     assert before.is_running
+
+
+def fetched(_settings: ServeSettings, model: str) -> None:
+    pytest.fail(f"{model} is fetched")
+
+
+def test_a_started_backend_loads_no_other_model(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "planned", fetched)
+    run: Any = SimpleNamespace(name="run", base_model="org/another")
+    with pytest.raises(CannotHonour, match="is not the one that was started"):
+        registrar._base_engine(run)
+
+
+@pytest.mark.parametrize("base_model", ["/etc", "../models/secret", "https://example.org/model", "a/b/c"])
+def test_a_path_or_an_address_is_no_base_model(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch, base_model: str
+) -> None:
+    monkeypatch.setattr(registration, "planned", fetched)
+    registrar._settings = replace(registrar._settings, model=None)
+    run: Any = SimpleNamespace(name="run", base_model=base_model)
+    with pytest.raises(CannotHonour, match="is not a model name"):
+        registrar._base_engine(run)
 
 
 async def test_a_damaged_last_step_is_fallen_back_from(

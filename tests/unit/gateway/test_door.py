@@ -15,6 +15,7 @@ from tests.support.raw_connection import closed, connected
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway, until
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 KEY = b"Authorization: Bearer default\r\n"
 
 
@@ -58,6 +59,13 @@ async def test_bytes_that_are_not_http_leave_no_line_in_the_log(
     async with connected(port_of(gateway), bytes_sent + b"\r\n\r\n") as (reader, _):
         assert (await closed(reader, 5)).split()[1] == b"400"
     assert not [r for r in caplog.records if r.levelno >= logging.INFO]
+
+
+async def test_headers_are_bounded_in_bytes(gateway: GatewayUnderTest) -> None:
+    for size, status in ((1_000, b"200"), (100_000, b"400")):
+        long = b"X-Long: " + b"x" * size + b"\r\n\r\n"
+        async with connected(port_of(gateway), GET + KEY + long) as (reader, _):
+            assert (await reader.readline()).split()[1] == status
 
 
 async def test_half_sent_headers_have_a_deadline(start_gateway: StartGateway) -> None:

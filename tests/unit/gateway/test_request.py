@@ -8,7 +8,7 @@ import pytest
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import Sample
-from insitu.gateway.protocols.base import StopTrimmer
+from insitu.gateway.protocols.base import Lane, StopTrimmer, generate_body
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.request import NEUTRAL_SAMPLING, load_body
@@ -85,6 +85,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, Any], nam
 def test_completions_refuse_what_they_do_not_do(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         CompletionsProtocol().parse({"model": "m", "prompt": "x"} | changes, LIMITS)
+
+
+def test_the_engine_is_never_asked_for_the_logprobs_of_a_prompt() -> None:
+    """They would tell what others sent, through the cache, and cost far more than the answer."""
+    request = ChatProtocol().parse(CHAT | {"logprobs": True, "top_logprobs": 2}, LIMITS)
+    engine: Any = None
+    rendered = {"token_ids": [1, 2], "sampling_params": {"prompt_logprobs": 20, "logprobs": 99}}
+    made = generate_body(Lane(engine, "m", "m", "call"), request, rendered)
+    assert "prompt_logprobs" not in made.generate["sampling_params"]
+    assert made.generate["sampling_params"]["logprobs"] == 2
 
 
 def test_bodies_are_bounded() -> None:
