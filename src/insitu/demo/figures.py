@@ -34,6 +34,7 @@ class Figures:
     after_error: float
     low: float
     high: float
+    confidence: float
     step: int
     seconds: float
 
@@ -45,7 +46,8 @@ class Figures:
         )
         return (
             f"Reward on questions it was not trained on: {before} before, {after} after {self.step} updates "
-            f"({self.after - self.before:+.3f}, 95 % interval {self.low:+.3f} to {self.high:+.3f})."
+            f"({self.after - self.before:+.3f}, {100 * self.confidence:.4g} % interval "
+            f"{self.low:+.3f} to {self.high:+.3f})."
         )
 
 
@@ -66,6 +68,7 @@ def read_figures(output: Path, seconds: float) -> Figures:
         after_error=best["standard_error"],
         low=gain["low"],
         high=gain["high"],
+        confidence=gain["confidence"],
         step=best["step"],
         seconds=seconds,
     )

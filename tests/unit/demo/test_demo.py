@@ -82,7 +82,7 @@ def test_the_commands_are_those_of_the_command_line(tmp_path: Path, monkeypatch:
 def history(**again: object) -> list[dict[str, object]]:
     start = {"epoch": 0, "step": 0, "avg_reward": 0.1, "standard_error": 0.01}
     best = {"epoch": 12, "step": 11, "avg_reward": 0.75, "standard_error": 0.02, "remeasured": True}
-    return [start, {**best, "gain": {"low": 0.6, "high": 0.7}, **again}]
+    return [start, {**best, "gain": {"low": 0.6, "high": 0.7, "confidence": 0.9667}, **again}]
 
 
 def test_figures_and_answers_are_those_of_the_files(tmp_path: Path) -> None:
@@ -96,6 +96,7 @@ def test_figures_and_answers_are_those_of_the_files(tmp_path: Path) -> None:
         11,
     )
     assert "0.100 ± 0.010 before, 0.750 ± 0.020 after 11 updates (+0.650" in figures.sentence()
+    assert "96.67 % interval +0.600 to +0.700" in figures.sentence()
     folder = tmp_path / "trajectories"
     folder.mkdir()
     for name, said in (("validation-0000", ["Sure!\nI can", "9"]), ("remeasured-000011", ["5", "6"])):
