@@ -62,8 +62,10 @@ async def test_finetune_learns(tmp_path: Path, backend: Backend) -> None:
     output = example / "output"
     measured = json.loads((output / "validation_history.json").read_text())
     history = [entry for entry in measured if not entry.get("remeasured")]
-    before, after = history[0]["avg_reward"], history[-1]["avg_reward"]
-    print(f"validation before={before:.3f} after={after:.3f} seconds={seconds:.0f}", flush=True)
+    # The last step may have dipped; the run announces its best one, with new samples of it.
+    (announced,) = [entry for entry in measured if entry.get("remeasured")]
+    before, after = history[0]["avg_reward"], announced["avg_reward"]
+    print(f"validation before={before:.3f} best={after:.3f} seconds={seconds:.0f}", flush=True)
     assert code == 0
     assert after >= 0.4
     assert after >= 5 * before
