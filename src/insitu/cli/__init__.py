@@ -39,11 +39,9 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            import difflib
+            from insitu.plugins import nearest
 
-            close = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            meant = f"; did you mean `{close[0]}`?" if close else ""
-            raise click.UsageError(f"No such command {args[0]!r}{meant}", ctx)
+            raise click.UsageError(f"No such command {args[0]!r}{nearest(args[0], _COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

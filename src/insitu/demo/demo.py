@@ -22,7 +22,7 @@ from urllib.error import HTTPError
 from insitu.demo.commands import CONFIG_FILE, Commands, as_typed
 from insitu.demo.figures import Figures, read_answers, read_figures
 from insitu.errors import Conflict, InsituError, InvalidRequest
-from insitu.system.processes import end_child, free_port, guarded, spawn
+from insitu.system.processes import end_child, free_port, guarded, spawn, tail
 
 _NEEDED = ("torch", "vllm", "ray", "peft", "gguf")
 _LOG = "serve.log"
@@ -30,7 +30,6 @@ _OUTPUT = "output"
 _READY_SECONDS = 600.0
 _STOP_SECONDS = 60.0
 _SAY_EVERY_SECONDS = 15.0
-_LOG_LINES = 15
 
 Say = Callable[[str], None]
 Cli = (sys.executable, "-m", "insitu.cli")
@@ -44,8 +43,6 @@ class Demo:
     say: Say
     screen: TextIO
     """Receives the output of the training."""
-    overrides: Sequence[tuple[str, str]] = ()
-    """Settings of the training to change."""
 
     def run(self) -> Figures:
         """Run all of it, stop the backend, and return what was gained."""
@@ -58,7 +55,7 @@ class Demo:
         backend = spawn([*Cli, *commands.serve], self.folder / _LOG)
         try:
             self._until_ready(backend, commands.port)
-            training = commands.finetune(self.overrides)
+            training = commands.finetune()
             self.say(f"[3/3] Training, in {self.folder}:\n      {as_typed(training)}")
             self._train([*Cli, *training])
         finally:
@@ -85,8 +82,7 @@ class Demo:
 
     def _broken(self, what: str) -> InsituError:
         log = self.folder / _LOG
-        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return InsituError("\n".join([f"the backend {what}; the last lines of {log}:", *lines]))
+        return InsituError(f"the backend {what}; the last lines of {log}:\n{tail(log)}")
 
     def _train(self, command: Sequence[str]) -> None:
         # In a session of its own: a Ctrl-C comes here alone, and is passed on once.

@@ -6,22 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from insitu.errors import InsituError
+from insitu.harness.files.metrics import ValidationEntry
 from insitu.harness.gains.measurement import plus_minus
 
 _SHOWN = 3
-
-
-class Entry(TypedDict):
-    """The fields of a validation that the demo shows."""
-
-    epoch: int
-    step: int
-    avg_reward: float | None
-    standard_error: float
-    gain: dict[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +19,9 @@ class Figures:
     """Held-out rewards before and after, and the interval of their difference."""
 
     before: float
-    before_error: float
+    before_error: float | None
     after: float
-    after_error: float
+    after_error: float | None
     low: float
     high: float
     confidence: float
@@ -40,10 +30,8 @@ class Figures:
 
     def sentence(self) -> str:
         """Say what was gained."""
-        before, after = (
-            plus_minus(self.before, self.before_error, 3),
-            plus_minus(self.after, self.after_error, 3),
-        )
+        before = plus_minus(self.before, self.before_error, 3)
+        after = plus_minus(self.after, self.after_error, 3)
         return (
             f"Reward on questions it was not trained on: {before} before, {after} after {self.step} updates "
             f"({self.after - self.before:+.3f}, {100 * self.confidence:.4g} % interval "
@@ -53,19 +41,20 @@ class Figures:
 
 def read_figures(output: Path, seconds: float) -> Figures:
     """Read the first validation, and the best one as it was measured again."""
-    history: list[Entry] = json.loads((output / "validation_history.json").read_text())
+    history: list[ValidationEntry] = json.loads((output / "validation_history.json").read_text())
     start, best = history[0], history[-1]
     gain = best.get("gain")
-    if start["avg_reward"] is None or best["avg_reward"] is None or gain is None or gain["low"] is None:
+    before, after = start["avg_reward"], best["avg_reward"]
+    if before is None or after is None or gain is None or gain["low"] is None or gain["high"] is None:
         raise InsituError(
             f"the demo's run has no gain with an interval in {output / 'validation_history.json'}",
             hint=f"see what happened: insitu trajectories list {output}",
         )
     return Figures(
-        before=start["avg_reward"],
-        before_error=start["standard_error"],
-        after=best["avg_reward"],
-        after_error=best["standard_error"],
+        before=before,
+        before_error=start.get("standard_error"),
+        after=after,
+        after_error=best.get("standard_error"),
         low=gain["low"],
         high=gain["high"],
         confidence=gain["confidence"],
