@@ -2,8 +2,9 @@
 
     python benchmarks/methods.py --json
 
-Of the 81 questions, 21 are held out; success is the share of exact answers to them, four samples each. A
-step has 16 groups of 8 rollouts. The parts, in turn, all on one backend:
+Of the 81 questions, 21 are held out; success is the share of exact answers to them, four samples each. An
+update has 16 groups of 8 rollouts; with a teacher, which judges every token and needs no siblings, of 2. The
+parts, in turn, all on one backend:
 
 - `grpo`: from the base model, until held-out success reaches the goal or the steps are used up;
 - `sft+grpo`: two updates on 32 given answers, then `grpo` from there; rollouts until the same success;
@@ -42,7 +43,7 @@ from tests.support.addition import Rollouts, mean_reward, reward, train
 from tests.support.backend import Backend, running_backend
 from tests.support.episodes import Outcome, one_group
 
-NUM_GROUPS, GROUP_SIZE, NUM_SAMPLES, NUM_HELD_OUT = 16, 8, 4, 21
+NUM_GROUPS, GROUP_SIZE, TAUGHT_SIZE, NUM_SAMPLES, NUM_HELD_OUT = 16, 8, 2, 4, 21
 NUM_GIVEN, GIVEN_PER_UPDATE = 32, 16
 RATE = 5e-4
 
@@ -103,11 +104,11 @@ class Bench:
     ) -> dict[str, Any]:
         """Train until the goal is reached on held-out questions, measured after every second step."""
         generator, began, curve = random.Random(self.options.seed), time.monotonic(), list[list[float]]()
-        after, done = before, 0
+        after, done, size = before, 0, TAUGHT_SIZE if settings.teacher else GROUP_SIZE
         while done < steps and (after.mean or 0.0) < goal:
             chosen = generator.sample(self.training, NUM_GROUPS)
             groups = list(
-                await asyncio.gather(*[one_group(rollouts, each.episode, GROUP_SIZE) for each in chosen])
+                await asyncio.gather(*[one_group(rollouts, each.episode, size) for each in chosen])
             )
             job = await train(self.client, groups, settings, 1200)
             done += 1
@@ -117,7 +118,7 @@ class Bench:
             show(rollouts.run, done, mean_reward(groups), job.metrics, after)
         return {
             "steps": done,
-            "rollouts": done * NUM_GROUPS * GROUP_SIZE,
+            "rollouts": done * NUM_GROUPS * size,
             "before": shown(before),
             "after": shown(after),
             "gain": compare(before, after).to_dict(),
@@ -184,7 +185,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             base = await bench.success(run)
             teacher = keep("grpo", await bench.learn(run, plain, options.steps, options.goal, base))
             num_steps = results["grpo"]["steps"]
-            third = max(1, num_steps // 3)
+            third = max(1, num_steps * GROUP_SIZE // (3 * TAUGHT_SIZE))
 
             run = await bench.register("student")
             taught = StepSettings(method="distill", teacher=f"grpo@{num_steps}", learning_rate=RATE)
@@ -209,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=16, help="most updates of grpo")
-    parser.add_argument("--dpo-steps", type=int, default=6)
+    parser.add_argument("--dpo-steps", type=int, default=12)
     parser.add_argument("--goal", type=float, default=0.5, help="held-out success at which grpo ends")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

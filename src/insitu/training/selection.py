@@ -135,7 +135,7 @@ def build_batch(
                 continue
         lessons: list[_Lesson] = []
         for trajectory, of_calls in zip(group.trajectories, advantages, strict=True):
-            whole = _without_truncated(trajectory, stored) if settings.mask_truncated else trajectory
+            whole = _without_truncated(trajectory, stored) if settings.leaves_truncated_out else trajectory
             if not whole.call_ids:
                 account.drop([trajectory], "truncated")
                 continue

@@ -39,7 +39,8 @@ class StepSettings(Message):
     """Optimizer steps over the same batch."""
     mask_truncated: bool = True
     """Rollouts that ended at a length limit count in their group's baseline, but are not trained on. Of those
-    that failed and have a reward, only a last call that was cut off is left out."""
+    that failed and have a reward, only a last call that was cut off is left out. A teacher judges every token
+    for itself, so `distill` trains on all of them."""
     mask_constrained: bool = False
     """Exclude tokens that a grammar constrained from the loss."""
     max_staleness: StepCount = 4
@@ -88,6 +89,11 @@ class StepSettings(Message):
         return self.method in ("grpo", "distill")
 
     @property
+    def leaves_truncated_out(self) -> bool:
+        """True if answers that were cut off do not teach."""
+        return self.mask_truncated and self.method != "distill"
+
+    @property
     def teaches_without_advantage(self) -> bool:
         """True if a KL penalty or an entropy bonus gives a gradient to tokens of zero advantage."""
         return self.beta > 0 or self.entropy_bonus > 0
@@ -103,6 +109,7 @@ METHODS_OF: dict[str, tuple[Method, ...]] = {
     **dict.fromkeys(("loss", "advantage", "clip_low", "clip_high", "max_rollout_tokens"), ("grpo",)),
     **dict.fromkeys(("beta", "entropy_bonus"), ("grpo",)),
     **dict.fromkeys(("overlong_tokens", "overlong_buffer", "overlong_penalty"), ("grpo",)),
+    "mask_truncated": ("grpo", "sft", "dpo"),
     "max_sampler_weight": ("grpo", "distill"),
     "max_staleness": ("grpo", "distill"),
     "reference_step": ("grpo", "dpo"),

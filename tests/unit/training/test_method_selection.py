@@ -51,6 +51,14 @@ def counts(made: Batch) -> dict[str, int]:
     return {name: int(value) for name in names if (value := made.metrics.get(f"account/{name}"))}
 
 
+def test_a_teacher_judges_answers_that_were_cut_off_too() -> None:
+    group = [rollout("a", 0.0, Ending.LENGTH, finish_reason="length"), rollout("b", 1.0)]
+    judged = batch(group, StepSettings(method="distill", teacher="run@1"))
+    assert (set(sides(judged)), counts(judged)) == ({"a", "b"}, {"trained": 2})
+    imitated = batch(group, StepSettings(method="sft"))
+    assert (set(sides(imitated)), counts(imitated)) == ({"b"}, {"trained": 1, "truncated": 1})
+
+
 def test_sft_takes_all_or_those_of_enough_reward() -> None:
     group = [rollout("a", 0.0), rollout("b", 0.5), rollout("c", 0.5), rollout("d", 1.0)]
     every = batch(group, StepSettings(method="sft"))
