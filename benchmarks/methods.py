@@ -107,9 +107,7 @@ class Bench:
         after, done, size = before, 0, TAUGHT_SIZE if settings.teacher else GROUP_SIZE
         while done < steps and (after.mean or 0.0) < goal:
             chosen = generator.sample(self.training, NUM_GROUPS)
-            groups = list(
-                await asyncio.gather(*[one_group(rollouts, each.episode, size) for each in chosen])
-            )
+            groups = list(await asyncio.gather(*[one_group(rollouts, each.episode, size) for each in chosen]))
             job = await train(self.client, groups, settings, 1200)
             done += 1
             if done % 2 == 0 or done == steps:
