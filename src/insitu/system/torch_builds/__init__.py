@@ -1,0 +1,1 @@
+"""Packages that were built for another torch than the one beside them."""
