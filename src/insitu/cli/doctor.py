@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from insitu.cli.options.state_dir import state_dir_of, state_dir_option
+from insitu.cli.options.url import url_option
 
 if TYPE_CHECKING:
     from insitu.doctor.finding import Finding
@@ -15,24 +19,35 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="DIR_OR_ID",
-    help="Model for the checks: a directory or a hub id. Default: a tiny random model.",
+    help="Compare this machine with a model; with --device, compute with it instead of a tiny random one.",
 )
+@url_option
+@state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def doctor(device: bool, model: str | None, as_json: bool) -> None:
-    """Check that this machine computes what insitu expects of it.
+def doctor(device: bool, model: str | None, url: str, state_dir: Path | None, as_json: bool) -> None:
+    """Check that this machine has what insitu needs: packages, device, memory, disk, ports, key, backend.
 
-    Each check prints a line with its figures and bounds. A failed one names the next command; one that this
-    machine cannot run says why. With --device, if rows with branches are computed wrongly, the trainer of
-    this machine computes every sequence in a row of its own from then on. Exit codes: 0 nothing failed, 1 a
-    check failed, 2 wrong usage.
+    Each check prints a line: what was found, what is required, and after a failure the next command; one
+    that does not apply says why. Nothing is started and nothing is written.
+
+    With --device, check instead that the device computes what it should, with a trainer and an engine. If
+    rows with branches are computed wrongly, the trainer of this machine computes every sequence in a row of
+    its own from then on. Exit codes: 0 nothing failed, 1 a check failed, 2 wrong usage.
     """
     import sys
 
-    if not device:
-        raise click.UsageError("nothing to check was named. Try: insitu doctor --device")
-    from insitu.doctor.device import check_device
+    def say(finding: Finding) -> None:
+        if not as_json:
+            click.echo(finding.line())
 
-    findings = check_device(model, lambda finding: None if as_json else click.echo(finding.line()))
+    if device:
+        from insitu.doctor.device import check_device
+
+        findings = check_device(model, say)
+    else:
+        from insitu.doctor.overview import check_all
+
+        findings = check_all(model, url, state_dir_of(state_dir), say)
     num_failed = sum(finding.state == "failed" for finding in findings)
     click.echo(_json(findings) if as_json else _summary(findings, num_failed))
     sys.exit(1 if num_failed else 0)

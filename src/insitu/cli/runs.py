@@ -7,21 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from insitu.cli.options.url import url_option
+
 if TYPE_CHECKING:
     from insitu.client import InsituClient
     from insitu.wire.answers import RunInfo
 
 Result = TypeVar("Result")
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-def _url_option(command: Command) -> Command:
-    return click.option(
-        "--url",
-        default="http://127.0.0.1:7623",
-        show_default=True,
-        help="The API of `insitu serve`. The key is read from INSITU_API_KEY.",
-    )(command)
 
 
 @click.group()
@@ -30,7 +22,7 @@ def runs() -> None:
 
 
 @runs.command(name="list")
-@_url_option
+@url_option
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as the API describes them.")
 def list_runs(url: str, as_json: bool) -> None:
     """List the runs, oldest first: name, state, steps trained, base model and project."""
@@ -53,7 +45,7 @@ def list_runs(url: str, as_json: bool) -> None:
 
 @runs.command()
 @click.argument("name")
-@_url_option
+@url_option
 def close(name: str, url: str) -> None:
     """Close a run, so that another can be served in its place. Its checkpoints stay.
 

@@ -61,12 +61,6 @@ def test_json_is_the_whole_output(found: list[Finding]) -> None:
     assert report["findings"][2]["figures"] == [{"name": "mean", "measured": 0.5, "bound": 0.25, "unit": ""}]
 
 
-def test_without_a_subject_nothing_runs(found: list[Finding]) -> None:
-    result = CliRunner().invoke(cli, ["doctor"])
-    assert result.exit_code == 2
-    assert "insitu doctor --device" in result.output
-
-
 def test_when_the_trainers_side_dies_the_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
