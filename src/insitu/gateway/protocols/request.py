@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.grammars import check_grammars
 from insitu.gateway.shared.settings import Limits
 
 # Sent with every call, so that no default of the engine or of the model's files applies.
@@ -105,6 +106,7 @@ def common_request(
     given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
     given["stop"] = stops = _stops(given.get("stop", []))
     _check_seed(given.get("seed"))
+    check_grammars(given, limits)
     options = check_object(body, "stream_options")
     return CallRequest(
         model=body["model"],

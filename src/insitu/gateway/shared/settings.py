@@ -20,6 +20,12 @@ class Limits:
     max_json_depth: int = 64
     max_json_values: int = 2**19
     """Values in one body; an upper bound is counted before anything is parsed."""
+    max_grammar_bytes: int = 32 * 2**10
+    """JSON bytes of a `response_format`, or of one tool: compiling takes up to the square of them."""
+    max_grammar_depth: int = 32
+    max_pattern_chars: int = 1024
+    max_pattern_size: int = 10_000
+    """Characters of a pattern with its repetitions written out, and counts in a schema such as `maxItems`."""
     max_output_tokens: int = 131_072
     max_top_logprobs: int = 20
     max_in_flight: int = 2048

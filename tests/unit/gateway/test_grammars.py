@@ -1,0 +1,105 @@
+"""Schemas and patterns of clients are bounded before the engine's grammar compiler sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.chat import ChatProtocol
+from insitu.gateway.protocols.completions import CompletionsProtocol
+from insitu.gateway.shared.settings import Limits
+from tests.unit.gateway.conftest import GatewayUnderTest
+
+LIMITS = Limits()
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+MANY: dict[str, Any] = {"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+LONG: dict[str, Any] = {"type": "string", "pattern": "(a|b)" * 1000}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+def formatted(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (MANY, "bytes of JSON"),
+        (nested(40), "nested too deep"),
+        (text("(a|b)" * 1000), "5000 characters"),
+        (text("a{100000}"), "multiply"),
+        (text("(a{100}|[x)]{2,}){100,200}"), "multiply"),
+        (text(r"((\{{30}){30}){30}"), "multiply"),
+        ({"patternProperties": {"(a{999}){999}": {}}}, "multiply"),
+        ({"items": [{"minItems": 10**6}]}, "minItems"),
+        ({"maxLength": 1e300}, "maxLength"),
+    ],
+)
+def test_schemas_and_patterns_are_bounded(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"`response_format`.*{said}"):
+        ChatProtocol().parse(CHAT | {"response_format": formatted(schema)}, LIMITS)
+    with pytest.raises(InvalidRequest, match=f"`response_format`.*{said}"):
+        CompletionsProtocol().parse(
+            {"model": "m", "prompt": "x", "response_format": formatted(schema)}, LIMITS
+        )
+    tools = [{"type": "function", "function": {"name": "f", "parameters": inner}} for inner in ({}, schema)]
+    with pytest.raises(InvalidRequest, match=rf"`tools\[1\]`.*{said}"):
+        ChatProtocol().parse(CHAT | {"tools": tools}, LIMITS)
+
+
+@pytest.mark.parametrize("key", ["pattern", "regex"])
+def test_the_patterns_of_structural_tags_are_bounded(key: str) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "regex", key: "(a{999}){999}"}}
+    with pytest.raises(InvalidRequest, match="multiply"):
+        ChatProtocol().parse(CHAT | {"response_format": tag}, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(20),
+        text(r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"),
+        text(r"^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,7}:)$"),
+        text(r".{0,5000}"),
+        text(r"\{[^{}]{1,20}\}{2}|)("),
+        {"properties": {"pattern": {"type": "string"}, "maxItems": {"maximum": 10**9}}, "maxItems": 100},
+    ],
+)
+def test_ordinary_schemas_pass(schema: dict[str, Any]) -> None:
+    wanted = formatted(schema)
+    body = ChatProtocol().parse(CHAT | {"response_format": wanted}, LIMITS).body
+    assert body["response_format"] == wanted
+
+
+async def test_no_protocol_lets_a_pattern_without_bounds_reach_the_engine(gateway: GatewayUnderTest) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"response_format": formatted(LONG)},
+        "/v1/completions": {"prompt": "x", "response_format": formatted(LONG)},
+        "/v1/responses": {
+            "input": "hi",
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": LONG}},
+        },
+        "/v1/messages": {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 9,
+            "output_config": {"format": {"type": "json_schema", "schema": LONG}},
+        },
+    }
+    for path, body in asked.items():
+        status, said, _ = await gateway.post(path, **body)
+        assert (status, "pattern of 5000" in said["error"]["message"]) == (400, True), said
+        status, said, _ = await gateway.post(path, **body, guided_regex="a+")
+        assert (status, "guided_regex" in said["error"]["message"]) == (400, True)
+    assert not [path for path, _ in gateway.engine.seen if "render" in path or "generate" in path]
