@@ -268,6 +268,28 @@ def test_text_that_is_no_configuration(write: Write, text: str, said: str) -> No
     assert said in refused(write(text))
 
 
+def laughs(levels: int) -> str:
+    lines = [f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(["llms:", "  a0: &a0 {x: lol}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        laughs(30),
+        laughs(30).replace("[", "{<<: [").replace("]", "]}"),
+        f"llms:\n  a: &a {'x' * 100_000}\n  b: [{', '.join(['*a'] * 1000)}]",
+    ],
+    ids=["lists", "merges", "text"],
+)
+def test_aliases_that_multiply_are_refused_before_they_are_expanded(write: Write, text: str) -> None:
+    assert "aliases would expand" in refused(write(text))
+
+
+def test_a_text_nested_without_end_is_refused(write: Write) -> None:
+    assert "nested too deep" in refused(write("llms: " + "[" * 600 + "]" * 600))
+
+
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_bytes(b"llms: \xff")

@@ -12,6 +12,9 @@ from insitu.json_values import JsonObject, JsonValue, as_object
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _SHORT_FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
+_MAX_COPIED = 100_000
+"""Values that aliases may add to a file, long texts counted as several."""
+_VALUE_CHARS = 64
 _SCALAR_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
 
 
@@ -39,6 +42,8 @@ def read_document(text: str, where: str) -> JsonObject:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InvalidRequest(f"{where}{place}: not valid YAML: {error.problem or error.context}") from error
+    except RecursionError:
+        raise InvalidRequest(f"{where}: the values are nested too deep", hint="nest fewer levels") from None
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
     if document is None:
@@ -71,25 +76,35 @@ def read_scalar(text: str) -> JsonValue:
 
 
 def _check(root: yaml.Node, where: str) -> None:
-    """Reject what YAML allows: duplicate keys, and an anchor that contains itself."""
+    """Reject what YAML allows: duplicate keys, an anchor that contains itself, aliases that multiply."""
     repeated: list[str] = []
-    done: set[int] = set()
+    sizes: dict[int, int] = {}  # of each node, with its aliases written out
+    num_values = 0
 
-    def visit(node: yaml.Node, above: frozenset[int]) -> None:
+    def visit(node: yaml.Node, above: frozenset[int]) -> int:
+        nonlocal num_values
         if id(node) in above:
             raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
-        if id(node) in done:
-            return
-        done.add(id(node))
-        if isinstance(node, yaml.MappingNode):
+        if id(node) in sizes:
+            return sizes[id(node)]
+        own, inner = 1, 0
+        if isinstance(node, yaml.ScalarNode):
+            own += len(node.value) // _VALUE_CHARS
+        elif isinstance(node, yaml.MappingNode):
             repeated.extend(_repeated_keys(node))
-            for _, value in node.value:
-                visit(value, above | {id(node)})
+            inner = sum(visit(part, above | {id(node)}) for pair in node.value for part in pair)
         elif isinstance(node, yaml.SequenceNode):
-            for value in node.value:
-                visit(value, above | {id(node)})
+            inner = sum(visit(value, above | {id(node)}) for value in node.value)
+        num_values += own
+        sizes[id(node)] = own + inner
+        return sizes[id(node)]
 
-    visit(root, frozenset())
+    copied = visit(root, frozenset()) - num_values
+    if copied > _MAX_COPIED:
+        raise InvalidRequest(
+            f"{where}: its aliases would expand to {copied:,} more values; the limit is {_MAX_COPIED:,}",
+            hint="write the values out, or let fewer aliases (*name) name others",
+        )
     if repeated:
         raise InvalidRequest(
             f"{where}: duplicate keys\n" + "\n".join(f"  {line}" for line in repeated),
