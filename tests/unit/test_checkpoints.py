@@ -141,7 +141,7 @@ def test_a_step_trained_again_replaces_the_unrecorded_one(tmp_path: Path) -> Non
 
 
 def test_names_and_steps_that_would_leave_the_directory_are_refused(tmp_path: Path) -> None:
-    for run in ("../x", "a/b", "", ".", "A"):
+    for run in ("../x", "a/b", "", ".", "A", "run\n"):
         with pytest.raises(InvalidRequest):
             checkpoints.stage(tmp_path, run, 1)
     with pytest.raises(InvalidRequest, match="step -1"):

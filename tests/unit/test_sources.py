@@ -50,3 +50,13 @@ def test_no_statement_is_built_from_values() -> None:
         if formatted or isinstance(statement, ast.JoinedStr | ast.BinOp):
             built.append((module, f"{name_of(call)}({ast.unparse(statement)})"))
     assert built == [LOCK]
+
+
+def test_no_name_is_checked_by_a_match_that_leaves_a_newline() -> None:
+    """`$` also matches before a last newline, so names are checked with `fullmatch`."""
+    checked = {(module, ast.unparse(call.func)) for module, call in calls("match")}
+    assert checked == {
+        ("compat/nemo/marked_text.py", "re.match"),
+        ("rewards/judges/judge_prompt.py", "_FENCED.match"),
+        ("workflow/kinds/json_path.py", "_STEP.match"),
+    }

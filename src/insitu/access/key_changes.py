@@ -40,9 +40,9 @@ def create_key(
     project: str | None = None,
 ) -> tuple[str, StoredKey]:
     """Create a key; return it, which nothing else ever does, and its stored form."""
-    if not NAME_PATTERN.match(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise InvalidRequest(f"key name {name!r} does not match {NAME_PATTERN.pattern}")
-    if project is not None and not NAME_PATTERN.match(project):
+    if project is not None and not NAME_PATTERN.fullmatch(project):
         raise InvalidRequest(f"project name {project!r} does not match {NAME_PATTERN.pattern}")
     with _disk_errors(state_dir):
         make_directories(state_dir)

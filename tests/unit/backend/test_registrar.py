@@ -111,7 +111,9 @@ def test_a_started_backend_loads_no_other_model(
         registrar._base_engine(run)
 
 
-@pytest.mark.parametrize("base_model", ["/etc", "../models/secret", "https://example.org/model", "a/b/c"])
+@pytest.mark.parametrize(
+    "base_model", ["/etc", "../models/secret", "https://example.org/model", "a/b/c", "a/b\n"]
+)
 def test_a_path_or_an_address_is_no_base_model(
     registrar: Registrar, monkeypatch: pytest.MonkeyPatch, base_model: str
 ) -> None:

@@ -50,7 +50,7 @@ class Manifest(TypedDict):
 
 def run_directory(runs_dir: Path, run: str) -> Path:
     """Return a run's directory; the name is checked so that the path stays under `runs_dir`."""
-    if not STORED_PATTERN.match(run):
+    if not STORED_PATTERN.fullmatch(run):
         raise InvalidRequest(f"{run!r} is not a valid run name", hint=f"names match {NAME_PATTERN.pattern}")
     return runs_dir / run
 

@@ -51,7 +51,7 @@ def unknown_teacher(name: str, known: Iterable[str]) -> CannotHonour:
 
 def _read(option: str, environment: Mapping[str, str]) -> TeacherSettings:
     name, _, address = option.partition("=")
-    if not NAME_PATTERN.match(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise CannotHonour(
             f"--teacher {option}: {name!r} is not a name",
             hint="write NAME=URL; a name has lowercase letters, digits, dots, dashes and underscores",

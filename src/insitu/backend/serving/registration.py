@@ -28,7 +28,7 @@ from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState
 from insitu.wire.routing_table import Served, ServedBase
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 log = logging.getLogger(__name__)
 
 
@@ -163,7 +163,7 @@ class Registrar:
             if known is not None and run.base_model in (known.served_name, known.model):
                 return known
         serves = f"; this backend serves {self.host.engine.served_name}" if self.host is not None else ""
-        if not _HUB_ID.match(run.base_model):
+        if not _HUB_ID.fullmatch(run.base_model):
             raise CannotHonour(
                 f"base model {run.base_model!r} is not a model name{serves}",
                 hint="name the served model or a hub id; directories are given to `insitu serve --model`",
