@@ -54,7 +54,8 @@ def test_no_statement_is_built_from_values() -> None:
 
 def test_no_name_is_checked_by_a_match_that_leaves_a_newline() -> None:
     """`$` also matches before a last newline, so names are checked with `fullmatch`."""
-    checked = {(module, ast.unparse(call.func)) for module, call in calls("match")}
+    methods = ((m, call) for m, call in calls("match") if isinstance(call.func, ast.Attribute))
+    checked = {(module, ast.unparse(call.func)) for module, call in methods}
     assert checked == {
         ("compat/nemo/marked_text.py", "re.match"),
         ("rewards/judges/judge_prompt.py", "_FENCED.match"),
