@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
     Modules are searched for first in the current directory, as `python` itself does, and last in
     `directories`.
     """
-    module_name, _, attribute = entry.partition(":") if ":" in entry else entry.rpartition(".")
+    module_name, attribute = _parts(entry)
     if not module_name or not attribute:
         raise InvalidRequest(
             f"entry `{entry}` does not name a function",
@@ -39,6 +40,32 @@ def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
     if not callable(found):
         raise InvalidRequest(f"entry `{entry}` is a {type(found).__name__}, not a function")
     return found
+
+
+def entry_files(entry: str) -> dict[str, Path]:
+    """Return the files of an entry's module and of the one that defines its function, by module name.
+
+    The entry has been loaded before.
+    """
+    module_name, attribute = _parts(entry)
+    found: object = sys.modules.get(module_name)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    defined_in = getattr(inspect.unwrap(found) if callable(found) else found, "__module__", None)
+    return {name: path for name in (module_name, defined_in) if name and (path := module_file(name))}
+
+
+def module_file(name: str) -> Path | None:
+    """Return the file of an imported module; None if it has none, or is a part of insitu."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or name.partition(".")[0] == "insitu" or not Path(file).is_file():
+        return None
+    return Path(file)
+
+
+def _parts(entry: str) -> tuple[str, str]:
+    module_name, _, attribute = entry.partition(":") if ":" in entry else entry.rpartition(".")
+    return module_name, attribute
 
 
 def _add_paths(directories: tuple[Path, ...]) -> None:

@@ -55,9 +55,11 @@ class FinetuneBench:
     def loaded(self, **options: Any) -> LoadedConfig:
         return with_options(load_config("config.yml"), options)
 
-    async def run(self, **options: Any) -> Summary:
+    async def run(self, *, accept_changes: bool = False, **options: Any) -> Summary:
         """`insitu finetune` with these options, to its end."""
-        return await command.finetune(self.loaded(**options), self.progress, "insitu finetune")
+        return await command.finetune(
+            self.loaded(**options), self.progress, "insitu finetune", accept_changes=accept_changes
+        )
 
     @asynccontextmanager
     async def opened(self, **options: Any) -> AsyncIterator[tuple[FinetuneRun, command.Components]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from insitu.config.load import LoadedConfig
 
 Result = TypeVar("Result")
+ACCEPT_CHANGES = "--accept-changes"
 
 
 @click.command()
@@ -70,6 +71,11 @@ Result = TypeVar("Result")
     type=float,
     help="Temperature of validations, 0 for greedy answers. Default: that of `llms`.",
 )
+@click.option(
+    ACCEPT_CHANGES,
+    is_flag=True,
+    help="Resume although the agent, the reward or a dataset has been edited since the run used it.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would run, without running it.")
 @click.option(
     "--show-config",
@@ -79,6 +85,7 @@ Result = TypeVar("Result")
 def finetune(
     config_file: Path,
     override: tuple[tuple[str, str], ...],
+    accept_changes: bool,
     dry_run: bool,
     show_config: bool,
     **given: str | float | None,
@@ -101,10 +108,15 @@ def finetune(
         from insitu.harness.dry_run import dry_run as check
 
         sys.exit(0 if asyncio.run(check(loaded, click.echo, show_config=show_config)) else 1)
-    sys.exit(_run(loaded))
+    sys.exit(_run(loaded, accept_changes=accept_changes))
 
 
-def _run(loaded: LoadedConfig) -> int:
+def resume_arguments(given: Sequence[str]) -> list[str]:
+    """Return the arguments that resume a run; changes to come have to be accepted anew."""
+    return [word for word in given if word != ACCEPT_CHANGES]
+
+
+def _run(loaded: LoadedConfig, *, accept_changes: bool) -> int:
     import asyncio
     import shlex
     import sys
@@ -115,10 +127,11 @@ def _run(loaded: LoadedConfig) -> int:
     from insitu.harness.screen.safe_output import print_lines
     from insitu.harness.screen.summary import exit_code, lines
 
-    command = shlex.join(["insitu", *Redaction(loaded.config).hide_arguments(sys.argv[1:])])
+    given = Redaction(loaded.config).hide_arguments(resume_arguments(sys.argv[1:]))
+    command = shlex.join(["insitu", *given])
     with open_progress() as progress:
         try:
-            summary = asyncio.run(until_signal(run(loaded, progress, command)))
+            summary = asyncio.run(until_signal(run(loaded, progress, command, accept_changes=accept_changes)))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # stopped before the run directory was opened
     print_lines(lines(summary))

@@ -40,6 +40,10 @@ class Assembly:
         self._being_built: list[str] = []
         self.notes: list[str] = []
         """Remarks from the datasets for the user."""
+        self.built: list[tuple[Kind, ComponentConfig]] = []
+        """Every component, in the order in which they were built."""
+        self.validation_parts: Assembly | None = None
+        """The parts of `--validation_config_file`, once the validation task is built."""
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -57,6 +61,7 @@ class Assembly:
     async def component(self, kind: Kind, config: ComponentConfig) -> Any:
         """Build a component that is closed together with the assembly."""
         component = find(kind, config.type_name)
+        self.built.append((kind, config))
         return await self._stack.enter_async_context(build(component, config, self))
 
     async def evaluator(self, name: str) -> Evaluator | GroupEvaluator:
@@ -132,6 +137,7 @@ class Assembly:
             other = await self._stack.enter_async_context(
                 Assembly(load_config(Path(options.validation_config_file)))
             )
+            self.validation_parts = other
             return await other.as_validation_of(self, model)
         if options.validation_dataset is None:
             return None

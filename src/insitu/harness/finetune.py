@@ -27,12 +27,14 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.best import gain_of
+from insitu.harness.loop.input_changes import InputChanges
 from insitu.harness.loop.method_rules import check_method, why_nothing_trained
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import check_many_steps
 from insitu.harness.loop.validation import check_samples
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
+from insitu.harness.run_inputs import run_inputs
 from insitu.harness.screen.summary import ADAPTER_CONFIG, BASE_MODEL, Summary
 from insitu.json_values import as_object
 from insitu.plugins import Kind
@@ -81,7 +83,9 @@ async def build_components(parts: Assembly) -> Components:
     return made
 
 
-async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str) -> Summary:
+async def finetune(
+    loaded: LoadedConfig, progress: Progress, resume_command: str, *, accept_changes: bool = False
+) -> Summary:
     """Run to the end and close everything. The run's errors and interruptions end up in the summary."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(Assembly(loaded))
@@ -93,6 +97,9 @@ async def finetune(loaded: LoadedConfig, progress: Progress, resume_command: str
         directory = stack.enter_context(
             RunDirectory.open(loaded.config.finetuning.output_dir, dump_config(loaded.config))
         )
+        inputs = run_inputs(parts, training, validation)
+        changes = InputChanges(directory, loaded.config.finetuning.curriculum_learning, inputs)
+        changes.settle(progress, resume_command, accept=accept_changes)
         binding = training.agent.binding
         gateway = await stack.enter_async_context(
             GatewayClient(binding.gateway_url, binding.api_key, retry=PATIENT, say=progress.warn)

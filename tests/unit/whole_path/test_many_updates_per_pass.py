@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from insitu.config.finetuning import FinetuningConfig
-from insitu.errors import InsituError
+from insitu.errors import Conflict, InsituError
 from insitu.harness.collect.group_builder import GroupBuilder
 from insitu.harness.dry_run import dry_run
 from insitu.harness.files.run_directory import epoch_name
@@ -266,6 +266,12 @@ async def test_another_dataset_in_the_middle_of_a_pass_is_rejected(tmp_path, mon
         assert (await bench.run()).updates == 1
         bench.project.write_rows("train.json", 9)
         configure(bench, max_steps=2)
+        with pytest.raises(Conflict, match="training data: 9 rows, 8 before"):
+            await bench.run()
+        # A journal of an earlier release has the hash of the examples' ids alone.
+        journal = bench.project.output / "journal.jsonl"
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(line for line in lines if not line.startswith('{"event":"inputs"')))
         summary = await bench.run()
         assert summary.outcome == "failed"
         assert "half done with another dataset; now it has 9 examples" in summary.reason

@@ -44,7 +44,7 @@ DERIVED_FILES = (
     "reward_plot.png",
 )
 _OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
-_EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
+EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -101,13 +101,19 @@ class RunDirectory(Closing):
         make_directories(self.path / DROPPED)
         write_atomic(self.path / DROPPED / f"{name}.json", orjson.dumps(reasons))
 
-    def set_aside(self, name: str) -> Path:
+    def store_names(self) -> list[str]:
+        """Return the names of all stored epochs, steps and validations."""
+        return sorted(file.stem for file in (self.path / TRAJECTORIES).glob("*.jsonl"))
+
+    def set_aside(self, name: str, why: str = "failed") -> Path:
         """Rename, and so keep, the rollouts of an epoch, a step or a validation that is to be run again."""
         path = self.store(name).path
         self._stores.pop(name).close()
         number = 1
-        while (aside := path.with_name(f"{name}-failed-{number}.jsonl")).exists():
+        while (aside := path.with_name(f"{name}-{why}-{number}.jsonl")).exists():
             number += 1
+        if (dropped := self.path / DROPPED / f"{name}.json").exists():
+            dropped.rename(dropped.with_stem(aside.stem))
         if (tokens := tokens_beside(path)).exists():
             # First: lines without their tokens can be set aside again, tokens without lines would be cut off.
             tokens.rename(tokens_beside(aside))
@@ -133,7 +139,7 @@ def epoch_name(epoch: int, step: int | None = None) -> str:
 
 def is_epoch_name(name: str) -> bool:
     """Return True for the files of an epoch or a step, False for validations and for what was set aside."""
-    return _EPOCH_NAME.fullmatch(name) is not None
+    return EPOCH_NAME.fullmatch(name) is not None
 
 
 def _make(path: Path) -> None:

@@ -3,6 +3,8 @@
 | event | written when | carries |
 |---|---|---|
 | `registered` | the backend has taken the run | its name and address |
+| `inputs` | the run starts, or goes on with other inputs | hashes of files and datasets, what changed |
+| `restarted` | the epochs begin anew, as none has trained anything | reason, the first curriculum |
 | `submitted` | the backend has acknowledged a step | epoch, job, figures, the curriculum after it |
 | `failed` | a job failed | epoch, message |
 | `step` | a step is over, trained or not | its line in steps.jsonl, curriculum |
@@ -25,8 +27,9 @@ from insitu.harness.files.journal import Journal
 from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
+from insitu.harness.interfaces.run_input import Role, RunInput
 from insitu.harness.interfaces.training_job import TrainingJobRef
-from insitu.json_values import JsonObject, as_object
+from insitu.json_values import JsonObject, JsonValue, as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,27 @@ class Registered:
     kind: ClassVar[str] = "registered"
     name: str
     url: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputsNoted:
+    """The run uses these files and datasets from now on."""
+
+    kind: ClassVar[str] = "inputs"
+    inputs: list[RunInput]
+    changed: list[Role]
+    """Empty at the start of a run."""
+    changes: list[str]
+    """One line for each, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The epochs begin anew: none has trained anything."""
+
+    kind: ClassVar[str] = "restarted"
+    reason: str
+    curriculum: CurriculumState
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +139,31 @@ class Ended:
 
 
 Event: TypeAlias = (
-    Registered | Submitted | Failed | StepEnded | EpochEnded | Validated | Best | Remeasured | Ended
+    Registered
+    | InputsNoted
+    | Restarted
+    | Submitted
+    | Failed
+    | StepEnded
+    | EpochEnded
+    | Validated
+    | Best
+    | Remeasured
+    | Ended
 )
 OneKind = TypeVar(
-    "OneKind", Registered, Submitted, Failed, StepEnded, EpochEnded, Validated, Best, Remeasured, Ended
+    "OneKind",
+    Registered,
+    InputsNoted,
+    Restarted,
+    Submitted,
+    Failed,
+    StepEnded,
+    EpochEnded,
+    Validated,
+    Best,
+    Remeasured,
+    Ended,
 )
 
 
@@ -149,6 +194,10 @@ def _event(record: JsonObject) -> Event | None:
     match record.get("event"):
         case Registered.kind:
             return Registered(_text(record, "name"), _text(record, "url"))
+        case InputsNoted.kind:
+            return _inputs(record)
+        case Restarted.kind:
+            return Restarted(_text(record, "reason"), _curriculum(record))
         case Submitted.kind:
             return Submitted(_int(record, "epoch"), _ref(record), _line(record), _curriculum(record))
         case Failed.kind:
@@ -169,6 +218,24 @@ def _event(record: JsonObject) -> Event | None:
             return Ended(_text(record, "outcome"), _int(record, "num_epochs"))
         case _:
             return None
+
+
+def _inputs(record: JsonObject) -> InputsNoted:
+    known = frozenset(map(str, Role))
+    listed = [_object({"input": each}, "input", ("role",)) for each in _list(record, "inputs")]
+    inputs = [
+        RunInput(
+            Role(_text(each, "role")),
+            _text(each, "name"),
+            _text(each, "path"),
+            _text(each, "sha256"),
+            _int(each, "count"),
+        )
+        for each in listed
+        if each["role"] in known
+    ]
+    changed = [Role(str(role)) for role in _list(record, "changed") if role in known]
+    return InputsNoted(inputs, changed, [str(line) for line in _list(record, "changes")])
 
 
 def _line(record: JsonObject) -> StepLine:
@@ -200,6 +267,13 @@ def _object(record: JsonObject, name: str, required: tuple[str, ...]) -> JsonObj
     if missing := [key for key in required if key not in found]:
         raise KeyError(f"{name}.{missing[0]}")
     return found
+
+
+def _list(record: JsonObject, name: str) -> list[JsonValue]:
+    value = record[name]
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is not a list")
+    return value
 
 
 def _int(record: Mapping[str, object], name: str) -> int:

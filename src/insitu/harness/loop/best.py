@@ -7,6 +7,7 @@ The highest of several noisy figures is too high on average; new samples are not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from insitu.errors import InsituError
@@ -17,6 +18,7 @@ from insitu.harness.interfaces import events
 from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState
 from insitu.harness.loop.validation import entry_of, rollouts_of, takes_plans
+from insitu.harness.rollouts.episode import Trajectory
 
 
 def is_better(entry: ValidationEntry, best: events.Best | None) -> bool:
@@ -80,24 +82,41 @@ def listed_validations(state: LoopState) -> list[ValidationEntry]:
     return [*state.validations, again]
 
 
-async def _measured_again(loop: RunningLoop, chosen: ValidationEntry) -> ValidationEntry | None:
-    step = chosen["step"]
-    title, name = f"step {step}, the best, again", f"remeasured-{step:06d}"
+async def validate_start(loop: RunningLoop) -> ValidationEntry | None:
+    """Validate step 0 of a run that has gone on since; None, with a warning, if it cannot be served."""
+    try:
+        found = await _rollouts_at(loop, 0, "validation-0000", "Step 0", "anew")
+    except InsituError as error:
+        loop.run.progress.warn(f"Step 0 could not be measured anew, so no gain will be known: {error}")
+        return None
+    return None if found is None else entry_of(loop.run, found, 0, 0, loop.run.run_id)
+
+
+async def _rollouts_at(
+    loop: RunningLoop, step: int, name: str, what: str, again: str
+) -> Sequence[Trajectory] | None:
+    """Run the validation examples on the weights of a step; None, with a warning, if that is not possible."""
     newest = step == loop.state.step
     if not newest and not takes_plans(loop.builder):
         loop.run.progress.warn(
-            f"Step {step}, the best, is not measured again: {type(loop.builder).__qualname__}.run_eval has "
-            "no parameter `plan` (docs/plugins.md)"
+            f"{what} is not measured {again}: {type(loop.builder).__qualname__}.run_eval has no parameter "
+            "`plan` (docs/plugins.md)"
         )
         return None
     lease: AbstractAsyncContextManager[str | None] = nullcontext() if newest else loop.adapter.leased(step)
     async with lease as model:
         if model is None and not newest:
-            loop.run.progress.warn(
-                f"Step {step}, the best, is not measured again: the backend serves only the newest step"
-            )
+            loop.run.progress.warn(f"{what} is not measured {again}: the backend serves only the newest step")
             return None
-        found = await rollouts_of(loop.run, loop.builder, name, title, model)
+        return await rollouts_of(loop.run, loop.builder, name, f"{what.lower()} {again}", model)
+
+
+async def _measured_again(loop: RunningLoop, chosen: ValidationEntry) -> ValidationEntry | None:
+    step = chosen["step"]
+    name = f"remeasured-{step:06d}"
+    found = await _rollouts_at(loop, step, name, f"Step {step}, the best,", "again")
+    if found is None:
+        return None
     entry = entry_of(loop.run, found, chosen["epoch"], step, chosen["run_id"])
     if entry["avg_reward"] is None:
         kept = loop.run.directory.set_aside(name)

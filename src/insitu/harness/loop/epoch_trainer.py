@@ -16,7 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from insitu.errors import InvalidRequest
-from insitu.harness.files.metrics import StepLine, append_step, write_metrics, write_steps
+from insitu.harness.files.metrics import (
+    STEPS_FILE,
+    StepLine,
+    append_step,
+    write_metrics,
+    write_steps,
+)
 from insitu.harness.files.plots import write_plot
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.run import FinetuneRun
@@ -26,7 +32,13 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.account import Account
-from insitu.harness.loop.best import announcement, is_better, listed_validations, remeasure_best
+from insitu.harness.loop.best import (
+    announcement,
+    is_better,
+    listed_validations,
+    remeasure_best,
+    validate_start,
+)
 from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
 from insitu.harness.loop.method_rules import why_nothing_trained
 from insitu.harness.loop.metrics import epoch_line
@@ -81,6 +93,7 @@ class EpochTrainer(Trainer):
         """Run every epoch that is not over yet, with validation before, between and after."""
         run_id, statuses = self.loop.run.run_id, list[TrainingJobStatus]()
         await self._catch_up()
+        await self._measure_anew(run_id)
         for epoch in range(self.state.next_epoch, num_epochs):
             if not self.loop.pass_over:  # else a crash came before the end of the epoch was noted
                 if self._enough_steps():
@@ -252,7 +265,7 @@ class EpochTrainer(Trainer):
     def _step_over(self, ended: events.StepEnded) -> None:
         loop = self.loop
         settings = RunSettings.of(loop.run, loop.adapter.method, given=not loop.builder.runs_agent)
-        line = with_verdict(self.state.steps, ended.line, settings)
+        line = with_verdict(self.state.comparable_steps, ended.line, settings)
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
 
@@ -301,10 +314,25 @@ class EpochTrainer(Trainer):
     async def _catch_up(self) -> None:
         """Redo the follow-up of the last event, in case a crash prevented it."""
         await self._keep_if_best()
-        if self.state.steps:
-            write_steps(self.loop.run.directory.path, self.state.steps)
-        if self.state.validations or self.state.epochs:
+        path = self.loop.run.directory.path
+        if self.state.steps or (path / STEPS_FILE).exists():  # else it may have those before a restart
+            write_steps(path, self.state.steps)
             self._write_files()
+        elif self.state.validations or self.state.epochs:
+            self._write_files()
+
+    async def _measure_anew(self, run_id: str) -> None:
+        """Validate step 0 and the current weights if the validations before were outdated by a change."""
+        loop, state = self.loop, self.state
+        if loop.run.validation is None or state.validated_from is None or not state.step:
+            return
+        if not any(entry["step"] == 0 for entry in state.validations):
+            entry = await validate_start(loop)
+            if entry is not None:
+                loop.note(events.Validated(entry))
+                await self._keep_if_best()
+        if state.validated_from == state.step and not state.validated_step():
+            await self.run_validation_evaluation(state.next_epoch, run_id)
 
     async def _keep_if_best(self) -> None:
         """Keep the checkpoint of the last validation if none before was better; step 0 has none to keep."""

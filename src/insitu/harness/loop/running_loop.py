@@ -41,7 +41,7 @@ class RunningLoop:
     @property
     def num_examples_done(self) -> int:
         """The number of examples that the steps of the open epoch have used up."""
-        return sum(line.get("num_examples", 0) for line in self.state.open_steps)
+        return sum(line.get("num_examples", 0) for line in self.state.pass_steps)
 
     @property
     def pass_share(self) -> float:
@@ -51,16 +51,15 @@ class RunningLoop:
     @property
     def pass_over(self) -> bool:
         """True if the open epoch has no step left."""
-        done = self.state.open_steps
         if self.run.config.finetuning.groups_per_step is None:
-            return bool(done)
-        return bool(done) and self.num_examples_done >= len(self.run.training.examples)
+            return bool(self.state.open_steps)
+        return bool(self.state.pass_steps) and self.num_examples_done >= len(self.run.training.examples)
 
     def check_dataset(self) -> None:
         """Reject a dataset that has changed in the middle of a pass, whose order would be another."""
         examples = self.run.training.examples
         digest = dataset_digest(examples)
-        if any(line.get("dataset", digest) != digest for line in self.state.open_steps):
+        if any(line.get("dataset", digest) != digest for line in self.state.pass_steps):
             raise Conflict(
                 f"epoch {self.state.next_epoch + 1} of {self.run.directory.path} is half done with another "
                 f"dataset; now it has {len(examples)} examples",

@@ -15,11 +15,14 @@ from insitu.harness.interfaces.events import (
     EpochEnded,
     Event,
     Failed,
+    InputsNoted,
     Remeasured,
+    Restarted,
     StepEnded,
     Submitted,
     Validated,
 )
+from insitu.harness.interfaces.run_input import SHAPE_ROLLOUTS, SHAPE_VALIDATIONS, Role
 from insitu.harness.loop.curriculum import initial_state
 
 
@@ -35,13 +38,21 @@ class LoopState:
     submitted: Submitted | None = None
     """The submitted step that is not known to have ended."""
     failures: Counter[int] = field(default_factory=Counter[int])
-    """Failed jobs by epoch."""
+    """Failed or abandoned submissions by epoch."""
     best: Best | None = None
     """The step with the best validation; 0 is the untrained model."""
     remeasured: dict[int, ValidationEntry] = field(default_factory=dict[int, ValidationEntry])
     """The steps that were measured again because they were the best."""
     example_rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """The last known mean reward of each example, None without spread; kept for a curriculum over steps."""
+    outdated: bool = False
+    """True if the submitted step was rolled out before a change of the run's inputs."""
+    num_steps_before_change: int = 0
+    """Steps whose rewards cannot be compared with later ones."""
+    pass_start: int = 0
+    """Steps of the open epoch before its pass began anew, over other examples."""
+    validated_from: int | None = None
+    """The step from which validations count; None: from the start."""
 
     @property
     def next_epoch(self) -> int:
@@ -78,9 +89,23 @@ class LoopState:
         """Return True if the current weights have been validated."""
         return any(entry["step"] == self.step for entry in self.validations)
 
+    @property
+    def pass_steps(self) -> list[StepLine]:
+        """The steps of the pass that is not over."""
+        return self.open_steps[self.pass_start :]
+
+    @property
+    def comparable_steps(self) -> list[StepLine]:
+        """The steps with the agent, the reward and the data of today."""
+        return self.steps[self.num_steps_before_change :]
+
     def apply(self, event: Event) -> None:
         """Update the state with one event."""
         match event:
+            case InputsNoted():
+                self._change(frozenset(event.changed))
+            case Restarted():
+                self._restart(event)
             case Submitted():
                 self.submitted = event
             case Failed():
@@ -90,14 +115,14 @@ class LoopState:
                 self.steps.append(event.line)
                 self.example_rewards.update(event.line.get("example_rewards", {}))
                 self.curriculum = event.curriculum
-                self.submitted = None
+                self.submitted, self.outdated = None, False
             case EpochEnded():
                 if not self.steps_of(event.line["epoch"]):
                     # Earlier releases made one step of each epoch and noted no other event for it.
                     self.steps.append(cast(StepLine, event.line))
                 self.epochs.append(event.line)
                 self.curriculum = event.curriculum
-                self.submitted = None
+                self.submitted, self.outdated, self.pass_start = None, False, 0
             case Validated():
                 self.validations.append(event.entry)
             case Best():
@@ -106,6 +131,24 @@ class LoopState:
                 self.remeasured[event.entry["step"]] = event.entry
             case _:  # `registered` and `ended` are for the adapter and for readers of the file
                 pass
+
+    def _change(self, roles: frozenset[Role]) -> None:
+        """Forget what other inputs outdate."""
+        # Read for a step that failed after a change, too: its rollouts are set aside by now.
+        self.outdated = self.submitted is not None and (self.outdated or bool(roles & SHAPE_ROLLOUTS))
+        if roles & SHAPE_ROLLOUTS:
+            self.failures[self.next_epoch] += 1  # the backend may have the step that is given up
+            self.example_rewards = {}
+            self.num_steps_before_change = len(self.steps)
+        if Role.TRAINING in roles:
+            self.pass_start = len(self.open_steps)
+        if roles & SHAPE_VALIDATIONS:
+            self.validated_from = self.step
+            self.validations, self.best, self.remeasured = [], None, {}
+
+    def _restart(self, event: Restarted) -> None:
+        failures = self.failures + Counter({self.next_epoch: 1})
+        self.__init__(event.curriculum, failures=failures)
 
 
 def fold(events: Iterable[Event], curriculum: CurriculumConfig) -> LoopState:
