@@ -128,6 +128,25 @@ def test_before_the_first_update_only_what_the_change_outdates_is_made_again(run
     assert run.store_names() == ["epoch-0000-outdated-1", "validation-0000-outdated-1"]
 
 
+def test_a_run_that_trained_nothing_begins_anew(run: RunDirectory) -> None:
+    settle(run, REWARD, TRAINING)
+    rolled_out(run, "validation-0000")
+    rolled_out(run, "epoch-0000")
+    run.write_dropped("epoch-0000", {"r": "zero_variance"})
+    line: Any = {"epoch": 0, "step": None}
+    events.note(run.journal, events.StepEnded(0, line, START))
+    assert settle(run, REWARD, TRAINING).steps == [line]  # not over yet
+    events.note(run.journal, events.EpochEnded(0, line, START))
+    events.note(run.journal, events.Ended("succeeded", 1))
+    state = settle(run, REWARD, TRAINING)
+    assert (state.next_epoch, state.steps, state.validations) == (0, [], [])
+    assert run.store_names() == ["epoch-0000-outdated-1", "validation-0000-outdated-1"]
+    assert [path.name for path in (run.path / "left_out").iterdir()] == ["epoch-0000-outdated-1.json"]
+    trained(run, 1)
+    events.note(run.journal, events.Ended("succeeded", 1))
+    assert settle(run, REWARD, TRAINING).step == 1
+
+
 async def test_scripts_of_commands_and_members_of_rewards_are_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

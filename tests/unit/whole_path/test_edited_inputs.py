@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -163,3 +164,27 @@ async def test_before_the_first_update_a_run_goes_on_with_what_was_fixed(tmp_pat
         assert (last.outcome, last.updates, last.run_id) == ("succeeded", 1, first.run_id), last.reason
         assert {"epoch-0000", "epoch-0000-outdated-1"} <= store_names(bench)
         assert all(record["reward"] >= 5 for record in bench.records())
+
+
+async def test_after_a_constant_reward_the_same_command_rolls_out_again(tmp_path, monkeypatch):
+    async with open_bench(tmp_path, monkeypatch, num_examples=1) as bench:
+        prepare(bench, num_epochs=2)
+        # The cause is in a module that the run does not watch.
+        monkeypatch.setitem(sys.modules, "cause", ModuleType("cause"))
+        sys.modules["cause"].constant = True  # type: ignore[attr-defined]
+        edit(
+            bench,
+            "my_reward",
+            f"import cause\n{REWARD.format(shift='cause.constant or 1')}".replace(
+                "sum(", "(not cause.constant) * sum("
+            ),
+        )
+        for _ in range(2):
+            summary = await bench.run()
+            assert "no epoch trained anything: no group had two different rewards" in summary.reason
+            assert len(sys.modules["my_agent"].ROLLED_OUT) == 8
+            sys.modules["my_agent"].ROLLED_OUT.clear()
+        sys.modules["cause"].constant = False  # type: ignore[attr-defined]
+        summary = await bench.run()
+        assert (summary.outcome, summary.updates) == ("succeeded", 2), summary.reason
+        assert [line["step"] for line in bench.project.lines("steps.jsonl")] == [1, 2]

@@ -324,9 +324,9 @@ class EpochTrainer(Trainer):
     async def _measure_anew(self, run_id: str) -> None:
         """Validate step 0 and the current weights if the validations before were outdated by a change."""
         loop, state = self.loop, self.state
-        if loop.run.validation is None or state.validated_from is None or not state.step:
+        if loop.run.validation is None or state.validated_from is None:
             return
-        if not any(entry["step"] == 0 for entry in state.validations):
+        if state.step and not any(entry["step"] == 0 for entry in state.validations):
             entry = await validate_start(loop)
             if entry is not None:
                 loop.note(events.Validated(entry))

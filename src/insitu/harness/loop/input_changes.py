@@ -45,7 +45,10 @@ class InputChanges:
         ]
         lines = [each.difference(before[each.role, each.name]) for each in changed]
         roles = frozenset(each.role for each in changed)
-        if changed and not (state.num_updates or state.submitted):
+        trained = state.num_updates or state.submitted
+        if state.ended and not trained:  # whatever the cause was, only new rollouts show that it is gone
+            self._begin_anew(frozenset(Role), lines or ["no epoch has trained anything"], progress)
+        elif changed and not trained:
             self._begin_anew(roles, lines, progress)
         elif changed:
             if not accept:
@@ -65,9 +68,8 @@ class InputChanges:
             start = initial_state(self.curriculum)
             events.note(self.directory.journal, events.Restarted("; ".join(lines), start))
         aside = " (rollouts made before are kept aside)" if found else ""
-        progress.info(
-            f"Going on with changed inputs, as nothing has been trained yet{aside}: {'; '.join(lines)}"
-        )
+        again = "Beginning anew" if roles & SHAPE_ROLLOUTS else "Validating anew"
+        progress.info(f"{again}, as nothing has been trained yet{aside}: {'; '.join(lines)}")
 
     def _go_on(self, state: LoopState, roles: frozenset[Role]) -> None:
         if roles & SHAPE_ROLLOUTS and state.submitted is None:

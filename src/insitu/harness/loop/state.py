@@ -12,6 +12,7 @@ from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.events import (
     Best,
+    Ended,
     EpochEnded,
     Event,
     Failed,
@@ -51,6 +52,8 @@ class LoopState:
     """Steps whose rewards cannot be compared with later ones."""
     pass_start: int = 0
     """Steps of the open epoch before its pass began anew, over other examples."""
+    ended: bool = False
+    """True if no epoch was left."""
     validated_from: int | None = None
     """The step from which validations count; None: from the start."""
 
@@ -129,7 +132,9 @@ class LoopState:
                 self.best = event
             case Remeasured():
                 self.remeasured[event.entry["step"]] = event.entry
-            case _:  # `registered` and `ended` are for the adapter and for readers of the file
+            case Ended():
+                self.ended = True
+            case _:  # `registered` is for the adapter
                 pass
 
     def _change(self, roles: frozenset[Role]) -> None:
