@@ -67,7 +67,7 @@ def test_same_configuration_continues(path: Path) -> None:
 
 def test_other_configuration_is_refused_line_by_line(path: Path) -> None:
     with RunDirectory.open(path, DUMP) as run:
-        pass
+        run.store("epoch-0000").append(Rollout("r", "e", 0, Ending.COMPLETED, 1.0))
     before = (path / "config.json").read_bytes()
     with pytest.raises(Conflict) as caught:
         RunDirectory.open(path, OTHER)
@@ -78,6 +78,27 @@ def test_other_configuration_is_refused_line_by_line(path: Path) -> None:
     assert (path / "config.json").read_bytes() == before
     with RunDirectory.open(path, DUMP) as again:  # the refusal left no lock behind
         assert again.resumed
+
+
+def test_a_run_that_recorded_nothing_gives_way_to_another_configuration(path: Path) -> None:
+    with RunDirectory.open(path, DUMP) as first:
+        first.journal.append("inputs", {"inputs": [], "changed": [], "changes": []})
+        first.journal.append("registered", {"name": "small", "url": "http://127.0.0.1:7623"})
+        first.store("epoch-0000")  # opened, and no rollout has ended
+    with RunDirectory.open(path, OTHER) as second:
+        assert not second.resumed
+        assert second.run_id != first.run_id
+        assert second.journal.records() == []
+        assert second.store_names() == []
+    assert json.loads((path / "config.json").read_text())["config"] == OTHER
+
+
+@pytest.mark.parametrize("event", ["validated", "step", "best", "of a newer release"])
+def test_a_run_with_any_result_keeps_its_directory(path: Path, event: str) -> None:
+    with RunDirectory.open(path, DUMP) as run:
+        run.journal.append(event, {})
+    with pytest.raises(Conflict, match="another configuration"):
+        RunDirectory.open(path, OTHER)
 
 
 def test_second_process_is_refused_with_the_pid_of_the_first(path: Path) -> None:

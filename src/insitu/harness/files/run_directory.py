@@ -6,7 +6,8 @@
     left_out/            which of an epoch's or a step's rollouts were not trained on, and why
     …                    metrics and the plot, derived from the journal
 
-The same configuration resumes the run that it finds there; a different one is rejected.
+The same configuration resumes the run that it finds there. A different one is rejected, unless that run has
+recorded nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ DERIVED_FILES = (
     "reward_plot.png",
 )
 _OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
+_BEFORE_RESULTS = ("inputs", "registered")
+"""Events of a run that has not begun to roll out."""
 EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -73,8 +76,11 @@ class RunDirectory(Closing):
             known = _read_config(path)
             if known is None:
                 _check_free(path)
-            else:
-                _check_same(path, known, dump)
+            elif not _same(known, dump):
+                if _has_results(path):
+                    raise _other_run(path, known, dump)
+                _clear(path)
+                known = None
             run_id = str(known["run_id"]) if known else f"run_{secrets.token_hex(4)}"
             _write_config(path, run_id, dump, known)
             journal = Journal(path / JOURNAL_FILE)
@@ -199,16 +205,33 @@ def _check_free(path: Path) -> None:
         )
 
 
-def _check_same(path: Path, known: JsonObject, dump: JsonObject) -> None:
-    old, new = as_object(known["config"]) or {}, dump
+def _same(known: JsonObject, dump: JsonObject) -> bool:
     # Recompute the old fingerprint: another release may have computed the stored one differently.
-    if fingerprint(old) == fingerprint(new):
-        return
-    listed = "\n".join(f"    {line}" for line in differences(old, new))
-    raise Conflict(
+    return fingerprint(as_object(known["config"]) or {}) == fingerprint(dump)
+
+
+def _other_run(path: Path, known: JsonObject, dump: JsonObject) -> Conflict:
+    listed = "\n".join(f"    {line}" for line in differences(as_object(known["config"]) or {}, dump))
+    return Conflict(
         f"{path} belongs to run {known['run_id']}, which has another configuration:\n{listed}",
         hint=_elsewhere(path),
     )
+
+
+def _has_results(path: Path) -> bool:
+    """Return True if a run has recorded more than that it was going to start."""
+    if any(file.stat().st_size for file in (path / TRAJECTORIES).glob("*.jsonl")):
+        return True
+    with Journal(path / JOURNAL_FILE) as journal:
+        return any(record.get("event") not in _BEFORE_RESULTS for record in journal.records())
+
+
+def _clear(path: Path) -> None:
+    """Remove the files of a run without results, the configuration last."""
+    for file in (path / TRAJECTORIES).glob("*"):
+        file.unlink()
+    (path / JOURNAL_FILE).unlink()
+    (path / CONFIG_FILE).unlink()
 
 
 def _write_config(path: Path, run_id: str, dump: JsonObject, known: JsonObject | None) -> None:
