@@ -12,6 +12,9 @@ from insitu.cli import cli
 from insitu.errors import InvalidRequest
 from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.interfaces.settings import BackendSettings
+from insitu.harness.rollouts.rollout import Rollout
+from insitu.harness.screen.run_reader import RunReader
+from insitu.types import Ending
 
 
 def test_a_mistyped_command_names_the_one_that_was_meant() -> None:
@@ -40,3 +43,12 @@ def test_an_output_directory_that_cannot_be_made_is_named(tmp_path: Path) -> Non
     with pytest.raises(InvalidRequest, match=r"file/run cannot be written: FileExistsError") as caught:
         RunDirectory.open(tmp_path / "file" / "run", {})
     assert "finetuning.output_dir" in caught.value.hint
+
+
+def test_a_part_of_a_rollouts_place_does_not_match_the_digits_at_its_end(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path / "run", {}) as run:
+        for name in ("run_0.e3.0.0.aaaaaaaa", "run_0.e1.0.0.bbe3bbbb"):
+            run.store("epoch-0000").append(Rollout(name, "e", 0, Ending.COMPLETED, 1.0))
+    reader = RunReader.open(tmp_path / "run")
+    assert reader.find("e3").rollout.rollout_id == "run_0.e3.0.0.aaaaaaaa"
+    assert reader.find("bbe3").rollout.rollout_id == "run_0.e1.0.0.bbe3bbbb"

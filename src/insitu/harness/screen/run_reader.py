@@ -68,8 +68,13 @@ class RunReader:
                 yield Found(store, rollout)
 
     def find(self, rollout: str) -> Found:
-        """Find the rollout with this id, or the only one whose id contains it (`e3.0.1`, its last digits)."""
+        """Find the rollout with this id, or the only one whose id contains it (`e3.0.1`, its last digits).
+
+        Whole parts between dots come first: `e3` is an epoch, not digits at the end of another id.
+        """
         matches = [found for found in self.rollouts(self.stores()) if rollout in found.rollout.rollout_id]
+        parts = [found for found in matches if f".{rollout}." in f".{found.rollout.rollout_id}."]
+        matches = parts or matches
         exact = [found for found in matches if found.rollout.rollout_id == rollout]
         if len(matches) == 1 or exact:
             return (exact or matches)[-1]
