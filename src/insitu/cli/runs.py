@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
-
 import click
 
-from insitu.cli.options.url import url_option
-
-if TYPE_CHECKING:
-    from insitu.client import InsituClient
-    from insitu.wire.answers import RunInfo
-
-Result = TypeVar("Result")
+from insitu.cli.options.backend_url import ask, url_option
 
 
 @click.group()
 def runs() -> None:
-    """List and close the runs of a backend."""
+    """List, show and close the runs of a backend."""
 
 
 @runs.command(name="list")
@@ -29,10 +20,7 @@ def list_runs(url: str, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
-    async def ask(client: InsituClient) -> list[RunInfo]:
-        return await client.list_runs()
-
-    found = _ask(url, ask)
+    found = ask(url, lambda client: client.list_runs())
     if as_json:
         click.echo(json.dumps([asdict(run) for run in found]))
         return
@@ -46,28 +34,29 @@ def list_runs(url: str, as_json: bool) -> None:
 @runs.command()
 @click.argument("name")
 @url_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all metrics.")
+def show(name: str, url: str, as_json: bool) -> None:
+    """Show one run: registration, adapter, lineage, checkpoints, errors, and main figures of its steps."""
+    import json
+
+    from insitu.harness.screen.safe_output import visible
+    from insitu.trained.run_view import read_run
+
+    view = ask(url, lambda client: read_run(client, name))
+    if as_json:
+        click.echo(json.dumps(view.to_dict()))
+        return
+    for line in view.lines():
+        click.echo(visible(line))
+
+
+@runs.command()
+@click.argument("name")
+@url_option
 def close(name: str, url: str) -> None:
     """Close a run, so that another can be served in its place. Its checkpoints stay.
 
     The same registration, by `insitu finetune` with the run's own output_dir, opens it again.
     """
-
-    async def ask(client: InsituClient) -> RunInfo:
-        return await client.close_run(name)
-
-    closed = _ask(url, ask)
+    closed = ask(url, lambda client: client.close_run(name))
     click.echo(f"{closed.name} is {closed.state} at step {closed.step}; its checkpoints are kept")
-
-
-def _ask(url: str, ask: Callable[[InsituClient], Coroutine[Any, Any, Result]]) -> Result:
-    import asyncio
-    import os
-
-    from insitu.client import InsituClient
-    from insitu.system.keys import DEFAULT_KEY
-
-    async def answer() -> Result:
-        async with InsituClient(url, os.environ.get("INSITU_API_KEY") or DEFAULT_KEY) as client:
-            return await ask(client)
-
-    return asyncio.run(answer())
