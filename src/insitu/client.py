@@ -30,6 +30,7 @@ from insitu.wire.answers import (
     AdapterReceipt,
     CheckpointInfo,
     CheckpointList,
+    DeletedRun,
     EventInfo,
     GroupInfo,
     GroupReceipt,
@@ -117,6 +118,14 @@ class InsituClient(Connected):
     async def close_run(self, name: str) -> RunInfo:
         """Close a run that has no open jobs."""
         return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/close")
+
+    async def delete_run(self, name: str) -> DeletedRun:
+        """Delete a closed run with everything of it. Raise Conflict with what still uses it.
+
+        NotFound means that it is gone, perhaps by this very request if its first response was lost.
+        """
+        path = f"/v1/runs/{quote(name, safe='')}"
+        return await self._transport.call(DeletedRun, "DELETE", path, seconds=self._upload_seconds)
 
     async def wait_run_ready(
         self, name: str, deadline_seconds: float, *, step: int = 0, poll_seconds: float = 0.5

@@ -196,6 +196,9 @@ class StandinBackend:
         """What the supervisor does: admit runs, then the oldest queued job, one at a time."""
         while True:
             runs = await asyncio.to_thread(self.ledger.list_runs)
+            for name in self._traffic.runs.keys() - {run.name for run in runs}:
+                self._traffic.drop_run(name)
+                await self._traffic.push()
             for run in runs:
                 if run.state in (RunState.REGISTERED, RunState.LOADING):
                     await self._admit(run)

@@ -36,6 +36,7 @@ API: Table = {
     "GET /v1/runs": Scope.SUBMIT,
     "POST /v1/runs": Scope.SUBMIT,
     "GET /v1/runs/{name}": Scope.SUBMIT,
+    "DELETE /v1/runs/{name}": Scope.ADMIN,
     "POST /v1/runs/{name}/close": Scope.SUBMIT,
     "PUT /v1/adapters/{sha256}": Scope.SUBMIT,
     "GET /v1/runs/{name}/groups/{group_id}": Scope.SUBMIT,

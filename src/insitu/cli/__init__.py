@@ -13,7 +13,7 @@ _COMMANDS = {
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
-    "runs": ("insitu.cli.runs", "List, show and close the runs of a backend."),
+    "runs": ("insitu.cli.runs", "List, show, fork, close and delete the runs of a backend."),
     "keys": ("insitu.cli.keys", "Create, list and revoke keys of a backend."),
     "backup": ("insitu.cli.backup", "Copy a backend's state, also while it runs."),
     "restore": ("insitu.cli.backup", "Restore a backend's state from a backup."),

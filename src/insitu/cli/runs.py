@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from insitu.cli.options.backend_url import ask, url_option
+from insitu.cli.options.backend_url import DEFAULT_URL, ask, url_option
 
 
 @click.group()
 def runs() -> None:
-    """List, show and close the runs of a backend."""
+    """List, show, fork, close and delete the runs of a backend."""
 
 
 @runs.command(name="list")
@@ -60,3 +60,60 @@ def close(name: str, url: str) -> None:
     """
     closed = ask(url, lambda client: client.close_run(name))
     click.echo(f"{closed.name} is {closed.state} at step {closed.step}; its checkpoints are kept")
+
+
+@runs.command()
+@click.argument("name")
+@url_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print the deleted run as the API describes it.")
+def delete(name: str, url: str, yes: bool, as_json: bool) -> None:
+    """Delete a run for good: its steps, checkpoints, groups and recorded calls. Its name is free again.
+
+    Runs that start from it keep their own copy. It is refused while a job of the run is queued or runs.
+    """
+    import json
+    from dataclasses import asdict
+
+    from insitu.trained.deletion import delete_run
+
+    found = ask(url, lambda client: client.get_run(name))
+    if not yes:
+        click.confirm(
+            f"Delete {name} with its {found.step} steps and all checkpoints for good?", abort=True, err=True
+        )
+    gone = ask(url, lambda client: delete_run(client, found))
+    if as_json:
+        click.echo(json.dumps(asdict(gone)))
+        return
+    click.echo(f"{gone.name} is deleted: {gone.step} steps, {gone.num_calls} recorded calls")
+
+
+@runs.command()
+@click.argument("version", metavar="NAME@STEP")
+@click.argument("new")
+@url_option
+@click.option(
+    "--whole", is_flag=True, help="Take its optimizer and random state too: the same training goes on."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the new run as the API describes it.")
+def fork(version: str, new: str, url: str, whole: bool, as_json: bool) -> None:
+    """Register the run NEW, which starts from a kept step of another run."""
+    import json
+    from dataclasses import asdict
+
+    from insitu.trained.fork import fork_run
+
+    made = ask(url, lambda client: fork_run(client, version, new, whole=whole))
+    if as_json:
+        click.echo(json.dumps(asdict(made)))
+        return
+    click.echo(f"{made.name} is {made.state} and starts from {made.source}. See when it is ready:")
+    click.echo(f"  insitu runs show {made.name}{_elsewhere(url)}")
+
+
+def _elsewhere(url: str) -> str:
+    """Return the option that a further command needs to reach the same backend."""
+    import shlex
+
+    return "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"

@@ -1,4 +1,4 @@
-"""Find and delete the calls of rollouts that ended long ago.
+"""Find and delete the calls of rollouts that ended long ago, or that belong to a deleted run.
 
     pages in recorded order ──► rollouts whose newest call is old, not referred to ──► deleted, some at a time
 
@@ -8,6 +8,7 @@ whole. Plain SQL that SQLite and PostgreSQL both run; the pages that become free
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,18 @@ def find_old(engine: sa.Engine, before: float, referred: Collection[str]) -> Ite
         for rollout in (*loose, *rollouts):
             if not any(call_id in referred for call_id in rollout.call_ids):
                 yield rollout
+
+
+def find_of_run(engine: sa.Engine, run: str, referred: Collection[str]) -> list[OldRollout]:
+    """Return the rollouts in which policies of a run answered, and its calls outside any, not referred to."""
+    with engine.begin() as connection:
+        query = sa.select(CALLS.c.id, CALLS.c.rollout_id).where(CALLS.c.run == run).order_by(CALLS.c.seq)
+        rows = connection.execute(query).all()
+        found = [OldRollout(None, [row.id]) for row in rows if row.rollout_id is None]
+        named = list(dict.fromkeys(row.rollout_id for row in rows if row.rollout_id is not None))
+        for part in batches(named):
+            found += _wholly_old(connection, part, math.inf)
+    return [rollout for rollout in found if not any(one in referred for one in rollout.call_ids)]
 
 
 def delete_old(

@@ -6,6 +6,7 @@ gateway appends, the API appends inline calls and checks references, the supervi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -40,6 +41,8 @@ from insitu.wire.headers import CALL_ID_HEADER
 _TAILS_PER_ROLLOUT = 4  # an agent may have a few conversations open at once, sub-agents for example
 _MAX_ROLLOUTS_WITH_TAILS = 50_000
 _LISTED_WHEN_MISSING = 20
+_DELETED_AT_ONCE = 50
+"""Rollouts."""
 
 _TOKEN_COLUMNS = frozenset({CALLS.c.prompt_ids, CALLS.c.output_ids, CALLS.c.logprobs})
 _NUMBERS = (
@@ -187,6 +190,20 @@ class RecordStore:
     ) -> list[OldRollout]:
         """Delete those of the rollouts that are still old and not referred to; return them."""
         return old_calls.delete_old(self._writes, rollouts, before, referred)
+
+    def delete_of_run(self, run: str, referred: Collection[str]) -> int:
+        """Delete the rollouts in which policies of a run answered, but those referred to; count the calls.
+
+        Some at a time, as the gateway writes to the same store meanwhile.
+        """
+        found = old_calls.find_of_run(self._engine, run, referred)
+        num_calls = 0
+        for part in (
+            found[start : start + _DELETED_AT_ONCE] for start in range(0, len(found), _DELETED_AT_ONCE)
+        ):
+            gone = self.delete_old(part, math.inf, referred)
+            num_calls += sum(len(rollout.call_ids) for rollout in gone)
+        return num_calls
 
     def close(self) -> None:
         """Close all connections of this process."""

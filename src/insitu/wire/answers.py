@@ -50,6 +50,17 @@ class RunInfo(Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedRun(Answer):
+    """A run that is gone, with its steps, checkpoints, groups and recorded calls."""
+
+    name: str
+    step: Count
+    """Its last committed step."""
+    num_calls: Count
+    """Recorded calls that were deleted; those that groups of other runs still need stay."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunList(Answer):
     """All runs, oldest first."""
 

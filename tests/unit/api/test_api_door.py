@@ -25,7 +25,7 @@ ROUTES = {
     "/ready": {"GET"},
     "/v1/openapi.json": {"GET", "HEAD"},
     "/v1/runs": {"GET", "POST"},
-    "/v1/runs/{name}": {"GET"},
+    "/v1/runs/{name}": {"GET", "DELETE"},
     "/v1/adapters/{sha256}": {"PUT"},
     "/v1/runs/{name}/close": {"POST"},
     "/v1/runs/{name}/steps": {"GET", "POST"},

@@ -143,6 +143,7 @@ REQUESTS: dict[str, Make] = {
         "/_train_model", trajectory_groups=[{"trajectories": [_trained()]}], wait=False
     ),
     "POST /_delete_checkpoint_files": art("/_delete_checkpoint_files", steps_to_keep=[]),
+    "DELETE /v1/runs/{name}": at("/v1/runs/{name}"),
     "POST /v1/runs/{name}/close": at("/v1/runs/{name}/close"),  # last: the others need open runs
 }
 READ_BY_OWNER = [

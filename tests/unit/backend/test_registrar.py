@@ -18,7 +18,10 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serving import registration
 from insitu.backend.serving.host import DamagedStep
 from insitu.backend.serving.registration import Registrar
+from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, ChildFailed
+from insitu.types import RunState
+from insitu.wire.routing_table import Served
 
 
 class StandinHost:
@@ -139,3 +142,68 @@ async def test_a_damaged_last_step_is_fallen_back_from(
     monkeypatch.setattr(registration, "fall_back", lambda *_: (whole, "run falls back to step 2"))
     assert await registrar._publish(last, host) == (whole, "run@2")
     assert said == ["run falls back to step 2"]
+
+
+class DroppingHost(StandinHost):
+    """Notes what is freed."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.freed: list[str] = []
+        self.trainer = SimpleNamespace(forget_run=self.forget)
+
+    async def forget(self, run: str) -> None:
+        self.freed.append(f"forget {run}")
+
+    async def reset(self) -> None:
+        self.freed.append("reset")
+
+
+class QuietTraffic(Traffic):
+    """Has no gateway to tell."""
+
+    async def push(self) -> None:
+        """Send nothing."""
+
+    async def offer(self) -> None:
+        """Send nothing."""
+
+    async def drained(self, deadline_seconds: float, version: str | None = None) -> None:
+        """No call is in flight."""
+
+
+def dropping(registrar: Registrar, tmp_path: Path, known: list[Any]) -> DroppingHost:
+    """A backend with merged weights that serves `run@3`, whose ledger knows these runs."""
+    settings: Any = registrar._settings
+    host = DroppingHost(settings, settings.engine("m", "m"))
+    traffic = QuietTraffic(None, "http://nowhere", "key", 1.0, 1.0)  # type: ignore[arg-type]
+    traffic.serve_version("run", 3, Served("m", "run@3"))
+    (tmp_path / "runs" / "run" / "merged" / "000003").mkdir(parents=True)
+    registrar._settings = replace(settings, publication="merged")
+    registrar._traffic = traffic
+    registrar._ledger = SimpleNamespace(list_runs=lambda: known)  # type: ignore[assignment]
+    registrar.host = host  # type: ignore[assignment]
+    return host
+
+
+async def test_a_deleted_run_is_served_no_more(registrar: Registrar, tmp_path: Path) -> None:
+    host = dropping(registrar, tmp_path, [])
+    await registrar.admit_runs()
+    assert registrar._traffic.runs == {}
+    assert host.freed == ["forget run", "reset"]
+    assert not (tmp_path / "runs" / "run" / "merged").exists()
+
+
+async def test_a_run_of_the_same_name_starts_from_nothing_of_the_deleted_one(
+    registrar: Registrar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new: Any = SimpleNamespace(name="run", project="p", base_model="m", state=RunState.REGISTERED)
+    host = dropping(registrar, tmp_path, [new])
+    admitted: list[str] = []
+
+    async def admit(run: Run) -> None:
+        admitted.append(f"{run.name} after {host.freed}")
+
+    monkeypatch.setattr(registrar, "_admit", admit)
+    await registrar.admit_runs()
+    assert admitted == ["run after ['forget run', 'reset']"]

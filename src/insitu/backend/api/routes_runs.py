@@ -1,4 +1,4 @@
-"""Routes for runs: registration, closing, steps and checkpoints."""
+"""Routes for runs: registration, closing, deletion, steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import uploaded_settings
 from insitu.backend.ledger.rows import Origin
 from insitu.types import RunState, StepSettings
-from insitu.wire.answers import CheckpointInfo, CheckpointList, JobInfo, RunInfo, RunList, StepInfo, StepList
+from insitu.wire.answers import (
+    CheckpointInfo,
+    CheckpointList,
+    DeletedRun,
+    JobInfo,
+    RunInfo,
+    RunList,
+    StepInfo,
+    StepList,
+)
 from insitu.wire.bodies import RunBody, StepBody
 from insitu.wire.values import STORED_PATTERN, UPLOADED
 
@@ -75,6 +84,15 @@ def run_routes(services: Services) -> APIRouter:
         if run.state is not RunState.CLOSED:
             run = ledger.transition_run(name, RunState.CLOSED)
         return shown(sender, RunInfo.of(run))
+
+    @router.delete("/runs/{name}")
+    def delete_run(name: RunName, sender: Sender) -> DeletedRun:
+        """Delete a closed run for good: steps, groups, jobs, checkpoints and recorded calls."""
+        ledger.check_deletable(name)
+        num_calls = services.records.delete_of_run(name, ledger.open_calls(but_of=name))
+        gone = ledger.delete_run(name)
+        checkpoints.remove_all(checkpoints.run_directory(services.settings.runs_dir, name))
+        return DeletedRun(sender.shown(gone.name), gone.step, num_calls)
 
     @router.post("/runs/{name}/steps", status_code=202)
     def submit_step(

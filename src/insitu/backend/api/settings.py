@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,10 @@ class Records(Protocol):
 
     def of_run(self, run: str, oldest_step: int) -> Iterator[ModelCall]:
         """Yield the calls answered by a run's policies from `oldest_step` on."""
+        ...
+
+    def delete_of_run(self, run: str, referred: Collection[str]) -> int:
+        """Delete the rollouts in which a run's policies answered, but those referred to; count the calls."""
         ...
 
 

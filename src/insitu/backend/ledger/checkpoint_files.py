@@ -26,6 +26,8 @@ from insitu.system.files import files_below, hashed
 from insitu.wire.values import NAME_PATTERN, STORED_PATTERN
 
 MANIFEST = "manifest.json"
+MERGED = "merged"
+"""The directory of merged weights beside `checkpoints`; they are exported again when they are needed."""
 _FORMAT = 1
 _STAGING = ".staging-"
 _DISCARDED = ".discarded-"
@@ -144,6 +146,31 @@ def remove(run_dir: Path, step: int) -> bool:
         _discard(checkpoint_path(run_dir, step))
     except FileNotFoundError:
         return False
+    return True
+
+
+def remove_all(run_dir: Path) -> None:
+    """Delete every checkpoint of a run that is deleted, and what else is kept beside them.
+
+    Merged weights stay: engines may have them still, so the supervisor deletes them.
+    """
+    for step in steps_on_disk(run_dir):
+        remove(run_dir, step)
+    if not run_dir.is_dir():
+        return
+    for path in run_dir.iterdir():
+        if path.is_file():
+            path.unlink()
+    for directory in (run_dir / "checkpoints", run_dir):
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def remove_merged(run_dir: Path) -> bool:
+    """Delete the merged weights of a run that is not served; return False if there are none."""
+    if not (run_dir / MERGED).is_dir():
+        return False
+    shutil.rmtree(run_dir / MERGED)
     return True
 
 

@@ -144,10 +144,15 @@ def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str,
     }
 
 
-def open_calls(connection: Connection) -> set[str]:
-    """Return the calls in groups that are yet to be trained on; those of every open job are among them."""
+def open_calls(connection: Connection, but_of: str | None = None) -> set[str]:
+    """Return the calls in groups that are yet to be trained on; those of every open job are among them.
+
+    Groups of the run `but_of` do not count.
+    """
     groups = schema.groups
     query = select(groups.c.trajectories).where(groups.c.state != GroupState.CONSUMED)
+    if but_of is not None:
+        query = query.where(groups.c.run != but_of)
     return {
         call_id
         for packed in connection.execute(query).scalars()

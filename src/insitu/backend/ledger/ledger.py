@@ -108,6 +108,14 @@ class Ledger:
         """Move the run to `state`; `error` replaces the previous one."""
         return self._writer.run(lambda connection: runs.transition(connection, name, state, error))
 
+    def check_deletable(self, name: str) -> Run:
+        """Return the run if it is closed and nothing uses it; else raise Conflict with the reason."""
+        return self._writer.run(lambda connection: registrations.check_deletable(connection, name))
+
+    def delete_run(self, name: str) -> Run:
+        """Delete all rows of a closed run. Delete its recorded calls before, its directory afterwards."""
+        return self._writer.run(lambda connection: registrations.delete_run(connection, name))
+
     def set_precision(self, name: str, dtype: str) -> None:
         """Record the precision the run is trained in from now on."""
         self._writer.run(lambda connection: runs.set_precision(connection, name, dtype))
@@ -141,9 +149,9 @@ class Ledger:
         """Map every call in a group to that group; skip groups trained on in steps up to `after_step`."""
         return self._read(lambda connection: groups.calls_in_use(connection, run, after_step))
 
-    def open_calls(self) -> set[str]:
-        """Return the calls in groups that are yet to be trained on."""
-        return self._read(groups.open_calls)
+    def open_calls(self, *, but_of: str | None = None) -> set[str]:
+        """Return the calls in groups that are yet to be trained on; groups of `but_of` do not count."""
+        return self._read(lambda connection: groups.open_calls(connection, but_of))
 
     def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
         """Return the job's groups, in its order."""

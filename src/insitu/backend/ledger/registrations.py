@@ -1,4 +1,4 @@
-"""The registration of a run: a new one, the same one again, or a conflict."""
+"""The registration of a run: a new one, the same one again, or a conflict; and its deletion."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, delete, insert, select
 
-from insitu.backend.ledger import checkpoints, schema
+from insitu.backend.ledger import checkpoints, jobs, leases, schema
 from insitu.backend.ledger.adapter_files import missing
 from insitu.backend.ledger.rows import Origin, Run
-from insitu.backend.ledger.runs import find_run, read_run, transition
+from insitu.backend.ledger.runs import find_run, read_run, refuse_open_jobs, transition
+from insitu.backend.ledger.transitions import OPEN_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, NotFound
 from insitu.json_values import JsonValue
-from insitu.types import LoraSettings, RunState, parse_policy, policy_name
+from insitu.types import LoraSettings, RunState, parse_policy, policy_name, reference_of
 from insitu.wire.values import UPLOADED
 
 _LEAVE_OUT = "leave `lora` out to take these settings, or give the same ones"
@@ -57,6 +58,51 @@ def register(
             _source(connection, there.source, origin.uploaded, base_model)  # it may be gone meanwhile
         transition(connection, name, RunState.REGISTERED, None)
     return read_run(connection, name)
+
+
+def check_deletable(connection: Connection, name: str) -> Run:
+    """Return the run if nothing uses it any more: it is closed or failed, and neither leased nor awaited."""
+    run = read_run(connection, name, lock=True)
+    if run.state not in (RunState.CLOSED, RunState.FAILED):
+        raise Conflict(
+            f"run {name!r} is {run.state}; only a closed run is deleted",
+            hint=f"close it first: insitu runs close {name}",
+        )
+    refuse_open_jobs(connection, name)
+    if leased := leases.leased_steps(connection, name):
+        raise Conflict(
+            f"step {min(leased)} of run {name!r} is leased for evaluation",
+            hint="wait until the evaluation has ended",
+        )
+    if checkpoints.awaited_steps(connection, name):
+        raise Conflict(
+            f"run {name!r} is about to be copied: another run starts from it",
+            hint="wait until that run is ready: insitu runs list",
+        )
+    open_jobs = schema.jobs.c.state.in_(sorted(OPEN_JOB_STATES))
+    for row in connection.execute(select(schema.jobs).where(open_jobs)).mappings():
+        job = jobs.to_job(row)
+        if (needed := reference_of(job.run, job.settings)) is not None and needed[0] == name:
+            raise Conflict(
+                f"{policy_name(*needed)} is the reference or teacher of an open job of another run",
+                hint="wait until that job has ended, or cancel it: POST /v1/jobs/{id}/cancel",
+            )
+    return run
+
+
+def delete_run(connection: Connection, name: str) -> Run:
+    """Delete every row of the run, so that its name is free again; return the run as it was."""
+    run = check_deletable(connection, name)
+    of_run = select(schema.jobs.c.id).where(schema.jobs.c.run == name)
+    for table in (schema.events, schema.cancellations):
+        connection.execute(delete(table).where(table.c.job_id.in_(of_run)))
+    # Each before the tables that it refers to.
+    rows = (schema.lost_steps, schema.pins, schema.checkpoints, schema.steps, schema.rollouts)
+    more = (schema.groups, schema.jobs, schema.leases, schema.precisions, schema.origins)
+    for table in (*rows, *more):
+        connection.execute(delete(table).where(table.c.run == name))
+    connection.execute(delete(schema.runs).where(schema.runs.c.name == name))
+    return run
 
 
 def _create(connection: Connection, name: str, values: Mapping[str, object]) -> None:

@@ -67,7 +67,7 @@ def transition(connection: Connection, name: str, state: RunState, error: str | 
     run = read_run(connection, name, lock=True)
     check_transition(RUN_TRANSITIONS, f"run {name!r}", run.state, state)
     if state is RunState.CLOSED:
-        _refuse_open_jobs(connection, name)
+        refuse_open_jobs(connection, name)
     connection.execute(
         update(schema.runs)
         .where(schema.runs.c.name == name)
@@ -89,7 +89,8 @@ def read_precisions(connection: Connection) -> dict[str, str]:
     return {row.run: row.dtype for row in connection.execute(select(table))}
 
 
-def _refuse_open_jobs(connection: Connection, name: str) -> None:
+def refuse_open_jobs(connection: Connection, name: str) -> None:
+    """Raise Conflict if a job of the run is queued or runs."""
     jobs = schema.jobs
     query = select(jobs.c.id).where(jobs.c.run == name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
     waiting = connection.execute(query.order_by(jobs.c.seq)).scalars().all()

@@ -228,7 +228,7 @@ class MergedPublisher(Publisher):
             shutil.rmtree(directory)
 
     def _directory(self, run: str, step: int) -> Path:
-        return self._runs_dir / run / "merged" / f"{step:06d}"
+        return self._runs_dir / run / checkpoints.MERGED / f"{step:06d}"
 
 
 def _keep_only(directory: Path) -> None:

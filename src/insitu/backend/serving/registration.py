@@ -14,6 +14,7 @@ import aiohttp
 from insitu.access.projects import named_for
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
+from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings, difference
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
@@ -66,14 +67,19 @@ class Registrar:
 
     async def admit_runs(self) -> None:
         """Admit newly registered runs and stop serving closed or failed ones."""
-        for run in await asyncio.to_thread(self._ledger.list_runs):
+        known = await asyncio.to_thread(self._ledger.list_runs)
+        for name in [name for name in self._traffic.runs if name not in {run.name for run in known}]:
+            await self._drop(name)  # deleted
+        for run in known:
             if run.state is RunState.LOADING:  # the end of its admission could not be recorded
                 await self._admit(run)
             elif run.state is RunState.REGISTERED:
+                if run.name in self._traffic.runs:  # closed, perhaps deleted, since it was admitted
+                    await self._drop(run.name)
                 self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
                 await self._admit(run)
             elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
-                await self._drop(run)
+                await self._drop(run.name)
 
     def _joined(self) -> dict[str, str]:
         joined = self.host.replicas.joined() if self.host is not None else []
@@ -89,7 +95,11 @@ class Registrar:
             assert self.host is not None
             run.lora.targets(self.host.trainer.linear_layers)  # rejected now, not at the first step
             await asyncio.to_thread(self._keep_precision, run)
-            async with self._calls_held(f"run {run.name} is loaded", run):
+            handed_over = run.source is not None and self._settings.placement != "dedicated"
+            in_place = bool(run.step or run.source)
+            async with self._calls_held(
+                f"run {run.name} is loaded", in_place=in_place, handed_over=handed_over
+            ):
                 await write_start(run, self.host, self._ledger)
                 run, served = await self._publish(run, self.host)
                 before = self._traffic.runs.pop(run.name, {})  # of an earlier loading
@@ -101,7 +111,7 @@ class Registrar:
             failed = RunState.FAILED, reason_of(error)
             await asyncio.to_thread(self._ledger.transition_run, run.name, *failed)
         else:
-            await self._unload(run, list(before.values()), self.host)
+            await self._unload(run.name, list(before.values()), self.host)
 
     async def _publish(self, run: Run, host: ModelHost) -> tuple[Run, Served]:
         """Publish the run's last step, or the newest whole one if that is damaged."""
@@ -114,12 +124,12 @@ class Registrar:
             return behind, await host.publish_committed(behind)
 
     @asynccontextmanager
-    async def _calls_held(self, reason: str, run: Run) -> AsyncGenerator[None]:
-        """Hold and drain calls if the run's weights replace others in place, or the trainer the engines."""
-        settings = self._settings
-        in_place = run.step or run.source or settings.four_bit_base
-        handed_over = run.source and settings.placement != "dedicated"
-        if not handed_over and (settings.publication == "adapter" or not in_place):
+    async def _calls_held(
+        self, reason: str, *, in_place: bool, handed_over: bool = False
+    ) -> AsyncGenerator[None]:
+        """Hold and drain calls if weights replace others in place, or the trainer the engines."""
+        in_place = in_place or self._settings.four_bit_base
+        if not handed_over and (self._settings.publication == "adapter" or not in_place):
             yield
             return
         async with self._traffic.held(reason):
@@ -222,27 +232,30 @@ class Registrar:
     def _base_card(engine: EngineSettings) -> ServedBase:
         return ServedBase(engine.served_name, engine.served_name, BASE_VERSION)
 
-    async def _drop(self, run: Run) -> None:
-        """Stop routing to a closed run and free its resources; what cannot be freed is logged."""
-        versions = self._traffic.runs.get(run.name, {})
-        self._traffic.drop_run(run.name)
+    async def _drop(self, run: str) -> None:
+        """Stop routing to a closed or deleted run and free its resources; what cannot be freed is logged."""
+        versions = list(self._traffic.runs.get(run, {}).values())
+        self._traffic.drop_run(run)
         await self._traffic.offer()
         if self.host is None:
             return
         try:
-            await self._free(run, self.host)
-        except InsituError:
-            log.exception("run %s is closed, but not all of it could be freed", run.name)
-        await self._unload(run, list(versions.values()), self.host)
+            await self._free(run, versions, self.host)
+        except (InsituError, OSError):
+            log.exception("run %s is closed, but not all of it could be freed", run)
+        await self._unload(run, versions, self.host)
 
-    async def _free(self, run: Run, host: ModelHost) -> None:
-        await host.trainer.forget_run(run.name)
+    async def _free(self, run: str, versions: list[Served], host: ModelHost) -> None:
+        await host.trainer.forget_run(run)
         if self._settings.publication == "merged":
-            async with self._calls_held(f"run {run.name} is closed", run):
+            is_base = all(served.version == BASE_VERSION for served in versions)
+            async with self._calls_held(f"run {run} is closed", in_place=not is_base):
                 await host.reset()
                 self._traffic.base = self._base_card(host.engine)
+            run_dir = checkpoints.run_directory(self._settings.runs_dir, run)
+            await asyncio.to_thread(checkpoints.remove_merged, run_dir)
 
-    async def _unload(self, run: Run, versions: list[Served], host: ModelHost) -> None:
+    async def _unload(self, run: str, versions: list[Served], host: ModelHost) -> None:
         """Unload adapters that are not routed any more, each when its last call has ended."""
         try:
             for served in versions:
@@ -250,4 +263,4 @@ class Registrar:
                     await self._traffic.drained(self._settings.deadlines.drain, served.version)
                     await host.retire(served)
         except InsituError:
-            log.exception("old versions of run %s stay for now", run.name)
+            log.exception("old versions of run %s stay for now", run)

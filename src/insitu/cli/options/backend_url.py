@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from insitu.client import InsituClient
 
 Result = TypeVar("Result")
+DEFAULT_URL = "http://127.0.0.1:7623"
 
 url_option = click.option(
     "--url",
-    default="http://127.0.0.1:7623",
+    default=DEFAULT_URL,
     show_default=True,
     help="The API of `insitu serve`. The key is read from INSITU_API_KEY.",
 )
