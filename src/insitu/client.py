@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import BinaryIO
 from urllib.parse import quote
 
 import aiohttp
@@ -46,6 +47,7 @@ from insitu.wire.answers import (
 from insitu.wire.bodies import LeaseBody, RunBody, StepBody
 from insitu.wire.group_upload import group_lines
 from insitu.wire.message import encode, read
+from insitu.wire.starts.adapter_files import CheckpointFile
 from insitu.wire.starts.adapter_upload import ADAPTER_TYPE, AdapterUpload
 from insitu.wire.transport import BROKEN, Connected, RetryPolicy, Transport, text_of
 from insitu.wire.values import Scalar
@@ -222,6 +224,10 @@ class InsituClient(Connected):
         """Return the kept checkpoints, oldest first."""
         path = f"/v1/runs/{quote(run, safe='')}/checkpoints"
         return (await self._transport.call(CheckpointList, "GET", path)).checkpoints
+
+    async def download(self, run: str, step: int, file: CheckpointFile, out: BinaryIO) -> None:
+        """Write a file of a kept checkpoint to `out`; the manifest has the hashes of the others."""
+        await self._transport.download(f"{_checkpoint_path(run, step)}/files/{file}", out)
 
     async def pin_checkpoint(self, run: str, step: int) -> CheckpointInfo:
         """Keep a checkpoint until it is unpinned, however old it becomes."""

@@ -30,6 +30,7 @@ from insitu.backend.plan.engine import Device, EngineSettings
 from insitu.gateway import engines, protocols
 from insitu.system.processes import end_child, free_port
 from insitu.testing.models import tiny
+from insitu.trained.serve_command import adapter_command, merged_command
 from tests.support.gateway_process import Running, start_gateway, wait_up
 from tests.support.vllm_server import VllmServer
 
@@ -80,6 +81,8 @@ class Front:
     misspelt: dict[str, dict[str, Any]]
     """By flag: the outcome of a command line in which this flag is misspelt."""
     forced_v1: dict[str, Any]
+    exported: list[dict[str, Any]]
+    """The outcomes of what `insitu export` prints."""
 
     def ask(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
@@ -104,9 +107,20 @@ def whole(settings: list[EngineSettings]) -> list[bool]:
     return chosen
 
 
+def exported() -> list[list[str]]:
+    """Return the commands that `insitu export` prints for an adapter and for merged weights."""
+    place = Path("/exports/my, model")
+    return [
+        adapter_command("run", place, str(tiny()), 48),
+        merged_command("run", tiny()),
+        merged_command("run", tiny(), "float32"),
+    ]
+
+
 def asked_of(settings: list[EngineSettings], port: int) -> list[dict[str, Any]]:
     arguments, environment = settings[-1].command(port)[3:], settings[-1].environment()
-    lines = [(wrong, environment, False) for wrong in misspelt(arguments).values()]
+    lines: list[tuple[list[str], dict[str, str], bool]] = [(each[3:], {}, True) for each in exported()]
+    lines += [(wrong, environment, False) for wrong in misspelt(arguments).values()]
     lines.append((arguments, environment | {RUNNER: "0"}, True))
     for each, is_whole in zip(settings, whole(settings), strict=True):
         lines.append((each.command(port)[3:], each.environment(), is_whole))
@@ -141,9 +155,10 @@ def wait_front(device: Device, child: subprocess.Popen[str], result: Path, port:
         except OSError:
             time.sleep(0.2)
     settings, outcomes = settings_of(device), json.loads(result.read_text())
+    printed, outcomes = outcomes[: len(exported())], outcomes[len(exported()) :]
     flags = misspelt(settings[-1].command(port)[3:])
     wrong = dict(zip(flags, outcomes, strict=False))
-    return Front(device, url, settings, outcomes[len(flags) + 1 :], wrong, outcomes[len(flags)])
+    return Front(device, url, settings, outcomes[len(flags) + 1 :], wrong, outcomes[len(flags)], printed)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +218,17 @@ def test_every_argument_has_its_effect(front: Front) -> None:
     assert num_whole > 5
     num = len(front.outcomes)
     print(f"gate vllm-arguments-{front.device}: {num} command lines parsed, {num_whole} resolved ok")
+
+
+def test_the_commands_of_exports_resolve(front: Front) -> None:
+    for command, came_out in zip(exported(), front.exported, strict=True):
+        assert command[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
+        assert came_out["error"] is None, f"{command}: {came_out['error']}"
+        assert came_out["generation_config"] == "vllm"
+    adapter, merged, in_float32 = front.exported
+    assert adapter["lora"][0] == 64, "the next rank that vLLM takes"
+    assert (merged["lora"], merged["served_name"]) == (None, ["run"])
+    assert in_float32["dtype"] == "torch.float32"
 
 
 def test_misspelt_flag_is_found(front: Front) -> None:

@@ -50,6 +50,7 @@ API: Table = {
     "PUT /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
     "DELETE /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
     "GET /v1/runs/{name}/checkpoints": Scope.SUBMIT,
+    "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": Scope.SUBMIT,
     "PUT /v1/runs/{name}/checkpoints/{step}/pin": Scope.SUBMIT,
     "DELETE /v1/runs/{name}/checkpoints/{step}/pin": Scope.SUBMIT,
     "DELETE /v1/runs/{name}/checkpoints/{step}": Scope.ADMIN,

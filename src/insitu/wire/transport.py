@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import aiohttp
 
@@ -122,20 +122,50 @@ class Transport:
         # Waiting for a free connection counts towards `total`, not towards connecting.
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds, sock_connect=10)
         url = self.base_url + path
+
+        async def receive(response: aiohttp.ClientResponse) -> Received:
+            return _parsed(answer, await response.read(), url)
+
+        def data() -> AsyncIterator[bytes] | bytes | None:
+            return packed if upload is None else upload()
+
+        return await self._send(receive, method, url, data, sent, timeout)
+
+    async def download(self, path: str, out: BinaryIO) -> None:
+        """Write the content of a path to `out`, from its start again after a broken connection."""
+
+        async def receive(response: aiohttp.ClientResponse) -> None:
+            out.seek(0)
+            out.truncate()
+            async for chunk in response.content.iter_any():
+                await asyncio.to_thread(out.write, chunk)
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self._request_seconds)
+        await self._send(receive, "GET", self.base_url + path, lambda: None, self.headers, timeout)
+
+    async def _send(
+        self,
+        receive: Callable[[aiohttp.ClientResponse], Awaitable[Value]],
+        method: str,
+        url: str,
+        data: Callable[[], AsyncIterator[bytes] | bytes | None],
+        headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+    ) -> Value:
+        """Send a request, with retries, and return what `receive` makes of the response."""
         began, attempt = _now(), 0
         while True:
             pause = self.retry.pause(attempt)
             attempt += 1
             try:
-                data = packed if upload is None else upload()
                 async with self.open().request(
-                    method, url, data=data, headers=sent, timeout=timeout
+                    method, url, data=data(), headers=headers, timeout=timeout
                 ) as response:
+                    if response.status < 400:
+                        received = await receive(response)
+                        self._answered()
+                        return received
                     content = await response.read()
-                if response.status < 400:
-                    parsed = _parsed(answer, content, url)
-                    self._answered()
-                    return parsed
                 failure = to_error(response.status, content)
                 if response.status not in _RETRIED_STATUS:
                     raise failure

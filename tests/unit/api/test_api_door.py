@@ -32,6 +32,7 @@ ROUTES = {
     "/v1/runs/{name}/checkpoints": {"GET"},
     "/v1/runs/{name}/leases/{lease_id}": {"PUT", "GET", "DELETE"},
     "/v1/runs/{name}/checkpoints/{step}": {"DELETE"},
+    "/v1/runs/{name}/checkpoints/{step}/files/{file}": {"GET"},
     "/v1/runs/{name}/checkpoints/{step}/pin": {"PUT", "DELETE"},
     "/v1/runs/{name}/groups/{group_id}": {"GET", "PUT"},
     "/v1/jobs/{job_id}": {"GET"},
@@ -63,7 +64,10 @@ def routes_of(app: FastAPI) -> dict[str, set[str]]:
 
 
 def fill(path: str) -> str:
-    return re.sub(r"\{[^}]+\}", "run", path.replace("{job_id}", "job-" + "0" * 16).replace("{step}", "1"))
+    values = {"{job_id}": "job-" + "0" * 16, "{step}": "1", "{file}": "manifest.json"}
+    for name, value in values.items():
+        path = path.replace(name, value)
+    return re.sub(r"\{[^}]+\}", "run", path)
 
 
 def test_the_routes_are_the_known_ones(app: FastAPI):

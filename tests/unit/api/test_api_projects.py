@@ -133,6 +133,9 @@ REQUESTS: dict[str, Make] = {
     "PUT /v1/runs/{name}/leases/{lease_id}": at("/v1/runs/{name}/leases/l", json={"step": 1, "seconds": 99}),
     "DELETE /v1/runs/{name}/leases/{lease_id}": at("/v1/runs/{name}/leases/l"),
     "GET /v1/runs/{name}/checkpoints": at("/v1/runs/{name}/checkpoints"),
+    "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": at(
+        "/v1/runs/{name}/checkpoints/1/files/manifest.json"
+    ),
     "PUT /v1/runs/{name}/checkpoints/{step}/pin": at("/v1/runs/{name}/checkpoints/1/pin"),
     "DELETE /v1/runs/{name}/checkpoints/{step}/pin": at("/v1/runs/{name}/checkpoints/2/pin"),
     "DELETE /v1/runs/{name}/checkpoints/{step}": at("/v1/runs/{name}/checkpoints/1"),
@@ -149,7 +152,7 @@ REQUESTS: dict[str, Make] = {
 READ_BY_OWNER = [
     *("GET /v1/runs", "GET /v1/runs/{name}", "GET /v1/runs/{name}/groups/{group_id}"),
     *("GET /v1/runs/{name}/steps", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events"),
-    "GET /v1/runs/{name}/checkpoints",
+    *("GET /v1/runs/{name}/checkpoints", "GET /v1/runs/{name}/checkpoints/{step}/files/{file}"),
 ]
 
 
@@ -175,7 +178,7 @@ def furnish(
         ledger.transition_job(job.id, JobState.RUNNING)
         path = state_dir / "runs" / run / "checkpoints" / f"{step:06d}"
         path.mkdir(parents=True)
-        (path / "file").write_text(HIDDEN)
+        (path / "manifest.json").write_text(HIDDEN)
         ledger.commit_step(job.id, step, {HIDDEN: 0.5}, str(path), HIDDEN)
     ledger.pin_checkpoint(run, 2)
     ledger.take_lease(run, "l", 3, 3000.0)

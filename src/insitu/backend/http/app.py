@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
 from insitu.access.meters import KeyMeters
+from insitu.backend.adapters.download import download_routes
 from insitu.backend.adapters.routes import adapter_routes
 from insitu.backend.api import problems
 from insitu.backend.api.health import health_routes
@@ -61,7 +62,8 @@ def build_api(
     app.state.services = services
     problems.install(app)
     routers = [health_routes(services, app.version)]
-    for routes in (run_routes, adapter_routes, group_routes, job_routes, lease_routes, art_routes):
+    adapters = (adapter_routes, download_routes)
+    for routes in (run_routes, *adapters, group_routes, job_routes, lease_routes, art_routes):
         routers.append(routes(services))
     for router in routers:
         # `include_router` would build every route a second time.

@@ -10,12 +10,11 @@ from typing import Literal
 from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.safe_output import printable
+from insitu.harness.screen.vllm_flags import adapter_flags
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
 ADAPTER_CONFIG, BASE_MODEL = "adapter_config.json", "base_model_name_or_path"
 """The file of an adapter, and its field, that say which model it belongs to."""
-_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""Values that `--max-lora-rank` accepts; the default is 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +150,8 @@ def _curl(summary: Summary) -> str:
 
 
 def _vllm(summary: Summary) -> str:
-    name, path = summary.model_name, f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
-    module = f"{name}={path}"
-    if "," in module:  # vLLM parses an argument with a comma as JSON
-        module = json.dumps({"name": name, "path": path})
-    rank = next((rank for rank in _VLLM_RANKS if rank >= summary.lora_rank), summary.lora_rank)
-    limit = [] if rank == _VLLM_RANKS[0] else ["--max-lora-rank", str(rank)]
-    flags = shlex.join(["--enable-lora", *limit, "--lora-modules", module])
+    path = f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
+    flags = shlex.join(adapter_flags(summary.model_name, path, summary.lora_rank))
     return f"vllm serve {_base(summary, path)} {flags}"
 
 

@@ -14,12 +14,12 @@ from insitu.errors import InvalidRequest
 from insitu.json_values import as_object
 from insitu.system.archives import reject_foreign_links, reject_packed
 from insitu.wire.message import Message, encode
+from insitu.wire.starts.adapter_files import CONFIG, WEIGHTS
 from insitu.wire.starts.peft_config import PeftConfig
 from insitu.wire.values import UPLOADED, FreeObject
 
 ADAPTER_TYPE = "application/vnd.insitu.adapter"
 """The Content-Type of an upload."""
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -61,7 +61,7 @@ def read_adapter(directory: Path) -> AdapterUpload:
         raise InvalidRequest(
             f"{directory} is a file", hint="give a directory as PEFT's save_pretrained writes it"
         )
-    config, weights = directory / _CONFIG, directory / _WEIGHTS
+    config, weights = directory / CONFIG, directory / WEIGHTS
     for path in (config, weights):
         if not path.is_file():
             raise InvalidRequest(
