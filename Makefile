@@ -18,7 +18,7 @@ CYCLONEDX := 11.12.0
 AUDITORS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/pip-audit-$(PIP_AUDIT)-cyclonedx-$(CYCLONEDX)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
-.PHONY: demo postgres lock sbom audit clean
+.PHONY: demo postgres lock sbom audit clean export-check
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -64,6 +64,10 @@ test: setup  ## contract, integration, fault and framework tests: real vLLM, tin
 
 demo: setup  ## `insitu demo` as a newcomer runs it, in a folder of its own that is removed afterwards
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/insitu demo --dir "$$folder/demo"
+
+export-check: setup  ## exported weights in a plain vLLM give the backend's greedy answers
+	$(BIN)/python -m insitu.testing.models tiny
+	$(BIN)/python -m pytest tests/integration/test_export.py -v -s
 
 sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny
