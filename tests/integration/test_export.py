@@ -1,6 +1,6 @@
 """Exported weights in a plain vLLM, started by the printed command, give the backend's greedy answers.
 
-It starts three engines, so it is not part of `make test`: `make export-check` runs it, and so does `make sweeps`.
+It starts three engines, so `make export-check` and `make sweeps` run it, and `make test` does not.
 """
 
 from __future__ import annotations

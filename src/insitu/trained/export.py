@@ -32,7 +32,7 @@ _BASE = "base_model_name_or_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What to export, and what only the user knows."""
+    """The form of an export, and facts that only the user knows."""
 
     merged: bool = False
     base_model: str | None = None
@@ -46,7 +46,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """A written directory, and how to serve it."""
 
     run: str
     step: int

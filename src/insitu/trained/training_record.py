@@ -20,7 +20,7 @@ _HISTORY_FILE = "validation_history.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """What `insitu finetune` left about a step."""
+    """Facts that `insitu finetune` left about a step."""
 
     data: str
     reward: str

@@ -8,7 +8,7 @@ CONFIG: Literal["adapter_config.json"] = "adapter_config.json"
 WEIGHTS: Literal["adapter_model.safetensors"] = "adapter_model.safetensors"
 MANIFEST: Literal["manifest.json"] = "manifest.json"
 CheckpointFile: TypeAlias = Literal["manifest.json", "adapter_config.json", "adapter_model.safetensors"]
-"""What can be downloaded of a checkpoint; the optimizer's state stays on the backend."""
+"""Files of a checkpoint that can be downloaded; the optimizer's state stays on the backend."""
 
 
 def in_checkpoint(file: CheckpointFile) -> str:
