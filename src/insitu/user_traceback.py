@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,20 @@ def with_frames(message: str, error: BaseException) -> str:
     """Append the user's own frames to the message of an error that ends a command."""
     found = user_traceback(error)
     return message if found is None else "\n    ".join([message, *found.shown])
+
+
+def frames_on_loop(thread_id: int) -> list[str]:
+    """Return the user's own frames in the callback that an event loop's thread runs now, outermost first.
+
+    Empty if there are none, and while a module is imported: that happens once.
+    """
+    frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage]
+    stack = [] if frame is None else list(traceback.extract_stack(frame))
+    runs = [at for at, each in enumerate(stack) if each.filename.endswith("asyncio/events.py")]
+    inside = stack[runs[-1] + 1 :] if runs else []
+    if any(each.filename.startswith("<frozen importlib") for each in inside):
+        return []
+    return [_shown(each) for each in inside if _own(each)]
 
 
 def _text(error: BaseException) -> str:

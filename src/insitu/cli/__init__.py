@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import sys
 
 import click
 
 _COMMANDS = {
     "demo": ("insitu.cli.demo", "Teach a small model to add, all on this machine."),
+    "try": ("insitu.cli.project.try_out", "Run your agent on a few examples and score its answers."),
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
@@ -34,7 +36,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        return getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        return getattr(module, f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

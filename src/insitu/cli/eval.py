@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from insitu.cli.options.config_options import override_option
+
 
 @click.command("eval")
 @click.argument("models", nargs=2, metavar="MODEL MODEL")
@@ -32,14 +34,7 @@ import click
     type=click.FloatRange(min=0),
     help="Sampling temperature, 0 for greedy answers. Default: that of `llms`.",
 )
-@click.option(
-    "-o",
-    "--override",
-    nargs=2,
-    multiple=True,
-    metavar="PATH VALUE",
-    help="Override one setting of the configuration. May be repeated.",
-)
+@override_option
 @click.option(
     "--output_dir",
     "--output-dir",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from insitu.cli.options.config_options import override_option
+
 if TYPE_CHECKING:
     from insitu.config.load import LoadedConfig
 
@@ -36,14 +38,7 @@ ACCEPT_CHANGES = "--accept-changes"
     type=float,
     help="Seconds that --endpoint may take to answer. Default: 300.",
 )
-@click.option(
-    "-o",
-    "--override",
-    nargs=2,
-    multiple=True,
-    metavar="PATH VALUE",
-    help="Override one setting, for example -o finetuning.num_epochs 50. May be repeated.",
-)
+@override_option
 @click.option("--validation_dataset", "--validation-dataset", help="Validate on this dataset.")
 @click.option(
     "--validation_interval", "--validation-interval", type=int, help="Epochs between validations. Default: 5."

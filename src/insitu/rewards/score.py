@@ -71,6 +71,8 @@ def to_call_rewards(item: EvalItem, value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise TypeError(f"call_rewards is a {type(value).__name__}, not a mapping of call ids to numbers")
     given = cast("Mapping[object, object]", value)
+    if not given:
+        return {}
     known = {call.get("id") for call in item.calls}
     if unknown := [key for key in given if key not in known]:
         listed = ", ".join(map(repr, unknown[:3]))

@@ -30,7 +30,6 @@ from insitu.harness.rollouts.rollout import InMemory, Rollout
 from insitu.rewards.evaluator import GroupEvaluator
 from insitu.rewards.score import score_group
 from insitu.types import SCORED
-from insitu.user_traceback import UserTraceback
 
 _MAX_REPEATS = 2
 """Of one rollout, if an outage of the gateway cuts it off each time."""
@@ -163,12 +162,10 @@ class Collector:
             self._progress.warn(shown)
 
     def _redacted(self, rollout: Rollout) -> Rollout:
-        hide = self._redaction.hide
-        rollout = replace(rollout, reason=hide(rollout.reason))
+        rollout = replace(rollout, reason=self._redaction.hide(rollout.reason))
         if rollout.ending in SCORED or (raised := rollout.details().traceback) is None:
             return rollout
-        frames = tuple(map(hide, raised.frames))
-        hidden = UserTraceback(hide(raised.text), hide(raised.error), frames)
+        hidden = self._redaction.hide_traceback(raised)
         details = replace(rollout.details(tokens=True), traceback=hidden)
         return replace(rollout, source=InMemory(details))
 

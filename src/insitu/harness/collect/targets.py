@@ -16,7 +16,8 @@ from insitu.wire.headers import FUNCTION_HEADER
 class Targets:
     """`finetuning.target_functions` and the trained model."""
 
-    run: str
+    run: str | None
+    """None: the base model."""
     functions: frozenset[str]
     gateway_url: str = ""
     model: str = ""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from insitu.config.config import Config
 from insitu.config.values.secret import HIDDEN, names_a_secret
+from insitu.user_traceback import UserTraceback
 
 _MIN_CHARS = 8
 """Shorter values may be ordinary words, such as `default`, the key of a backend that was given none."""
@@ -31,6 +32,12 @@ class Redaction:
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return text
+
+    def hide_traceback(self, raised: UserTraceback) -> UserTraceback:
+        """Replace every secret in the traceback."""
+        return UserTraceback(
+            self.hide(raised.text), self.hide(raised.error), tuple(map(self.hide, raised.frames))
+        )
 
     def hide_arguments(self, arguments: Sequence[str]) -> list[str]:
         """Hide secrets in a command line, including the values of `-o <path of a secret> <value>`."""
