@@ -72,6 +72,7 @@ class ComponentConfig(Section):
     """Base of every component's configuration."""
 
     type_name: str = Field(alias="_type")
+    """Selects the component."""
 
 
 class Parts(Protocol):

@@ -13,6 +13,7 @@ _COMMANDS = {
     "try": ("insitu.cli.project.try_out", "Run your agent on a few examples and score its answers."),
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),
+    "schema": ("insitu.cli.project.schema", "Print the JSON schema of a configuration, for editors."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
     "runs": ("insitu.cli.runs", "List, show, fork, close and delete the runs of a backend."),

@@ -18,15 +18,23 @@ class Config(Section):
     """The contents of one YAML file."""
 
     llms: dict[str, LLMConfig] = Field(default_factory=dict[str, LLMConfig])
+    """The models that the agent calls, by name."""
     functions: dict[str, WorkflowEntry] = Field(default_factory=dict[str, WorkflowEntry])
+    """Parts of the agent, by name; called with `context.call`."""
     workflow: WorkflowEntry | None = None
+    """The agent."""
     eval: EvalConfig = EvalConfig()
+    """The dataset and the rewards."""
     trajectory_builders: dict[str, TrajectoryBuilderEntry] = Field(
         default_factory=dict[str, TrajectoryBuilderEntry]
     )
+    """Where rollouts come from, by name."""
     trainer_adapters: dict[str, TrainerAdapterEntry] = Field(default_factory=dict[str, TrainerAdapterEntry])
+    """Backends that train, by name."""
     trainers: dict[str, TrainerEntry] = Field(default_factory=dict[str, TrainerEntry])
+    """Training loops, by name."""
     finetuning: FinetuningConfig = FinetuningConfig()
+    """What is trained, with which parts, for how long."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -11,9 +11,11 @@ class CurriculumConfig(Section):
     """Start with a share of the groups and add more as epochs pass."""
 
     enabled: bool = False
+    """Turn the curriculum on."""
     initial_percentile: float = Field(default=0.3, gt=0, le=1)
     """Share of the groups, easiest first, that the first epochs train on."""
     increment_percentile: float = Field(default=0.2, gt=0, le=1)
+    """Share of the groups that each expansion adds."""
     expansion_interval: int = Field(default=5, ge=1)
     """Epochs between two expansions."""
     min_reward_diff: float = Field(default=0.1, ge=0)

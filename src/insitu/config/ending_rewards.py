@@ -23,7 +23,9 @@ class EndingRewards(Section):
     """Rewards of endings that the policy may have caused. Without one, such a rollout leaves its group."""
 
     context_overflow: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+    """Reward of a rollout whose conversation outgrew the context."""
     timeout: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+    """Reward of a rollout that took longer than `rollout_timeout_seconds`."""
 
     @property
     def given(self) -> dict[Ending, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, cast
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from insitu import plugins
@@ -38,24 +38,48 @@ def _read_mapping(kind: Kind, value: Mapping[str, object]) -> ComponentConfig:
         raise validation_error([Problem(("_type",), text)]) from error
 
 
+KIND = "x-insitu-kind"
+"""Marks an entry in the JSON schema; `insitu.config.schema` puts the components of the kind there."""
+
+
+def _marked(kind: Kind) -> WithJsonSchema:
+    return WithJsonSchema({KIND: kind.value})
+
+
 # The annotation carries the kind so that `shape` can resolve models along a path.
 WorkflowEntry = Annotated[
-    SerializeAsAny[ComponentConfig], Kind.WORKFLOW, BeforeValidator(_reader(Kind.WORKFLOW))
+    SerializeAsAny[ComponentConfig],
+    Kind.WORKFLOW,
+    BeforeValidator(_reader(Kind.WORKFLOW)),
+    _marked(Kind.WORKFLOW),
 ]
 EvaluatorEntry = Annotated[
-    SerializeAsAny[ComponentConfig], Kind.EVALUATOR, BeforeValidator(_reader(Kind.EVALUATOR))
+    SerializeAsAny[ComponentConfig],
+    Kind.EVALUATOR,
+    BeforeValidator(_reader(Kind.EVALUATOR)),
+    _marked(Kind.EVALUATOR),
 ]
 DatasetEntry = Annotated[
-    SerializeAsAny[ComponentConfig], Kind.DATASET, BeforeValidator(_reader(Kind.DATASET))
+    SerializeAsAny[ComponentConfig],
+    Kind.DATASET,
+    BeforeValidator(_reader(Kind.DATASET)),
+    _marked(Kind.DATASET),
 ]
 TrajectoryBuilderEntry = Annotated[
     SerializeAsAny[ComponentConfig],
     Kind.TRAJECTORY_BUILDER,
     BeforeValidator(_reader(Kind.TRAJECTORY_BUILDER)),
+    _marked(Kind.TRAJECTORY_BUILDER),
 ]
 TrainerAdapterEntry = Annotated[
-    SerializeAsAny[ComponentConfig], Kind.TRAINER_ADAPTER, BeforeValidator(_reader(Kind.TRAINER_ADAPTER))
+    SerializeAsAny[ComponentConfig],
+    Kind.TRAINER_ADAPTER,
+    BeforeValidator(_reader(Kind.TRAINER_ADAPTER)),
+    _marked(Kind.TRAINER_ADAPTER),
 ]
 TrainerEntry = Annotated[
-    SerializeAsAny[ComponentConfig], Kind.TRAINER, BeforeValidator(_reader(Kind.TRAINER))
+    SerializeAsAny[ComponentConfig],
+    Kind.TRAINER,
+    BeforeValidator(_reader(Kind.TRAINER)),
+    _marked(Kind.TRAINER),
 ]

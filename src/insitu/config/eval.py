@@ -38,36 +38,50 @@ class EvalOutput(Section):
     """Destination of the results."""
 
     dir: Path | None = None
+    """Overrides `output_dir`."""
     cleanup: bool = True
     """Accepted either way: every evaluation writes to its own files, so nothing has to be deleted."""
     job_management: Annotated[object, _without_effect("evaluations are not run as queued jobs")] = Field(
         default=None, exclude=True
     )
+    """Without effect here; accepted while it asks for nothing."""
     remote_dir: Annotated[object, _without_effect("results stay on this machine")] = Field(
         default=None, exclude=True
     )
+    """Without effect here; accepted while it asks for nothing."""
     s3: Annotated[object, _without_effect("results stay on this machine")] = Field(default=None, exclude=True)
+    """Without effect here; accepted while it asks for nothing."""
     custom_scripts: Annotated[object, _without_effect("run the script after the command")] = Field(
         default=None, exclude=True
     )
+    """Without effect here; accepted while it asks for nothing."""
     workflow_output_step_filter: Annotated[object, _without_effect("every model call is recorded")] = Field(
         default=None, exclude=True
     )
+    """Without effect here; accepted while it asks for nothing."""
 
 
 class EvalGeneral(Section):
     """Settings for running the dataset."""
 
     max_concurrency: int = Field(default=8, ge=1)
+    """Rollouts that run at once."""
     output_dir: Path | None = None
+    """Also write the outputs and scores of every epoch and validation here."""
     output: EvalOutput = EvalOutput()
+    """Destination of the results."""
     dataset: DatasetEntry | None = None
+    """The examples."""
     workflow_alias: str | None = None
+    """The title of the plot."""
     evaluator_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Time for scoring one rollout or group."""
     profiler: Annotated[
         object, _without_effect("timings and token counts of every call are recorded without it")
     ] = Field(default=None, exclude=True)
+    """Without effect here; accepted while it asks for nothing."""
     per_input_user_id: Annotated[bool, _without_effect("every rollout has an id of its own")] = False
+    """Without effect here; accepted while it asks for nothing."""
 
     @property
     def results_dir(self) -> Path | None:
@@ -79,4 +93,6 @@ class EvalConfig(Section):
     """Dataset and evaluators."""
 
     general: EvalGeneral = EvalGeneral()
+    """The dataset and how it is run."""
     evaluators: dict[str, EvaluatorEntry] = Field(default_factory=dict[str, EvaluatorEntry])
+    """Rewards by name; `finetuning.reward_function` selects one."""

@@ -34,17 +34,25 @@ class RunConfiguration(Section):
     """Command-line options of one run."""
 
     config_file: Path | None = None
+    """The configuration itself; set by the command line."""
     dataset: str | None = None
+    """Train on this file instead of `eval.general.dataset`."""
     result_json_path: str = "$"
+    """JSONPath of the answer in the response of `endpoint`."""
     endpoint: str | None = None
+    """Call the agent at this URL instead of running `workflow`."""
     endpoint_timeout: float = Field(default=300, gt=0)
+    """Seconds that `endpoint` may take to answer."""
     override: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
+    """Settings overridden on the command line."""
     validation_dataset: str | None = None
+    """Validate on this file."""
     validation_interval: int = Field(default=5, ge=1)
     """Epochs between two validations."""
     validation_steps: int | None = Field(default=None, ge=1)
     """Updates between two validations, besides those of `validation_interval`."""
     validation_config_file: Path | None = None
+    """Validate with the workflow, reward and dataset of this configuration."""
     validation_samples: int | None = Field(default=None, ge=1)
     """Rollouts of each validation example; None: one."""
     validation_temperature: float | None = Field(default=None, ge=0)
@@ -55,15 +63,21 @@ class FinetuningConfig(Section):
     """The three parts name entries in the maps of their kind and are required when `enabled`."""
 
     enabled: bool = False
+    """Must be true to train."""
     trainer: str | None = None
+    """A key of `trainers`."""
     trajectory_builder: str | None = None
+    """A key of `trajectory_builders`."""
     trainer_adapter: str | None = None
+    """A key of `trainer_adapters`."""
     reward_function: RewardFunction | None = None
+    """The evaluator whose score is the reward."""
     target_functions: list[str] = Field(default_factory=lambda: [WORKFLOW_FUNCTION], min_length=1)
     """Only the model calls of these functions are trained on."""
     target_model: str | None = None
     """A key of `llms`: only its calls are trained on."""
     curriculum_learning: CurriculumConfig = CurriculumConfig()
+    """Train on easy examples first."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the dataset."""
     groups_per_step: int | None = Field(default=None, ge=1)
@@ -73,12 +87,17 @@ class FinetuningConfig(Section):
     max_steps: int | None = Field(default=None, ge=1)
     """End the run after this many updates."""
     output_dir: Path = Path("./.tmp/insitu/finetuning/")
+    """The run's files."""
     run_configuration: RunConfiguration = RunConfiguration()
+    """Command-line options, as settings."""
     seed: int = Field(default=0, ge=0)
     """Seeds the order of the examples and the curriculum's random choices."""
     rollout_timeout_seconds: float = Field(default=600.0, gt=0)
+    """A rollout that takes longer ends as `timeout`."""
     ending_rewards: EndingRewards = EndingRewards()
+    """Rewards of failed rollouts."""
     early_stopping: EarlyStopping | None = None
+    """End the run when validations stop improving; None: never."""
 
     @model_validator(mode="after")
     def _something_to_refill_from(self) -> Self:

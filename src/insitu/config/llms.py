@@ -24,18 +24,29 @@ class LLMConfig(Section):
     type_name: Literal["openai"] = Field(default="openai", alias="_type")
     """The protocol."""
     model_name: str = Field(min_length=1, validation_alias=AliasChoices("model_name", "model"))
+    """The name of the model at its server."""
     api_key: SecretStr = SecretStr("")
+    """The key of the server."""
     base_url: str | None = None
+    """The address of the server, with `/v1`. A trained model without one is at the gateway of the backend."""
     temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature, 0 for greedy answers."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability."""
     seed: int | None = None
+    """Seed of sampling; every rollout derives its own from it."""
     max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer."""
     max_retries: int = Field(default=10, ge=0, validation_alias=AliasChoices("max_retries", "num_retries"))
+    """Retries of a call that failed."""
     request_timeout: float | None = Field(default=None, gt=0)
+    """Seconds for one call; None leaves it to the client."""
     do_auto_retry: bool = True
     """Accepted either way: `max_retries` alone controls retries."""
     retry_on_status_codes: list[int | str] | None = None
+    """Accepted if all of them are retried anyway: 408, 409, 429 and 5xx."""
     retry_on_errors: list[str] | None = None
+    """Accepted if all of them are retried anyway."""
 
     @property
     def options(self) -> JsonObject:

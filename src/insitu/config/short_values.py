@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
@@ -23,8 +23,8 @@ def long_value(key: str, value: JsonValue) -> JsonValue:
     """Return what the value of a short key means at the key's place. Raises `CannotRead`."""
     if isinstance(value, str) and key in _TEXTS:
         return _TEXTS[key](value)
-    if isinstance(value, dict) and key in _GUESSES:
-        return _with_type(value, _GUESSES[key])
+    if isinstance(value, dict) and key in GUESSES:
+        return _with_type(value, GUESSES[key])
     if isinstance(value, dict) or key not in _TEXTS:
         return value
     raise CannotRead(f"should be {_EXPECTED[key]}, or a mapping, not {shown(value)}")
@@ -81,22 +81,19 @@ def parts_beyond_the_address(text: str) -> bool:
     return bool(parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
 
 
-def _with_type(value: JsonObject, guesses: dict[str, Callable[[JsonValue], str | None]]) -> JsonObject:
+def _with_type(value: JsonObject, guesses: Mapping[str, Sequence[str]]) -> JsonObject:
     """Add the `_type` that the mapping's own keys leave no doubt about."""
     if "_type" in value:
         return value
-    for key, type_of in guesses.items():
-        if key in value and (type_name := type_of(value[key])) is not None:
-            return {"_type": type_name, **value}
+    for key, types in guesses.items():
+        if key in value:
+            type_name = types[0] if len(types) == 1 else _type_of_file(value[key])
+            return value if type_name is None else {"_type": type_name, **value}
     return value
 
 
 def _type_of_file(path: JsonValue) -> str | None:
     return TYPE_BY_SUFFIX.get(PurePath(path).suffix.lower()) if isinstance(path, str) else None
-
-
-def _always(type_name: str) -> Callable[[JsonValue], str | None]:
-    return lambda _: type_name
 
 
 _TEXTS: dict[str, Callable[[str], JsonObject]] = {
@@ -113,8 +110,9 @@ _EXPECTED = {
     "reward": "module:function or the `_type` of an evaluator",
     "backend": "an address such as http://127.0.0.1:7623",
 }
-_GUESSES: dict[str, dict[str, Callable[[JsonValue], str | None]]] = {
-    "agent": {"entry": _always("python"), "command": _always("command"), "url": _always("http")},
-    "data": {"function": _always("custom"), "file_path": _type_of_file},
-    "reward": {"entry": _always("python"), "command": _always("command")},
+GUESSES: dict[str, dict[str, Sequence[str]]] = {
+    "agent": {"entry": ("python",), "command": ("command",), "url": ("http",)},
+    "data": {"function": ("custom",), "file_path": sorted(set(TYPE_BY_SUFFIX.values()))},
+    "reward": {"entry": ("python",), "command": ("command",)},
 }
+"""The types that a key of a mapping without `_type` stands for; of several, the extension selects one."""

@@ -21,6 +21,7 @@ class FilterEntry(Section):
     """Patterns by column."""
 
     field: dict[str, list[Pattern]] = Field(default_factory=dict)
+    """Globs or plain values by column; a cell must match one of them."""
 
     @model_validator(mode="after")
     def _patterns_exist(self) -> Self:
@@ -34,7 +35,9 @@ class FilterConfig(Section):
     """Selects the rows that match every column of the allowlist and none of the denylist."""
 
     allowlist: FilterEntry | None = None
+    """Rows must match every column of it."""
     denylist: FilterEntry | None = None
+    """Rows must match no column of it."""
 
 
 _WITHOUT_EFFECT = {
@@ -50,17 +53,22 @@ class StructureConfig(Section):
     disable: bool = False
     """Take the whole row as the input; there is no separate expected answer."""
     question_key: str = Field(default="question", validation_alias=AliasChoices("question_key", "question"))
+    """The column of the input."""
     answer_key: str = Field(default="answer", validation_alias=AliasChoices("answer_key", "answer"))
+    """The column of the expected answer."""
     generated_answer_key: str = Field(
         default="generated_answer", validation_alias=AliasChoices("generated_answer_key", "generated_answer")
     )
+    """Without effect here; accepted with its default."""
     trajectory_key: str = Field(
         default="intermediate_steps", validation_alias=AliasChoices("trajectory_key", "intermediate_steps")
     )
+    """Without effect here; accepted with its default."""
     expected_trajectory_key: str = Field(
         default="expected_intermediate_steps",
         validation_alias=AliasChoices("expected_trajectory_key", "expected_intermediate_steps"),
     )
+    """Without effect here; accepted with its default."""
 
     @field_validator(*_WITHOUT_EFFECT)
     @classmethod
@@ -82,14 +90,18 @@ class DatasetConfig(ComponentConfig):
     """Settings common to all datasets."""
 
     id_key: str = "id"
+    """The column of the row's id."""
     filter: FilterConfig = FilterConfig()
+    """Selects rows."""
     structure: StructureConfig = StructureConfig()
+    """Names the columns."""
 
 
 class FileDatasetConfig(DatasetConfig):
     """Rows of a file. Relative paths start at the current directory."""
 
     file_path: Path
+    """The file."""
 
 
 class CustomDatasetConfig(DatasetConfig):
@@ -98,7 +110,9 @@ class CustomDatasetConfig(DatasetConfig):
     function: str
     """``package.module:function`` or ``package.module.function``."""
     file_path: Path | None = None
+    """Passed to the function, if given."""
     kwargs: dict[str, object] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
 
     @model_validator(mode="after")
     def _one_file_path(self) -> Self:

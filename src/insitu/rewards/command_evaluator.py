@@ -37,11 +37,13 @@ class CommandEvaluatorConfig(ComponentConfig):
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Wall-clock time for the program and all processes that it starts."""
     cpu_seconds: int = Field(default=10, ge=1)
+    """CPU time."""
     max_memory_mib: int = Field(default=2048, ge=16)
     """Address space."""
     max_file_mib: int = Field(default=64, ge=0)
     """Size of each file that is written."""
     max_open_files: int = Field(default=64, ge=8)
+    """Files open at once."""
 
 
 @register(Kind.EVALUATOR, "command", CommandEvaluatorConfig)

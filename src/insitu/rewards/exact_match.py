@@ -13,6 +13,7 @@ class ExactMatchConfig(ComponentConfig):
     """Options for comparing output and expected answer."""
 
     ignore_case: bool = False
+    """Take upper and lower case as equal."""
     strip: bool = True
     """Ignore white space at both ends."""
 

@@ -46,7 +46,9 @@ class JsonSchemaConfig(ComponentConfig):
     """The schema, in the YAML or in a file beside it."""
 
     json_schema: dict[str, object] | bool | None = Field(default=None, alias="schema")
+    """The schema that an output must satisfy."""
     schema_file: Path | None = None
+    """A file with the schema, instead of `schema`."""
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:

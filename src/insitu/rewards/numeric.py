@@ -30,6 +30,7 @@ class NumericConfig(ComponentConfig):
     """Allowed deviation: the larger of the two tolerances."""
 
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """As a number."""
     relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """As a fraction of the expected number."""
 

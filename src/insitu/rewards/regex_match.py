@@ -20,9 +20,11 @@ class RegexMatchConfig(ComponentConfig):
     """The pattern, in the syntax of the `regex` package."""
 
     pattern: str
+    """Searched for in the output."""
     group: int | str | None = None
     """The capturing group that counts; None is the whole match."""
     compare: Literal["found", "equals_expected"] = "found"
+    """`found`: a match is enough; `equals_expected`: the match must be the expected answer."""
     timeout_seconds: float = Field(default=1.0, gt=0, le=60)
     """An output on which the pattern backtracks for longer is an error."""
 

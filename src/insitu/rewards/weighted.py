@@ -18,6 +18,7 @@ class WeightedConfig(ComponentConfig):
     """Keys of `eval.evaluators` and their weights."""
 
     evaluators: dict[str, FiniteFloat]
+    """The weight of each evaluator, by its key."""
 
     @model_validator(mode="after")
     def _weights_have_a_mean(self) -> Self:

@@ -20,6 +20,7 @@ class LoraSettings(Message):
     """The adapter of a run; it stays the same for the run's whole life."""
 
     rank: Annotated[int, Interval(ge=1, le=512)] = 8
+    """The rank of the update of each layer."""
     alpha: Annotated[int, Interval(ge=1, le=4096)] = 16
     """The adapter's output is scaled by alpha / rank."""
     seed: Annotated[int, Interval(ge=0, lt=2**31)] = 0

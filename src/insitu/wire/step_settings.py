@@ -20,6 +20,7 @@ class StepSettings(Message):
     """The settings of one training step; every field is honoured."""
 
     learning_rate: Annotated[float, Interval(ge=0, le=1)] = 5e-5
+    """The learning rate of AdamW."""
     loss: Loss = "dapo"
     """See `insitu.training.objective`."""
     advantage: AdvantageKind | None = None
@@ -35,6 +36,7 @@ class StepSettings(Message):
     reference_step: StepCount | None = None
     """The checkpoint used as the reference; None uses the base model (the adapter switched off)."""
     entropy_bonus: Annotated[float, Interval(ge=0, le=100)] = 0.0
+    """Weight of an entropy term that keeps the policy varied."""
     num_passes: Annotated[int, Interval(ge=1, le=32)] = 1
     """Optimizer steps over the same batch."""
     mask_truncated: bool = True
@@ -48,6 +50,7 @@ class StepSettings(Message):
     max_rollout_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None
     """The constant length of dr_grpo and rloo; None uses the step's longest rollout."""
     max_grad_norm: Annotated[float, Interval(gt=0, le=1e6)] = 1.0
+    """Longer gradients are scaled down to this norm."""
     adam_beta2: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """The decay of AdamW's second moment; None uses 0.999."""
     overlong_tokens: Annotated[int, Interval(ge=1, lt=2**31)] | None = None

@@ -67,9 +67,13 @@ class BackendSettings(Section):
     tls: bool = False
     """Speak HTTPS. To trust a private authority, set the environment variable SSL_CERT_FILE."""
     name: str = "trainer_run"
+    """The name of the run; the trained model is served under it."""
     project: str = "trainer_project"
+    """A label that groups runs on the backend."""
     base_model: Label = "Qwen/Qwen2.5-7B-Instruct"
+    """The model to train, as `insitu serve` names it."""
     api_key: SecretStr = SecretStr("default")
+    """The key of the backend."""
     delete_old_checkpoints: bool = False
     """Delete all but the run's newest two checkpoints before training."""
     init_from: Label | None = None
@@ -78,8 +82,11 @@ class BackendSettings(Section):
     fork_from: ForkFrom | None = None
     """`<run>@<step>` or `<run>`: go on from it, with its optimizer and random state, as another run."""
     init_args: Arguments = Field(default_factory=dict[str, Scalar])
+    """Limits of the model on the backend, such as `max_seq_length` (docs/serve.md)."""
     engine_args: Arguments = Field(default_factory=dict[str, Scalar])
+    """Settings of the engine and the trainer on the backend (docs/serve.md)."""
     server_config: dict[str, object] | None = None
+    """Rejected if given: the server has options of its own."""
 
     @field_validator("ip")
     @classmethod

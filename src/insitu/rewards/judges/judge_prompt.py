@@ -36,8 +36,11 @@ class JudgeConfig(ComponentConfig):
     llm: str
     """A key of `llms`."""
     prompt: str
+    """What the judge is asked."""
     min_score: float = Field(default=0.0, allow_inf_nan=False)
+    """The worst score that the judge may give."""
     max_score: float = Field(default=1.0, allow_inf_nan=False)
+    """The best score that the judge may give."""
 
     @model_validator(mode="after")
     def _scores_have_a_range(self) -> Self:

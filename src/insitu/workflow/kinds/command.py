@@ -36,10 +36,15 @@ class CommandConfig(ComponentConfig):
     command: list[str] = Field(min_length=1)
     """The program and its arguments, run without a shell."""
     llm: str | None = None
+    """The entry of `llms` whose address the program receives; by default a trained one, or the only one."""
     cwd: Path | None = None
+    """The working directory; by default the configuration file's."""
     env: dict[str, Annotated[SecretStr, BeforeValidator(_number_as_text)]] = Field(default_factory=dict)
+    """Further environment variables."""
     input: Literal["stdin", "argument"] = "stdin"
+    """How the program gets its input: on standard input, or as the last argument."""
     output: Literal["text", "json"] = "text"
+    """How its standard output is read: as text, or as JSON."""
 
 
 @register(Kind.WORKFLOW, "command", CommandConfig)

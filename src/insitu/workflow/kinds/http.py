@@ -43,9 +43,13 @@ class HttpConfig(ComponentConfig):
     """The agent's address, and the path of the result in its answer."""
 
     url: Annotated[str, AfterValidator(_checked_url)]
+    """The address that each input is posted to."""
     timeout_seconds: float = Field(300.0, gt=0)
+    """Time for one answer."""
     result_json_path: Annotated[str, AfterValidator(_checked_path)] = "$"
+    """JSONPath of the result in the answer; `$` is all of it."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further headers of every request."""
     llm: str | None = None
     """The entry of `llms` whose address the agent receives; by default a trained one, or the only one."""
 

@@ -15,6 +15,7 @@ class PythonConfig(ComponentConfig):
     entry: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
     """`package.module:function`."""
     llm: str | None = None
+    """The entry of `llms` that `context.llm()` returns; by default a trained one, or the only one."""
     args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments."""
 

@@ -1,0 +1,1 @@
+"""The JSON schema of a configuration file, made from the models."""
