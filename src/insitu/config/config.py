@@ -28,13 +28,13 @@ class Config(Section):
     trajectory_builders: dict[str, TrajectoryBuilderEntry] = Field(
         default_factory=dict[str, TrajectoryBuilderEntry]
     )
-    """Where rollouts come from, by name."""
+    """Sources of rollouts, by name."""
     trainer_adapters: dict[str, TrainerAdapterEntry] = Field(default_factory=dict[str, TrainerAdapterEntry])
     """Backends that train, by name."""
     trainers: dict[str, TrainerEntry] = Field(default_factory=dict[str, TrainerEntry])
     """Training loops, by name."""
     finetuning: FinetuningConfig = FinetuningConfig()
-    """What is trained, with which parts, for how long."""
+    """The training: its parts, its length, its files."""
 
     @model_validator(mode="wrap")
     @classmethod

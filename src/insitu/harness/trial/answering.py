@@ -19,7 +19,7 @@ _SOON = RetryPolicy(max_attempts=3)
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Which model is called, where, and whether its calls are on record."""
+    """The model that is called, its address, and the gateway that records its calls."""
 
     binding: LLMBinding
     address: str

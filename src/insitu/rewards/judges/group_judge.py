@@ -40,7 +40,7 @@ class GroupJudgeConfig(JudgeConfig):
     """The judge and its prompt, in which `{input}`, `{expected}` and `{outputs}` stand for the group's."""
 
     prompt: str = _PROMPT
-    """What the judge is asked, with `{input}`, `{expected}` and `{outputs}`."""
+    """The prompt of the judge, with `{input}`, `{expected}` and `{outputs}`."""
     seed: int = 0
     """Determines, with the example's id, the order in which the outputs are shown."""
 

@@ -36,7 +36,7 @@ class JudgeConfig(ComponentConfig):
     llm: str
     """A key of `llms`."""
     prompt: str
-    """What the judge is asked."""
+    """The prompt of the judge."""
     min_score: float = Field(default=0.0, allow_inf_nan=False)
     """The worst score that the judge may give."""
     max_score: float = Field(default=1.0, allow_inf_nan=False)

@@ -34,7 +34,7 @@ class LlmJudgeConfig(JudgeConfig):
     """The judge and its prompt, in which `{input}`, `{expected}` and `{output}` stand for the item's."""
 
     prompt: str = _PROMPT
-    """What the judge is asked, with `{input}`, `{expected}` and `{output}`."""
+    """The prompt of the judge, with `{input}`, `{expected}` and `{output}`."""
 
     @model_validator(mode="after")
     def _shows_the_output(self) -> Self:

@@ -42,9 +42,9 @@ class CommandConfig(ComponentConfig):
     env: dict[str, Annotated[SecretStr, BeforeValidator(_number_as_text)]] = Field(default_factory=dict)
     """Further environment variables."""
     input: Literal["stdin", "argument"] = "stdin"
-    """How the program gets its input: on standard input, or as the last argument."""
+    """The place of the input: standard input, or the last argument."""
     output: Literal["text", "json"] = "text"
-    """How its standard output is read: as text, or as JSON."""
+    """The format of its standard output: text, or JSON."""
 
 
 @register(Kind.WORKFLOW, "command", CommandConfig)
