@@ -26,6 +26,8 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.progress.phases import SILENT, Phases
+from insitu.backend.progress.step_line import step_line
 from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.probe import (
     NO_NOISE,
@@ -36,7 +38,7 @@ from insitu.backend.serving.probe import (
     noise_of,
     probe_sequences,
 )
-from insitu.backend.serving.reasons import reason_of
+from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.teacher import taught
 from insitu.backend.serving.traffic import Traffic
 from insitu.database.engine import is_outage
@@ -77,12 +79,18 @@ class StepRunner:
     """Runs jobs one at a time on a model host."""
 
     def __init__(
-        self, settings: ServeSettings, ledger: Ledger, records: RecordStore, traffic: Traffic
+        self,
+        settings: ServeSettings,
+        ledger: Ledger,
+        records: RecordStore,
+        traffic: Traffic,
+        phases: Phases = SILENT,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._records = records
         self._traffic = traffic
+        self._phases = phases
         self._probes: dict[str, Baseline] = {}
         """Each run's probe after its last step, the baseline for the next one."""
         self._retiring: set[asyncio.Task[None]] = set()
@@ -99,10 +107,12 @@ class StepRunner:
         try:
             if job.attempt > _MAX_STARTS:
                 raise ChildFailed(f"the backend ended {_MAX_STARTS} times while this job was under way")
-            async with self._cancellation:
-                await self._attempts(job, host)
+            with self._phases.phase(f"training run {job.run}", lambda: self._phase, quiet=True):
+                async with self._cancellation:
+                    await self._attempts(job, host)
         except Cancelled:
             log.info("job %s is cancelled; run %s is as it was", job.id, job.run)
+            self._phases.say(f"run {job.run}: a step was cancelled, the run is as it was")
             await asyncio.to_thread(self._ledger.transition_job, job.id, JobState.CANCELLED)
         except DamagedStep as error:
             log.warning(
@@ -114,7 +124,9 @@ class StepRunner:
             if is_outage(error):  # the supervisor waits for the database and queues the job again
                 raise Unavailable(f"job {job.id} is interrupted: {describe(error)}") from error
             log.exception("job %s failed", job.id)
-            await asyncio.to_thread(self._ledger.fail_job, job.id, reason_of(error))
+            reason = reason_of(error)
+            self._phases.say(f"run {job.run}: a step failed, the run is as it was: {first_line(reason)}")
+            await asyncio.to_thread(self._ledger.fail_job, job.id, reason)
 
     async def _attempts(self, job: Job, host: ModelHost) -> None:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -127,6 +139,7 @@ class StepRunner:
                 if attempt == _MAX_ATTEMPTS or not await self._repaired(error, engines, host):
                     raise
                 log.warning("job %s is tried again after: %s", job.id, error)
+                self._phases.say(f"run {job.run}: the step is retried after: {first_line(str(error))}")
                 await self._say(job, "retry", 0.0, cause=str(error))
 
     async def _interrupt(self, host: ModelHost) -> None:
@@ -184,6 +197,7 @@ class StepRunner:
                 self._probes[run.name] = after
                 self._traffic.serve_version(run.name, step, served)
         log.info("run %s is at step %d: %s", run.name, step, figures)
+        self._phases.say(step_line(run.name, step, figures))
         await self._retire_old(run.name, step, host)
 
     def _collect(self, job: Job, run: Run, host: ModelHost) -> Batch:

@@ -25,9 +25,8 @@ import os
 import secrets
 import signal
 import tempfile
-import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +47,7 @@ from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger.adapter_files import remove_unused
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
+from insitu.backend.progress.phases import SILENT, Phases, Say
 from insitu.backend.retention import Retention
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.leftovers import remove_leftovers
@@ -76,10 +76,8 @@ _REVIVE_AGAIN_SECONDS = 10.0
 """After a failed revival; calls meanwhile go to the other replicas, or wait in the gateway."""
 log = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
 
-
-def serve(settings: ServeSettings, say: Say) -> None:
+def serve(settings: ServeSettings, say: Say, phases: Phases = SILENT) -> None:
     """Run a backend until SIGINT or SIGTERM; leave no process, port or temporary directory behind."""
     settings.check()
     os.umask(0o077)
@@ -99,7 +97,7 @@ def serve(settings: ServeSettings, say: Say) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="insitu-"))
     janitor = start_janitor(serve_id, scratch)
     try:
-        asyncio.run(Supervisor(settings, scratch, say).run())
+        asyncio.run(Supervisor(settings, scratch, say, phases).run())
     finally:
         left = end_marked(serve_id, 5.0, keep=frozenset({janitor.pid}))
         if left:
@@ -115,10 +113,11 @@ def serve(settings: ServeSettings, say: Say) -> None:
 class Supervisor:
     """Starts everything, keeps it running, and shuts it down."""
 
-    def __init__(self, settings: ServeSettings, scratch: Path, say: Say) -> None:
+    def __init__(self, settings: ServeSettings, scratch: Path, say: Say, phases: Phases = SILENT) -> None:
         self._settings = settings
         self._scratch = scratch
         self._say = say
+        self._phases = phases
         self._stopping = asyncio.Event()
         self._state = "starting"
         self._reviving: set[int] = set()
@@ -180,7 +179,7 @@ class Supervisor:
         await asyncio.wait({working}, timeout=self._settings.deadlines.stop_grace)
 
     async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
-        settings, started = self._settings, time.monotonic()
+        settings, phases = self._settings, self._phases
         self._say(f"compute  {settings.device}: {settings.compute.line}")
         for path in remove_leftovers(ledger, settings.runs_dir):
             log.warning("removed %s, left by a crash", path)
@@ -190,7 +189,8 @@ class Supervisor:
             log.warning("job %s was under way when the last supervisor ended; it runs again", job_id)
         self._gateway.start()
         self._api.start()
-        start_ray(settings.ray_address, self._scratch, settings.state_dir)
+        with phases.phase("starting Ray"):
+            start_ray(settings.ray_address, self._scratch, settings.state_dir)
         traffic = Traffic(
             http,
             self._address(settings.gateway_port),
@@ -199,18 +199,20 @@ class Supervisor:
             settings.deadlines.hold,
             self._trust,
         )
-        registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say)
-        runner = StepRunner(settings, ledger, records, traffic)
+        registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say, phases)
+        runner = StepRunner(settings, ledger, records, traffic, phases)
         leases = VersionLeases(settings, ledger, traffic)
         await leases.end_all()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(registrar, traffic, tasks))
             tasks.create_task(self._watch(registrar, traffic))
-            await wait_answering(http, self._urls(), settings.logs_dir, self._trust)
+            with phases.phase("waiting for the gateway and the API"):
+                await wait_answering(http, self._urls(), settings.logs_dir, self._trust)
             await registrar.resume()
             self._state = "ready"
-            for line in announcement(settings, registrar.host, time.monotonic() - started):
+            for line in announcement(settings, registrar.host, phases.seconds):
                 self._say(line)
+            phases.ready()
             tasks.create_task(self._work(registrar, runner, leases, ledger))
             if settings.keep_calls_seconds is not None:
                 audit = AuditLog(settings.state_dir / AUDIT_FILE)

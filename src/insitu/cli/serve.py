@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, TypedDict, Unpack, cast
 
 import click
 
@@ -17,6 +17,7 @@ from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 if TYPE_CHECKING:
     from insitu.backend.plan.fit import Plan
     from insitu.backend.plan.settings import ServeSettings
+    from insitu.harness.screen.safe_output import SafeOutput
 
 
 class _Own(TypedDict):
@@ -153,19 +154,35 @@ def serve(**options: Unpack[_Options]) -> None:
     Clients must send the key in INSITU_API_KEY. If it is not set, the key is `default`, which is accepted
     on loopback only.
     """
+    from insitu.backend.progress.phases import Phases
+    from insitu.harness.screen.safe_output import SafeOutput, visible
+
+    output = SafeOutput()
+
+    def say(line: str) -> None:
+        output.write(f"{visible(line)}\n")
+        output.flush()
+
+    with Phases(say) as phases:
+        model = options["model"]
+        with phases.phase("checking the machine" if model is None else f"checking the model {model}"):
+            from insitu.backend.serve import serve as run
+
+            settings, plan = _planned(_settings(options), options)
+        if plan is not None:
+            _show(plan, output)
+        run(settings, say, phases)
+
+
+def _show(plan: Plan, output: SafeOutput) -> None:
     from rich.console import Console
 
-    from insitu.backend.serve import serve as run
+    from insitu.backend.plan.plan_table import plan_lines, plan_table
 
-    console = Console(highlight=False, soft_wrap=True)
-    settings, plan = _planned(_settings(options), options)
-    if plan is not None:
-        from insitu.backend.plan.plan_table import plan_lines, plan_table
-
-        console.print(plan_table(plan))
-        for line in plan_lines(plan):
-            console.print(line, markup=False)
-    run(settings, lambda line: console.print(line, markup=False))
+    console = Console(file=cast(IO[str], output), highlight=False, soft_wrap=True)
+    console.print(plan_table(plan))
+    for line in plan_lines(plan):
+        console.print(line, markup=False)
 
 
 def _settings(options: _Options) -> ServeSettings:

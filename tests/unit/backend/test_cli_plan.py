@@ -105,7 +105,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServeSetting
     backend = pytest.importorskip("insitu.backend.serve", reason="the supervisor needs Ray")
     caught: list[ServeSettings] = []
 
-    def catch(settings: ServeSettings, say: object) -> None:
+    def catch(settings: ServeSettings, *_: object) -> None:
         settings.check()
         caught.append(settings)
 
@@ -119,6 +119,7 @@ def test_serve_plans_before_anything_starts(model: str, served: list[ServeSettin
     result = run("serve", "--model", model)
     assert result.exit_code == 0, result.output
     assert "on 2 GPUs of 24.0 GiB" in result.output
+    assert result.output.splitlines()[0] == f"   0 s  checking the model {model}"
     (settings,) = served
     assert (settings.num_replicas, settings.num_ranks, settings.tensor_parallel_size) == (2, 2, 1)
     assert (settings.max_num_seqs, settings.checkpoint_layers) == (256, True)

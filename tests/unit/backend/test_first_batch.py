@@ -12,6 +12,7 @@ pytest.importorskip("ray", reason="the trainer's ranks are Ray actors")
 
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.progress.phases import Phases
 from insitu.records.store import RecordStore
 from insitu.training.packing import Limits
 from insitu.types import JobState, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
@@ -46,9 +47,13 @@ async def test_a_token_beyond_the_vocabulary_does_not_reach_the_probe(tmp_path: 
         rollouts = [Trajectory(call.rollout_id, [call.id], float(i)) for i, call in enumerate(calls)]
         ledger.put_group(TrajectoryGroup("g", "run", rollouts), "h")
         job = ledger.create_job("run", "k", ["g"], StepSettings(), "h")
-        await StepRunner(settings, ledger, records, traffic).run(job, host)
+        said: list[str] = []
+        await StepRunner(settings, ledger, records, traffic, Phases(said.append)).run(job, host)
         failed = ledger.get_job(job.id)
     records.close()
     assert not list(tmp_path.rglob("probe.json"))
     assert failed.state is JobState.FAILED
     assert "token id 2147483647, the base model knows 97" in str(failed.error)
+    (line,) = said
+    assert "run run: a step failed, the run is as it was: " in line
+    assert "token id 2147483647" in line

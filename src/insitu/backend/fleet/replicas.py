@@ -19,6 +19,8 @@ from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wai
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
+from insitu.backend.progress.engine_log import last_message
+from insitu.backend.progress.phases import SILENT, Phases
 from insitu.errors import ChildFailed, DeadlineExceeded
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir
@@ -53,6 +55,7 @@ class ReplicaSet:
         deadlines: Deadlines,
         threads: Sequence[Threads] = (),
         actor: type = ReplicaActor,
+        phases: Phases = SILENT,
     ) -> None:
         """`actor` runs each engine; another one is for tests of placement."""
         self._http = http
@@ -61,6 +64,7 @@ class ReplicaSet:
         self._deadlines = deadlines
         self._threads = threads
         self._actor = actor
+        self._phases = phases
         self._gpus: Reservation | None = None
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
@@ -131,7 +135,7 @@ class ReplicaSet:
         options: dict[str, object] = {"num_cpus": 0}
         if self._gpus is not None:
             options |= self._gpus.options(index)
-        log_path = str(self._logs_dir / f"{name}.log")
+        log_path = str(self._log(name))
         threads = self._threads[index] if index < len(self._threads) else None
         actor = Actor(self._actor, options, settings, log_path, self._environment(), threads)
         async with AsyncExitStack() as on_failure:
@@ -141,18 +145,23 @@ class ReplicaSet:
         return replica
 
     async def _when_ready(self, name: str, actor: Actor, settings: EngineSettings) -> Replica:
-        described: list[Server] = await gather(
-            [actor.call("describe")], self._deadlines.engine_start, f"starting {name}"
-        )
+        deadline = self._deadlines.engine_start
+        with self._phases.phase(f"starting the engine {name} (vLLM)"):
+            described: list[Server] = await gather([actor.call("describe")], deadline, f"starting {name}")
         (server,) = described
         engine = EngineClient(self._http, server.url, self._deadlines)
-        await wait_healthy(engine, lambda: self._exit_report(actor), self._deadlines.engine_start)
+        with self._phases.phase(f"waiting for the engine {name}", lambda: last_message(self._log(name))):
+            await wait_healthy(engine, lambda: self._exit_report(actor), deadline)
         began = time.monotonic()
-        await engine.warm_up(settings, self._deadlines.engine_start)
+        with self._phases.phase(f"warming up {name} with {settings.max_num_seqs} calls"):
+            await engine.warm_up(settings, deadline)
         warm_up_seconds = time.monotonic() - began
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)
         return Replica(name, actor, engine, server.pid, server.devices, warm_up_seconds)
+
+    def _log(self, name: str) -> Path:
+        return self._logs_dir / f"{name}.log"
 
     def _release(self) -> None:
         if self._gpus is not None:

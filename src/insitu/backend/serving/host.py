@@ -16,12 +16,15 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.progress.phases import SILENT, Phases
 from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import BASE_VERSION, AdapterPublisher, MergedPublisher, Publisher
 from insitu.errors import CannotHonour, CorruptCheckpoint
 from insitu.system.tasks import all_or_none
 from insitu.types import StepSettings, policy_name, reference_of
 from insitu.wire.routing_table import Served
+
+_TRAINER = "loading the trainer"
 
 
 class DamagedStep(CorruptCheckpoint):
@@ -41,8 +44,10 @@ class ModelHost:
         ledger: Ledger,
         http: aiohttp.ClientSession,
         scratch: Path,
+        phases: Phases = SILENT,
     ) -> None:
         self.engine = engine
+        self._phases = phases
         self.settings = settings
         self._ledger = ledger
         self.replicas = ReplicaSet(
@@ -51,6 +56,7 @@ class ModelHost:
             scratch,
             settings.deadlines,
             settings.compute.engine_threads,
+            phases=phases,
         )
         self.trainer = TrainerGroup(settings, engine.model)
         self.lease = DeviceLease(self.replicas, self.trainer, self._shared_devices, exclusive=engine.sleep)
@@ -73,16 +79,21 @@ class ModelHost:
         await check_free(self.settings, self.engine)
         engines = self.replicas.start(self.engine, self.settings.num_replicas)
         if self.engine.device == "cpu":
-            await all_or_none([engines, self.trainer.start()])
+            await all_or_none([engines, self._start_trainer()])
         else:  # the trainer may share the engines' devices, known only once they run
             await engines
         for replica in self.replicas.replicas.values():
             replica.joined = True
         async with self.lease.handover():
-            async with self.lease.trainer():  # starts it, if it does not run yet
-                pass
+            with self._phases.phase(_TRAINER, quiet=self.trainer.running):
+                async with self.lease.trainer():  # starts it, if it does not run yet
+                    pass
             async with self.lease.engines():
                 pass
+
+    async def _start_trainer(self) -> None:
+        with self._phases.phase(_TRAINER):
+            await self.trainer.start()
 
     async def stop(self) -> None:
         """Stop the trainer and all engines."""

@@ -10,3 +10,8 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, InsituError | OSError):
         return str(error)
     return f"{describe(error)} (the supervisor's log has the details)"
+
+
+def first_line(reason: str) -> str:
+    """Return the part of a reason that fits into a line of the terminal."""
+    return reason.partition("\n")[0]

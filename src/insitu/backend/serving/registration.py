@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings, difference
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
+from insitu.backend.progress.phases import SILENT, Phases, Say
 from insitu.backend.serving.fall_back import fall_back
 from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.publication import BASE_VERSION
-from insitu.backend.serving.reasons import reason_of
+from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.start import write_start
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, InsituError
@@ -43,7 +44,8 @@ class Registrar:
         traffic: Traffic,
         http: aiohttp.ClientSession,
         scratch: Path,
-        say: Callable[[str], None],
+        say: Say,
+        phases: Phases = SILENT,
     ) -> None:
         self.host: ModelHost | None = None
         self._settings = settings
@@ -53,6 +55,7 @@ class Registrar:
         self._http = http
         self._scratch = scratch
         self._say = say
+        self._phases = phases
 
     async def resume(self) -> None:
         """Load the model of `--model` or of the open runs and publish their last steps; called at start."""
@@ -95,23 +98,28 @@ class Registrar:
             assert self.host is not None
             run.lora.targets(self.host.trainer.linear_layers)  # rejected now, not at the first step
             await asyncio.to_thread(self._keep_precision, run)
-            handed_over = run.source is not None and self._settings.placement != "dedicated"
-            in_place = bool(run.step or run.source)
-            async with self._calls_held(
-                f"run {run.name} is loaded", in_place=in_place, handed_over=handed_over
-            ):
-                await write_start(run, self.host, self._ledger)
-                run, served = await self._publish(run, self.host)
-                before = self._traffic.runs.pop(run.name, {})  # of an earlier loading
-                self._traffic.serve_version(run.name, run.step, served)
-            await self._traffic.push()
+            with self._phases.phase(f"loading run {run.name}, step {run.step}"):
+                before = await self._open(run, self.host)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except Exception as error:  # whatever a registration asks for ends that run, not the backend
             log.exception("run %s cannot be served", run.name)
             failed = RunState.FAILED, reason_of(error)
+            self._phases.say(f"run {run.name} cannot be served: {first_line(failed[1])}")
             await asyncio.to_thread(self._ledger.transition_run, run.name, *failed)
         else:
             await self._unload(run.name, list(before.values()), self.host)
+
+    async def _open(self, run: Run, host: ModelHost) -> dict[int, Served]:
+        """Publish the run's last step and route to it; return the versions of an earlier loading."""
+        handed_over = run.source is not None and self._settings.placement != "dedicated"
+        in_place = bool(run.step or run.source)
+        async with self._calls_held(f"run {run.name} is loaded", in_place=in_place, handed_over=handed_over):
+            await write_start(run, host, self._ledger)
+            run, served = await self._publish(run, host)
+            before = self._traffic.runs.pop(run.name, {})
+            self._traffic.serve_version(run.name, run.step, served)
+        await self._traffic.push()
+        return before
 
     async def _publish(self, run: Run, host: ModelHost) -> tuple[Run, Served]:
         """Publish the run's last step, or the newest whole one if that is damaged."""
@@ -219,7 +227,7 @@ class Registrar:
             raise
 
     async def _start(self, settings: ServeSettings, engine: EngineSettings) -> None:
-        host = ModelHost(settings, engine, self._ledger, self._http, self._scratch)
+        host = ModelHost(settings, engine, self._ledger, self._http, self._scratch, self._phases)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(host.stop)
             await host.start()

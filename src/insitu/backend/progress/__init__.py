@@ -1,0 +1,1 @@
+"""Lines that `insitu serve` prints while it starts and trains."""
