@@ -204,7 +204,7 @@ class BackendAdapter(TrainerAdapter):
         self._uploaded.clear()
         count = sum(self._takes(rollout) for group in groups for rollout in group)
         if trajectories.step is None:
-            self._progress.info(f"Submitted {count} trajectories in {len(groups)} groups for training")
+            self._progress.log(f"Submitted {count} trajectories in {len(groups)} groups for training")
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:

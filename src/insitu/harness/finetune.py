@@ -97,6 +97,7 @@ async def finetune(
         directory = stack.enter_context(
             RunDirectory.open(loaded.config.finetuning.output_dir, dump_config(loaded.config))
         )
+        progress.opened(directory.path)
         inputs = run_inputs(parts, training, validation)
         changes = InputChanges(directory, loaded.config.finetuning.curriculum_learning, inputs)
         changes.settle(progress, resume_command, accept=accept_changes)

@@ -66,7 +66,7 @@ class CollectingBuilder(TrajectoryBuilder):
         if epoch in self._collecting:
             raise InvalidRequest(f"epoch {epoch} of {run_id} is being collected already")
         if plan is None:
-            rollouts.run.progress.info(self.starting(run_id))
+            rollouts.run.progress.log(self.starting(run_id))
         task = asyncio.create_task(rollouts.of_epoch(epoch, plan, on_group))
         self._collecting[epoch] = _Collecting(task, epoch, plan)
 
@@ -87,7 +87,7 @@ class CollectingBuilder(TrajectoryBuilder):
         if wrong := [rollout for rollout in rollouts if not rollout.capture.balanced]:
             raise _calls_missing(collecting.title, wrong, run.directory.set_aside(collecting.name))
         if collecting.plan is None:
-            run.progress.info(
+            run.progress.log(
                 f"Built {len(rollouts)} trajectories across {len(groups)} examples for run_id: {run_id}"
             )
         return TrajectoryCollection(groups, run_id, epoch)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from insitu.harness.files.metrics import StepLine, ValidationEntry
 from insitu.types import Ending
 
 
@@ -13,6 +17,16 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Log a problem that does not end the run."""
+
+    def log(self, message: str) -> None:
+        """Log a line that `step_measured` or `validated` shows in figures; by default as any other."""
+        self.info(message)
+
+    def opened(self, directory: Path) -> None:
+        """The run's output directory is open."""
+
+    def resumed(self, steps: Sequence[StepLine], validations: Sequence[ValidationEntry]) -> None:
+        """The steps and validations that an earlier, interrupted process has measured."""
 
     def phase_started(self, name: str, total_rollouts: int, done: int = 0, *, brief: bool = False) -> None:
         """Rollouts begin, e.g. of "epoch 3/20"; `done` of them are kept from an interrupted run.
@@ -41,6 +55,12 @@ class Progress:
         self, title: str, avg_reward: float | None, account_line: str, seconds: float, share: float
     ) -> None:
         """A step of several in its epoch is over; `share` of the epoch's examples (0 to 1) are used up."""
+
+    def step_measured(self, line: StepLine, num_epochs: int, seconds: float) -> None:
+        """A step is over, of one or several in its epoch, with these figures."""
+
+    def validated(self, entry: ValidationEntry) -> None:
+        """A validation is over."""
 
     def verdict(self, sentence: str, *, warning: bool) -> None:
         """The run learns, or it does not for a reason; follows `step_ended` or `epoch_ended`."""

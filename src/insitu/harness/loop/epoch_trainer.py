@@ -73,6 +73,7 @@ class EpochTrainer(Trainer):
             raise InvalidRequest("the trainer has no parts", hint="call bind_components before initialize")
         builder, adapter = self._bound
         state = fold(events.read(run.directory.journal), run.config.finetuning.curriculum_learning)
+        run.progress.resumed(state.steps, state.validations)
         await builder.initialize(run)
         await adapter.initialize(run)
         self._initialized = RunningLoop(run, builder, adapter, state)
@@ -186,7 +187,7 @@ class EpochTrainer(Trainer):
         """Log the figures of an epoch and write the files."""
         average, count = metrics["avg_reward"], metrics["num_trajectories"]
         shown = f"{average:.4f}" if isinstance(average, int | float) else "none"
-        self.loop.run.progress.info(
+        self.loop.run.progress.log(
             f"Epoch {epoch + 1} progress logged - Avg Reward: {shown}, Trajectories: {count}"
         )
         self._write_files(output_dir)
@@ -202,7 +203,7 @@ class EpochTrainer(Trainer):
         """Run the steps that are left of an epoch, and end it; stop before if one fails or none is due."""
         began = time.monotonic()
         progress = self.loop.run.progress
-        progress.info(f"Starting epoch {epoch + 1} for run {run_id}")
+        progress.log(f"Starting epoch {epoch + 1} for run {run_id}")
         nothing = TrainingStatusEnum.COMPLETED
         status = TrainingJobStatus(run_id, "", nothing, 100.0, "nothing to train", {"step": None})
         while not self.loop.pass_over:
@@ -221,12 +222,12 @@ class EpochTrainer(Trainer):
             progress.warn(f"Epoch {epoch + 1}: nothing to train, {why_nothing_trained(self.loop.adapter)}")
         self.log_progress(epoch, line)
         if line["step"] is not None:
-            progress.info(f"Training {run_id} completed successfully.")
+            progress.log(f"Training {run_id} completed successfully.")
         seconds = time.monotonic() - began
         progress.epoch_ended(epoch + 1, num_epochs, line["avg_reward"], line["account"]["line"], seconds)
         if "num_examples" not in steps[-1]:  # else the step has shown it
             show_verdict(line, progress)
-        progress.info(f"Completed epoch {epoch + 1}/{num_epochs}")
+        progress.log(f"Completed epoch {epoch + 1}/{num_epochs}")
         return status
 
     async def _step(self, epoch: int, run_id: str) -> TrainingJobStatus | None:
@@ -270,13 +271,14 @@ class EpochTrainer(Trainer):
         append_step(self.loop.run.directory.path, self.state.steps[-1])
 
     def _show_step(self, line: StepLine, seconds: float) -> None:
+        num_epochs = self.loop.run.config.finetuning.num_epochs
+        self.loop.run.progress.step_measured(line, num_epochs, seconds)
         if "num_examples" not in line:
             return  # the only step of its epoch, which has a line of its own
         loop = self.loop
-        of = f"/{loop.run.config.finetuning.num_epochs}"
         number = line.get("step_of_epoch", 0) + 1
         update = "no update" if line["step"] is None else f"update {self.state.num_updates}"
-        title = f"Epoch {line['epoch'] + 1}{of}, step {number} ({update})"
+        title = f"Epoch {line['epoch'] + 1}/{num_epochs}, step {number} ({update})"
         account = line["account"]["line"]
         loop.run.progress.step_ended(title, line["avg_reward"], account, seconds, loop.pass_share)
         show_verdict(line, loop.run.progress)

@@ -155,4 +155,5 @@ def _say(run: FinetuneRun, title: str, entry: ValidationEntry) -> None:
         run.progress.warn(f"{title} failed: {counts(entry)} ({endings})")
     else:
         shown = plus_minus(reward, entry.get("standard_error"), 4)
-        run.progress.info(f"{title} - Avg Reward: {shown} ({counts(entry)})")
+        run.progress.log(f"{title} - Avg Reward: {shown} ({counts(entry)})")
+    run.progress.validated(entry)

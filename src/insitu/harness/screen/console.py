@@ -3,22 +3,29 @@
 The loop only counts and queues; one thread writes, at most four times a second. A terminal that is slow or
 stopped (Ctrl-S, `| less`) therefore never holds up a rollout::
 
-    loop ── Progress ──► figures, queued lines ──► writer thread ──► screen ──► output that never raises
+    loop ── Progress ──► figures, queued entries ──► writer thread ──► run.log
+                                                                  └─► screen ──► output that never raises
+
+A terminal has a row for each step and validation; other outputs, and run.log, have lines.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol, TextIO
 
+from insitu.harness.files.metrics import StepLine, ValidationEntry
 from insitu.harness.interfaces.progress import Progress
+from insitu.harness.screen.entries import Course, Entry, Line
 from insitu.harness.screen.figures import Figures, Snapshot
 from insitu.harness.screen.live_screen import LiveScreen
 from insitu.harness.screen.plain_screen import PlainScreen
-from insitu.harness.screen.safe_output import Line, SafeOutput, is_terminal, printable
+from insitu.harness.screen.run_log import RunLog
+from insitu.harness.screen.safe_output import SafeOutput, is_terminal, printable
 from insitu.harness.screen.wording import duration, left, phase_result
 
 _TICK_SECONDS = 0.25
@@ -44,7 +51,9 @@ class _ConsoleProgress(Figures):
     def __init__(self, screen: _Screen) -> None:
         super().__init__()
         self._screen = screen
-        self._lines: deque[Line] = deque(maxlen=_MAX_QUEUED)
+        self._entries: deque[Entry] = deque(maxlen=_MAX_QUEUED)
+        self._log = RunLog()
+        self._course = Course()
         self._num_lost = 0
         self._brief = False
         self._stop = threading.Event()
@@ -60,10 +69,26 @@ class _ConsoleProgress(Figures):
         self._thread.join(_CLOSE_SECONDS)
 
     def info(self, message: str) -> None:
-        self._queue("INFO", message)
+        self._line("INFO", message)
 
     def warn(self, message: str) -> None:
-        self._queue("WARNING", message)
+        self._line("WARNING", message)
+
+    def log(self, message: str) -> None:
+        self._line("INFO", message, on_terminal=False)
+
+    def opened(self, directory: Path) -> None:
+        self._log.directory = directory
+
+    def resumed(self, steps: Sequence[StepLine], validations: Sequence[ValidationEntry]) -> None:
+        self._course.resume(steps, validations)
+
+    def step_measured(self, line: StepLine, num_epochs: int, seconds: float) -> None:
+        self._queue(self._course.step(line, num_epochs, seconds))
+
+    def validated(self, entry: ValidationEntry) -> None:
+        if (row := self._course.validation(entry)) is not None:
+            self._queue(row)
 
     def phase_started(self, name: str, total_rollouts: int, done: int = 0, *, brief: bool = False) -> None:
         self._brief = brief
@@ -73,7 +98,8 @@ class _ConsoleProgress(Figures):
         phase = self.snapshot().phase
         super().phase_ended()
         if phase is not None and not self._brief:
-            self.info(phase_result(phase))
+            # A row follows, but not in `insitu eval`, which has no directory.
+            self._line("INFO", phase_result(phase), on_terminal=self._log.directory is None)
 
     def step_ended(
         self, title: str, avg_reward: float | None, account_line: str, seconds: float, share: float
@@ -82,7 +108,7 @@ class _ConsoleProgress(Figures):
         rest = ", ".join(
             [f"{share:.0%} of the epoch", *(left(self.epoch_seconds_left()) if share < 1 else [])]
         )
-        self.info(" - ".join([*_outcome(title, avg_reward, account_line, seconds), rest]))
+        self.log(" - ".join([*_outcome(title, avg_reward, account_line, seconds), rest]))
 
     def epoch_ended(
         self, epoch: int, num_epochs: int, avg_reward: float | None, account_line: str, seconds: float
@@ -91,26 +117,33 @@ class _ConsoleProgress(Figures):
         run = self.snapshot().run
         parts = _outcome(f"Epoch {epoch}/{num_epochs}", avg_reward, account_line, seconds)
         parts += left(run.seconds_left) if run and epoch < num_epochs else []
-        self.info(" - ".join(parts))
+        self.log(" - ".join(parts))
 
     def verdict(self, sentence: str, *, warning: bool) -> None:
         super().verdict(sentence, warning=warning)
-        self._queue("WARNING" if warning else "INFO", f"Verdict: {sentence}")
+        self._line("WARNING" if warning else "INFO", f"Verdict: {sentence}", on_terminal=False)
 
-    def _queue(self, level: str, message: str) -> None:
-        self._num_lost += len(self._lines) == _MAX_QUEUED
-        self._lines.append((level, printable(message)))
+    def _line(self, level: str, message: str, *, on_terminal: bool = True) -> None:
+        self.latest = printable(message)
+        self._queue(Line(level, self.latest, on_terminal))
+
+    def _queue(self, entry: Entry) -> None:
+        self._num_lost += len(self._entries) == _MAX_QUEUED
+        self._entries.append(entry)
 
     def _show(self) -> None:
         with self._screen as screen:
             stopping = False
             while not stopping:
                 stopping = self._stop.wait(_TICK_SECONDS)
-                lines = [self._lines.popleft() for _ in range(len(self._lines))]
+                entries = [self._entries.popleft() for _ in range(len(self._entries))]
                 if self._num_lost:
-                    lines.insert(0, ("WARNING", f"{self._num_lost} lines could not be shown in time"))
+                    entries.insert(0, Line("WARNING", f"{self._num_lost} lines could not be shown in time"))
                     self._num_lost = 0
-                screen.show(lines, None if stopping else self.snapshot())
+                if (warning := self._log.write(entries)) is not None:
+                    entries.append(warning)
+                screen.show(entries, None if stopping else self.snapshot())
+            self._log.close()
 
 
 def _outcome(title: str, avg_reward: float | None, account_line: str, seconds: float) -> list[str]:
@@ -119,8 +152,8 @@ def _outcome(title: str, avg_reward: float | None, account_line: str, seconds: f
 
 
 class _Screen(Protocol):
-    """Shows log lines and the current progress. Only the writer thread uses it."""
+    """Shows entries and the current progress. Only the writer thread uses it."""
 
     def __enter__(self) -> _Screen: ...
     def __exit__(self, *_: object) -> None: ...
-    def show(self, lines: list[Line], snapshot: Snapshot | None) -> None: ...
+    def show(self, entries: list[Entry], snapshot: Snapshot | None) -> None: ...

@@ -71,6 +71,10 @@ class Snapshot:
     run: RunFigures | None
     verdict: str | None = None
     """The latest one."""
+    seconds: float = 0.0
+    """Since the beginning."""
+    latest: str = ""
+    """The latest line of the log."""
 
 
 class Figures(Progress):
@@ -78,7 +82,9 @@ class Figures(Progress):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._began = clock()
         self._lock = Lock()
+        self.latest = ""
         self._phase: _Phase | None = None
         self._training: tuple[str, float, float] | None = None
         self._verdict: str | None = None
@@ -171,7 +177,8 @@ class Figures(Progress):
             if self._training:
                 name, fraction, started_at = self._training
                 training = TrainingFigures(name, fraction, now - started_at)
-            return Snapshot(phase, training, self._run_figures(now), self._verdict)
+            run = self._run_figures(now)
+            return Snapshot(phase, training, run, self._verdict, now - self._began, self.latest)
 
     def _run_figures(self, now: float) -> RunFigures | None:
         if self._epochs is None:

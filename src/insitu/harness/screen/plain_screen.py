@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from insitu.harness.screen.entries import Entry, Line
 from insitu.harness.screen.figures import Snapshot
-from insitu.harness.screen.safe_output import Line, SafeOutput, printable
+from insitu.harness.screen.safe_output import SafeOutput, printable
 from insitu.harness.screen.wording import phase_line, training_line
 
 _LINE_SECONDS = 10.0
@@ -32,11 +33,12 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None:
         self._output.flush()
 
-    def show(self, lines: list[Line], snapshot: Snapshot | None) -> None:
-        """Write the lines, and a line of progress if one is due."""
-        shown = [*lines, *(("INFO", printable(line)) for line in self._due(snapshot))]
+    def show(self, entries: list[Entry], snapshot: Snapshot | None) -> None:
+        """Write the lines among the entries, and a line of progress if one is due."""
+        shown = [entry for entry in entries if isinstance(entry, Line)]
+        shown += [Line("INFO", printable(line)) for line in self._due(snapshot)]
         if shown:
-            self._output.write("".join(f"{level} - {text}\n" for level, text in shown))
+            self._output.write("".join(f"{line.level} - {line.text}\n" for line in shown))
             self._output.flush()
 
     def _due(self, snapshot: Snapshot | None) -> list[str]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-Line = tuple[str, str]
-"""Level (INFO, WARNING) and printable text."""
 _MAX_MESSAGE_CHARS = 4000
 # Control characters, characters that reorder or break lines, and lone surrogates.
 _UNPRINTABLE = re.compile(

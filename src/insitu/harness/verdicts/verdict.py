@@ -75,9 +75,13 @@ def show_verdict(line: EpochLine, progress: Progress) -> None:
     """Show the verdict of a step or an epoch, as a warning if something should be changed."""
     verdict = line.get("verdict")
     if verdict is not None:
-        bad = verdict["code"] in (State.NOT_LEARNING, State.FALLING)
-        warning = bad or any(name != "solved" for name in verdict["causes"])
-        progress.verdict(verdict["sentence"], warning=warning)
+        progress.verdict(verdict["sentence"], warning=needs_change(verdict))
+
+
+def needs_change(verdict: VerdictFields) -> bool:
+    """Return True if the verdict asks for a change of settings."""
+    bad = verdict["code"] in (State.NOT_LEARNING, State.FALLING)
+    return bad or any(name != "solved" for name in verdict["causes"])
 
 
 def _state(found: Measures, before: str | None) -> State:
