@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 from insitu.cli.options.backend_url import url_option
+from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
     from insitu.doctor.finding import Finding
