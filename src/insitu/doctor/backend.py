@@ -15,7 +15,7 @@ from insitu.gateway_client import GatewayClient
 from insitu.system.keys import DEFAULT_KEY
 
 GATEWAY_PORT = 8000
-"""Where `insitu serve` puts its gateway."""
+"""The default of `insitu serve --gateway-port`."""
 _SECONDS = 5.0
 _START = "insitu serve --model DIRECTORY_OR_HUB_ID"
 Result = TypeVar("Result")
