@@ -42,8 +42,7 @@ async def episode(question: dict[str, int], ask: Ask) -> dict[str, Any]:
     told: list[float] = []
     while len(guesses) < MAX_TURNS:
         reply = await Conversation(ask, RULES, EXAMPLES).say(f"{low} to {high}?")
-        found = re.search(r"\d+", reply)
-        guess = int(found[0][:9]) if found else None
+        guess = read(reply)
         guesses.append(guess)
         told.append(information(guess, low, high))
         if guess == secret:
@@ -51,6 +50,12 @@ async def episode(question: dict[str, int], ask: Ask) -> dict[str, Any]:
         if guess is not None and low <= guess <= high:
             low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
     return {"guesses": guesses, "told": told, "solved": False}
+
+
+def read(reply: str) -> int | None:
+    """Return the number that a reply is. One within other words, or of several, is no guess."""
+    found = re.fullmatch(r"\s*(\d{1,9})\.?\s*", reply)
+    return int(found[1]) if found else None
 
 
 def information(guess: int | None, low: int, high: int) -> float:

@@ -115,6 +115,13 @@ def test_no_example_is_both_trained_on_and_held_out(task: ModuleType) -> None:
 # Guess
 
 
+@pytest.mark.parametrize(
+    ("reply", "number"), [("17", 17), (" 17.\n", 17), ("18 to 22", None), ("it is 7", None)]
+)
+def test_only_a_number_is_a_guess(reply: str, number: int | None) -> None:
+    assert guess.read(reply) == number
+
+
 async def test_a_guess_outside_the_range_is_a_turn_lost() -> None:
     said: list[str] = []
     replies = iter(["16", "3", "none", "24", "20", "18"])
