@@ -27,6 +27,7 @@ def test_every_route_is_described(app: FastAPI):
         .replace("{name}", "{}")
         .replace("{step}", "{}")
         .replace("{sha256}", "{}")
+        .replace("{file}", "{}")
     )
     for path, methods in ROUTES.items():
         for method in methods - {"HEAD"}:

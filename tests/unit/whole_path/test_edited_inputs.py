@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,14 @@ def score(item):
 """
 SECOND_REWARD = REWARD.format(shift=5)
 COMMAND = "insitu finetune --accept-changes"
+
+
+@pytest.fixture(autouse=True)
+def forget_modules() -> Iterator[None]:
+    """Leave other tests modules of these names to themselves."""
+    yield
+    for name in ("my_agent", "my_reward"):
+        sys.modules.pop(name, None)
 
 
 def edit(bench: FinetuneBench, name: str, text: str) -> None:

@@ -50,6 +50,7 @@ STREAMED = {
 """Bodies that FastAPI does not read, with the message that they consist of."""
 NOT_A_MODEL = {
     "GET /v1/jobs/{job_id}/events": "server-sent events, each an EventInfo",
+    "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": "the bytes of a file",
     "GET /v1/openapi.json": "FastAPI's own description of the routes",
     "POST /_get_step": "ART's protocol: a bare number",
     "POST /_prepare_backend_for_training": "ART's protocol: a pair",
