@@ -119,7 +119,7 @@ async def distil_from_a_closed_run(world: World) -> None:
     await world.client.close_run("student")
     await world.register("pupil", 4)
     group = await world.group("pupil", [0.0, 0.0, 0.0, 0.0])
-    settings = StepSettings(method="distill", learning_rate=FAST, teacher="student@2", mask_truncated=False)
+    settings = StepSettings(method="distill", learning_rate=FAST, teacher="student@2")
     with pytest.raises(NotFound, match="student@7 is not kept"):
         await train(world.client, [group], StepSettings(method="distill", teacher="student@7"))
     job = await world.train(group, settings)
@@ -129,7 +129,7 @@ async def distil_from_a_closed_run(world: World) -> None:
 
 async def distil_from_another_server(world: World) -> None:
     group = await world.group("pupil", [0.0])
-    settings = StepSettings(method="distill", learning_rate=FAST, teacher="elsewhere", mask_truncated=False)
+    settings = StepSettings(method="distill", learning_rate=FAST, teacher="elsewhere")
     with pytest.raises(CannotHonour, match="no teacher 'nobody' here"):
         await train(world.client, [group], StepSettings(method="distill", teacher="nobody"))
     job = await world.train(group, settings)
