@@ -44,6 +44,8 @@ from tests.support.witness import Witness, Witnessed, witness
 from tests.support.zoo import TEMPLATES, Agent, Template, scripts_for
 
 ROLLOUTS_PER_TEMPLATE = 32 if os.environ.get("INSITU_TESTS") == "long" else 4
+LEAST_JOINED = 8 if ROLLOUTS_PER_TEMPLATE == 32 else 5
+"""Templates with a continued turn; of four rollouts, chance leaves more of them without one."""
 MAX_AT_ONCE = 48
 pytestmark = pytest.mark.timeout(900)
 
@@ -144,7 +146,7 @@ def examine(
         print(f"{template.name:20} {shown}  {plain:.1e}  {packed:.1e}")
         joined[template] = counts["joined"]
     # Templates that change what was said (dropped reasoning, say) never continue; most of them do.
-    assert sum(count > 0 for count in joined.values()) >= 8
+    assert sum(count > 0 for count in joined.values()) >= LEAST_JOINED
 
 
 def examine_rollout(
