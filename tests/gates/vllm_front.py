@@ -114,7 +114,9 @@ def outcome(arguments: list[str], environment: dict[str, str], *, whole: bool) -
         "generation_config": model.generation_config,
         "block_size": config.cache_config.block_size,
         "memory_share": config.cache_config.gpu_memory_utilization,
-        "lora": None if lora is None else [lora.max_lora_rank, lora.max_loras, sorted(lora.target_modules)],
+        "lora": None
+        if lora is None
+        else [lora.max_lora_rank, lora.max_loras, sorted(lora.target_modules or [])],
         "tool_call_parser": args.tool_call_parser,
         "reasoning_parser": config.structured_outputs_config.reasoning_parser,
         "served_name": args.served_model_name,
