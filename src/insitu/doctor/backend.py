@@ -12,10 +12,9 @@ from insitu.client import InsituClient
 from insitu.doctor.finding import Finding, failed, skipped
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.gateway_client import GatewayClient
+from insitu.harness.interfaces.settings import GATEWAY_PORT
 from insitu.system.keys import DEFAULT_KEY
 
-GATEWAY_PORT = 8000
-"""The default of `insitu serve --gateway-port`."""
 _SECONDS = 5.0
 _START = "insitu serve --model DIRECTORY_OR_HUB_ID"
 Result = TypeVar("Result")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -17,25 +17,23 @@ _ROLES = {Kind.WORKFLOW: Role.AGENT, Kind.EVALUATOR: Role.REWARD}
 
 def run_inputs(parts: Assembly, training: Task, validation: Task | None) -> list[RunInput]:
     """Describe everything that the run's tasks were built from."""
-    found = {
-        (role, name): file_input(role, name, path)
-        for kind, config in parts.built
-        if (role := _ROLES.get(kind))
-        for name, path in _files(kind, config, parts.directory)
-    }
-    other = parts.validation_parts
-    if other is not None:
-        role = Role.VALIDATION_CODE
-        found |= {
-            (role, name): file_input(role, name, path)
-            for kind, config in other.built
-            if kind in _ROLES
-            for name, path in _files(kind, config, other.directory)
-        }
+    found = _code(parts, _ROLES)
+    if (other := parts.validation_parts) is not None:
+        found |= _code(other, dict.fromkeys(_ROLES, Role.VALIDATION_CODE))
     datasets = [dataset_input(Role.TRAINING, training.examples)]
     if validation is not None:
         datasets.append(dataset_input(Role.VALIDATION, validation.examples))
     return [*found.values(), *datasets]
+
+
+def _code(parts: Assembly, roles: Mapping[Kind, Role]) -> dict[tuple[Role, str], RunInput]:
+    """Describe the files of the components that have a role, each once."""
+    return {
+        (role, name): file_input(role, name, path)
+        for kind, config in parts.built
+        if (role := roles.get(kind))
+        for name, path in _files(kind, config, parts.directory)
+    }
 
 
 def _files(kind: Kind, config: ComponentConfig, directory: Path) -> Iterator[tuple[str, Path]]:
