@@ -43,7 +43,7 @@ async def learn(backend: Backend, task: str, num_steps: int, least: float, times
     began = time.monotonic()
     async with backend.client() as client, aiohttp.ClientSession() as http:
         await client.register_run(task, "smollm2")
-        await client.wait_run_ready(task, 120)
+        await client.wait_run_ready(task, 400)
         rollouts = Rollouts(http, backend.gateway_url, task)
         for step in range(1, num_steps + 1):
             groups = await groups_of(rollouts, task, generator, NUM_GROUPS, GROUP_SIZE)

@@ -28,7 +28,7 @@ from tests.support.addition import Rollouts, sample_groups
 from tests.support.backend import Backend
 
 GONE_SECONDS = 15.0
-STEP_SECONDS = 300.0
+STEP_SECONDS = 600.0
 """Also with the start of an engine in it, while other tests keep the cores busy."""
 VICTIMS = ("gateway", "API", "replica", "trainer")
 SILENT_SECONDS = 10.0
@@ -54,7 +54,7 @@ async def test_every_part_may_be_killed_in_mid_step(tmp_path: Path, scratch: Pat
         async with backend.client() as client, aiohttp.ClientSession() as http:
             assert list(scratch.glob("insitu-*")), "its temporary files are where they are looked for"
             await client.register_run("faults", "tiny")
-            await client.wait_run_ready("faults", 180)
+            await client.wait_run_ready("faults", 400)
             rollouts = Rollouts(http, backend.gateway_url, "faults", max_tokens=8)
             for victim in VICTIMS:
                 job_id = await start_step(client, rollouts, acknowledged)

@@ -201,7 +201,7 @@ async def open_run(client: InsituClient, run: str) -> AsyncIterator[None]:
     """A run that is closed afterwards: without a GPU one run is served at a time."""
     await client.register_run(run, "tiny")
     try:
-        await client.wait_run_ready(run, 120)
+        await client.wait_run_ready(run, 400)
         yield
     finally:
         await client.close_run(run)

@@ -32,7 +32,7 @@ async def test_calls_under_way_across_publications(tmp_path: Path) -> None:
     async with running_backend(tmp_path / "state", *arguments) as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run("load", "tiny", lora=LoraSettings(rank=8, alpha=32))
-            await client.wait_run_ready("load", 180)
+            await client.wait_run_ready("load", 400)
             rollouts = Rollouts(http, backend.gateway_url, "load", max_tokens=24, attempts=1)
             stop, call_ids = asyncio.Event(), list[str]()
             workers = [asyncio.create_task(keep_calling(rollouts, stop)) for _ in range(NUM_WORKERS)]

@@ -36,7 +36,7 @@ async def test_exports_answer_as_the_backend(tmp_path: Path) -> None:
     async with running_backend(tmp_path / "state", *SETTINGS, "--publication", "merged") as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run("run", "tiny", lora=LoraSettings(rank=4, alpha=32))
-            await client.wait_run_ready("run", 180)
+            await client.wait_run_ready("run", 400)
             untrained = await answers(http, backend.gateway_url, "run")
             rollouts = Rollouts(http, backend.gateway_url, "run", max_tokens=12)
             group = spread_rewards(await rollouts.group("Say something.", "?", 4))

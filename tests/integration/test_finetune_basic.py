@@ -72,7 +72,7 @@ async def base_model_is_back_without_a_restart(backend: Backend, client: InsituC
     before = backend.engine().pid
     await client.close_run("my_training_run")
     await client.register_run("next", "tiny")
-    await client.wait_run_ready("next", 180)
+    await client.wait_run_ready("next", 400)
     async with aiohttp.ClientSession() as http:
         rollouts = Rollouts(http, backend.gateway_url, "next", attempts=5)
         await rollouts.chat("r", [{"role": "user", "content": "hello"}], model="tiny")

@@ -47,7 +47,7 @@ async def test_base_in_four_bits_is_served_trained_and_served_again(tmp_path: Pa
     async with running_backend(tmp_path / "state", *arguments) as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run(RUN, "tiny")
-            await client.wait_run_ready(RUN, 180)
+            await client.wait_run_ready(RUN, 400)
             rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=16)
 
             before = await a_call(backend, rollouts)

@@ -60,7 +60,7 @@ class World:
 
     async def register(self, run: str, rank: int) -> None:
         await self.client.register_run(run, "tiny", lora=LoraSettings(rank=rank, alpha=32))
-        await self.client.wait_run_ready(run, 180)
+        await self.client.wait_run_ready(run, 400)
 
     async def group(self, run: str, rewards: list[float]) -> TrajectoryGroup:
         """Rollouts of one question with the given rewards."""

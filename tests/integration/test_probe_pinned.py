@@ -48,7 +48,7 @@ async def test_pinned_sampler_fails_the_first_step(tmp_path: Path) -> None:
     async with running_backend(tmp_path / "state", *arguments, command=command) as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run("pinned", "tiny")
-            await client.wait_run_ready("pinned", 180)
+            await client.wait_run_ready("pinned", 400)
             rollouts = Rollouts(http, backend.gateway_url, "pinned", max_tokens=8)
             groups = await sample_groups(rollouts, [("Say something.", "7")] * 2, 4)
             rated = [spread_rewards(group) for group in groups]

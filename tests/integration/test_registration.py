@@ -33,16 +33,16 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
             await refused(client, "gpu", HUB_ID, {"gpu_memory_utilization": 0.9}, {}, "runs on a CPU")
             await refused(client, "absent", "insitu-tests/absent", {}, {}, "insitu-tests/absent")
             await client.register_run("first", HUB_ID, init_args={"max_seq_length": 128})
-            await client.wait_run_ready("first", 240)
+            await client.wait_run_ready("first", 400)
             assert backend.engine_argument("--max-model-len") == "128"
             await refused(client, "second", HUB_ID, {}, {}, "one run at a time, now first")
             # Alone on the engine, a run may change it.
             await client.close_run("first")
             await client.register_run("head", HUB_ID, lora=LoraSettings(target_modules=["lm_head"]))
             with pytest.raises(ChildFailed, match="lm_head cannot be adapted in this model"):
-                await client.wait_run_ready("head", 120)
+                await client.wait_run_ready("head", 400)
             await client.register_run("third", HUB_ID, init_args={"max_seq_length": 192})
-            run = await client.wait_run_ready("third", 240)
+            run = await client.wait_run_ready("third", 400)
             assert run.init_args == {"max_seq_length": 192}
             assert backend.engine_argument("--max-model-len") == "192"
     finally:
@@ -54,7 +54,7 @@ async def refused(
 ) -> None:
     await client.register_run(name, base_model, engine_args=engine_args, init_args=init_args)
     with pytest.raises(ChildFailed, match=why):
-        await client.wait_run_ready(name, 120)
+        await client.wait_run_ready(name, 400)
 
 
 def hub_cache_with(model: Path, home: Path) -> None:

@@ -49,7 +49,7 @@ async def test_adapters(tmp_path: Path) -> None:
             with pytest.raises(CannotHonour, match="rank is 4 there, asked 8"):
                 await client.register_run("other", "tiny", lora=LoraSettings(), init_from="a@1")
             for run in ("b", "fork", "uploaded"):
-                await client.wait_run_ready(run, 180)
+                await client.wait_run_ready(run, 400)
                 assert gap(source, await logprobs(http, backend, f"{run}@0")) <= NOISE
                 assert gap(source, await logprobs(http, backend, run)) <= NOISE
 
@@ -85,7 +85,7 @@ async def test_merged_weights_and_a_killed_admission(tmp_path: Path) -> None:
             await killed(backend)
             backend.start()
             await backend.ready()
-            await client.wait_run_ready("b", 180)
+            await client.wait_run_ready("b", 400)
             assert gap(source, await logprobs(http, backend, "b@0")) <= NOISE
             await train_inline(client, "b", records(state, made), StepSettings(learning_rate=1e-2))
             assert gap(source, await logprobs(http, backend, "b@1")) > NOISE
@@ -108,7 +108,7 @@ async def trained(
 ) -> list[str]:
     """Register a run and train a step; return the ids of its calls."""
     await client.register_run(run, "tiny", lora=LORA)
-    await client.wait_run_ready(run, 180)
+    await client.wait_run_ready(run, 400)
     rollouts = Rollouts(http, backend.gateway_url, run, max_tokens=12)
     group = spread_rewards(await rollouts.group("Say something.", "?", 4))
     await train(client, [group], StepSettings(learning_rate=rate), 60)

@@ -25,7 +25,7 @@ async def test_a_step_is_trained_published_and_served(tmp_path: Path) -> None:
     async with running_backend(tmp_path / "state", *arguments, "--max-seq-length", "256") as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
             await client.register_run(RUN, "tiny")
-            await client.wait_run_ready(RUN, 180)
+            await client.wait_run_ready(RUN, 400)
             rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=8)
             assert await version_that_answers(backend, rollouts) == ("base", 0)
 

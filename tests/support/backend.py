@@ -20,6 +20,8 @@ from insitu.client import InsituClient
 from insitu.system.processes import MARK, free_port
 
 KEY = "default"
+START_SECONDS = 600.0
+"""Of a backend with an engine, on a machine whose host is busy."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Backend:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
-    async def ready(self, deadline_seconds: float = 300) -> dict[str, Any]:
+    async def ready(self, deadline_seconds: float = START_SECONDS) -> dict[str, Any]:
         """Wait until the supervisor says that it is ready; its own output is the reason when it ends."""
         assert self.process is not None
         deadline = time.monotonic() + deadline_seconds

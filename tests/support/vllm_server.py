@@ -19,7 +19,8 @@ from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
 from insitu.system.processes import end_child, free_port, spawn, tail
 
-START_SECONDS = 240
+START_SECONDS = 480
+"""As long as that, because a busy host may take most of the time away."""
 STOP_SECONDS = 20
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
