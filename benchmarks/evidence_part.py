@@ -16,7 +16,7 @@ SETTINGS: dict[str, dict[str, str]] = {
             "finetuning.num_epochs": "4",
             "finetuning.max_steps": str(512 // (generations * groups)),
         }
-        for generations, groups in ((2, 32), (4, 16), (16, 4), (8, 4), (8, 16))
+        for generations, groups in ((2, 32), (4, 16), (8, 8), (16, 4), (8, 4), (8, 16))
     },
     "trl": {
         "trainer_adapters.backend.training.clip_high": "0.2",
@@ -28,9 +28,9 @@ SETTINGS: dict[str, dict[str, str]] = {
 """Overrides of a task's YAML, which has 8 generations and 8 groups per update.
 
 `2x32`: 2 generations, 32 groups per update. Each makes up to 512 rollouts, half of what `guess` and
-`tictactoe` make; `2x32`, `4x16` and `16x4` have as many per update as the YAML. `trl`: the default objective
-and schedule of TRL's GRPOConfig as far as insitu has them, at the YAML's learning rate (its own is for full
-fine-tuning).
+`tictactoe` make; `2x32`, `4x16`, `8x8` and `16x4` have as many per update as the YAML. `trl`: the default
+objective and schedule of TRL's GRPOConfig as far as insitu has them, at the YAML's learning rate (its own is
+for full fine-tuning).
 """
 PLANNED = (*(f"{task}-0" for task in TASKS), "sql-1", "tictactoe-1")
 """The parts that docs/evidence.md says are missing if they were not run."""

@@ -14,8 +14,8 @@ from insitu.config.values.tree import section
 from insitu.json_values import JsonObject, JsonValue, as_object
 
 NATIVE = "insitu"
-NUM_GENERATIONS, MAX_CONCURRENCY = 8, 64
-"""Defaults of the short form; in the long form those of the models apply."""
+NUM_GENERATIONS, GROUPS_PER_STEP, MAX_CONCURRENCY = 8, 8, 64
+"""Defaults of the short form (decision 0013); in the long form those of the models apply."""
 _OWN_NAMES = {"trainer": TRAINER, "trajectory_builder": BUILDER, "trainer_adapter": ADAPTER}
 _SAYS_NOTHING = frozenset({"", "config", "configuration", "finetune", "insitu", "output", "outputs"})
 """Names that the files and folders of many projects share."""
@@ -41,6 +41,8 @@ def fill_components(expanded: Expanded) -> None:
         _refer(finetuning, reference, source.get(name))
     if BUILDER in section(source.get("trajectory_builders")) and expanded.owns("trajectory_builders"):
         _default(source, ("trajectory_builders", BUILDER), "num_generations", NUM_GENERATIONS)
+        if expanded.written and all(expanded.owns(name) for name in PARTS.values()):
+            finetuning.setdefault("groups_per_step", GROUPS_PER_STEP)
     evaluators = section(section(source.get("eval")).get("evaluators"))
     if finetuning.get("reward_function") is None and evaluators:
         chosen = REWARD if "reward" in expanded.written else next(iter(evaluators))

@@ -45,6 +45,7 @@ finetuning:
   trainer_adapter: backend
   reward_function: {name: reward}
   output_dir: output/adder
+  groups_per_step: 8
 """
 
 
@@ -100,6 +101,23 @@ finetuning: {num_epochs: 25}
     assert (
         load_config(at(tmp_path, "adder.yml", text)).config == load_config(at(tmp_path, "l.yml", long)).config
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "groups"),
+    [
+        ("", 8),
+        ("finetuning: {groups_per_step: 3}", 3),
+        ("finetuning: {groups_per_step: null}", None),
+        ("trajectory_builders: {mine: {_type: insitu}}", None),
+        ("trainers: {mine: {_type: insitu}}", None),
+    ],
+)
+def test_an_update_is_made_of_eight_groups_unless_a_part_is_named(
+    tmp_path: Path, more: str, groups: int | None
+) -> None:
+    config = load_config(at(tmp_path, "adder.yml", SHORT + more)).config
+    assert config.finetuning.groups_per_step == groups
 
 
 @pytest.mark.parametrize(
