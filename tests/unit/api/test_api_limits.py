@@ -105,7 +105,7 @@ async def registered(port: int) -> int:
 
 async def test_headers_are_bounded_in_bytes(tmp_path: Path, ledger: Ledger, records: RecordStore) -> None:
     async with serving(tmp_path, ledger, records) as port:
-        for size, taken in ((1_000, True), (1_000_000, False)):
+        for size, taken in ((1_000, True), (50_000, False), (1_000_000, False)):
             long = b"X-Long: " + b"x" * size + b"\r\n\r\n"
             async with connected(port, b"GET /v1/runs " + HEAD + AUTHORIZED + long) as (reader, _):
                 try:

@@ -78,6 +78,7 @@ class Door:
 
     def _let_in(self, scope: Scope, receive: Receive, under_way: ExitStack) -> Receive:
         """Check a request and count it until `under_way` ends; return how to read its body."""
+        self._check_head(scope)
         headers = Headers(scope=scope)
         self._check_host(headers)
         route, need = self._need(scope)
@@ -98,6 +99,14 @@ class Door:
             change = f"{scope['method']} {scope['path']}"
             self._audit.note(holder.key, change, sender, holder.project.name)
         return receive if num_bytes is not None else _counting(receive, admission)
+
+    def _check_head(self, scope: Scope) -> None:
+        """Reject a head that is too large: uvicorn bounds only one that arrives in several parts."""
+        head: list[bytes] = [scope["raw_path"], scope["query_string"]]
+        head += (part for pair in scope["headers"] for part in pair)
+        size, most = sum(map(len, head)), self._settings.limits.max_head_bytes
+        if size > most:
+            raise InvalidRequest(f"address and headers are {size:,} bytes, more than {most:,}")
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

@@ -59,6 +59,8 @@ class Records(Protocol):
 class Limits:
     """All limits of the API in one place."""
 
+    max_head_bytes: int = 32 * 2**10
+    """Bytes of a request's address and headers."""
     max_body_bytes: int = 4 * 2**20
     max_line_bytes: int = 16 * 2**20
     max_group_bytes: int = 1024 * 2**20

@@ -106,7 +106,7 @@ def server_config(
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
         # h11 limits the size of headers.
         http=connection_class(limits),
-        h11_max_incomplete_event_size=32 * 2**10,
+        h11_max_incomplete_event_size=limits.max_head_bytes,
         ws="none",
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
