@@ -77,6 +77,7 @@ _CALLS = (
 GATEWAY: Table = {
     "GET /health": Access.OPEN,
     "GET /ready": Access.OPEN,
+    "GET /v1/openapi.json": Access.ANY_KEY,
     **{call.format(prefix): Scope.INFER for prefix in PREFIXES for call in _CALLS},
     "GET /rollouts/{rollout_id}/calls": Scope.INFER,
     "GET /control/state": Access.SUPERVISOR,

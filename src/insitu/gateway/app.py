@@ -22,6 +22,7 @@ from insitu.gateway.calls.labels import PROJECT, labels_of, named_rollout, sende
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
 from insitu.gateway.connection import Connection
+from insitu.gateway.description import describe
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table
 from insitu.gateway.engines.standalone import table_of_upstreams
@@ -97,6 +98,7 @@ class Gateway:
         router = self.app.router
         router.add_get("/health", _answering(self._health))
         router.add_get("/ready", _answering(self._ready))
+        router.add_get("/v1/openapi.json", self._describe)
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
             for name, protocol in self._protocols.items():
@@ -224,6 +226,9 @@ class Gateway:
                 body = load_body(data, self._settings.limits)
                 labels, sender = labels_of(request), sender_of(request)
                 return await record_demonstration(self.caller, body, labels, ticket, sender)
+
+    async def _describe(self, _request: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(describe(self._protocols)), content_type=_JSON)
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
         # The process answers, so it is alive: `status` says whether a call would be served now.

@@ -41,7 +41,7 @@ def test_a_prefix_changes_nothing() -> None:
     for route, need in GATEWAY.items():
         method, _, path = route.partition(" ")
         for prefix in PREFIXES[1:]:
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") and path != "/v1/openapi.json":
                 assert GATEWAY[f"{method} {prefix}{path}"] is need
 
 

@@ -51,7 +51,7 @@ STREAMED = {
 NOT_A_MODEL = {
     "GET /v1/jobs/{job_id}/events": "server-sent events, each an EventInfo",
     "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": "the bytes of a file",
-    "GET /v1/openapi.json": "FastAPI's own description of the routes",
+    "GET /v1/openapi.json": "the description of the routes",
     "POST /_get_step": "ART's protocol: a bare number",
     "POST /_prepare_backend_for_training": "ART's protocol: a pair",
     "POST /_train_model": "ART's protocol: metrics line by line; without `wait` a TrainReceipt",
@@ -130,6 +130,8 @@ def test_every_own_route_of_the_gateway_has_messages(gateway: web.Application) -
     own = own_routes(gateway)
     assert {"GET /health", "GET /ready", "GET /control/state", "GET /v1/models"} <= set(own)
     for name, handler in own.items():
+        if name in NOT_A_MODEL:
+            continue
         if name.startswith(("PUT", "POST")):
             assert is_message(READ_BY_HAND[name]), f"{name} reads no message of wire/"
         answer = get_type_hints(handler)["return"]

@@ -80,6 +80,11 @@ class CallProtocol(Protocol):
         ...
 
     @property
+    def fields(self) -> frozenset[str]:
+        """The fields that a request may have."""
+        ...
+
+    @property
     def sends_done(self) -> bool:
         """True if a stream closes with `data: [DONE]`."""
         ...

@@ -27,7 +27,13 @@ from insitu.gateway.protocols.derender import (
     without_end,
 )
 from insitu.gateway.protocols.parts import kind_refusal
-from insitu.gateway.protocols.request import CallRequest, check_count, check_object, common_request
+from insitu.gateway.protocols.request import (
+    COMMON_FIELDS,
+    CallRequest,
+    check_count,
+    check_object,
+    common_request,
+)
 from insitu.gateway.shared.faults import reading
 from insitu.gateway.shared.settings import Limits
 
@@ -43,6 +49,7 @@ class ChatProtocol:
     """Messages in, an assistant message out."""
 
     name = "chat"
+    fields = _FIELDS | COMMON_FIELDS
     sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:

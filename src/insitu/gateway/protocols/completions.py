@@ -19,7 +19,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
-from insitu.gateway.protocols.request import CallRequest, check_count, common_request
+from insitu.gateway.protocols.request import COMMON_FIELDS, CallRequest, check_count, common_request
 from insitu.gateway.shared.faults import reading, text_of
 from insitu.gateway.shared.settings import Limits
 
@@ -32,6 +32,7 @@ class CompletionsProtocol:
     """A prompt, as text or as token ids, in; its continuation out."""
 
     name = "completions"
+    fields = _FIELDS | COMMON_FIELDS
     sends_done = True
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:

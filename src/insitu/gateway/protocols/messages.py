@@ -9,7 +9,7 @@ from insitu.errors import InsituError
 from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.protocols.base import Answer, Event, Lane, Rendered
 from insitu.gateway.protocols.chat import ChatProtocol, ChatStream
-from insitu.gateway.protocols.messages_request import INVALID_JSON, to_chat
+from insitu.gateway.protocols.messages_request import FIELDS, INVALID_JSON, to_chat
 from insitu.gateway.protocols.parts import tool_calls, whole_calls
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.shared.settings import Limits
@@ -29,6 +29,7 @@ class MessagesProtocol:
     """Messages of content blocks in, one of them out."""
 
     name = "messages"
+    fields = FIELDS
     sends_done = False
 
     def __init__(self) -> None:

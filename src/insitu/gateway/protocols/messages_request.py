@@ -31,6 +31,7 @@ _BOOKKEEPING = frozenset(
     {"metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "betas"}
     | {"user_profile_id", "workspace_id"}
 )
+FIELDS = _OWN | _BOOKKEEPING | EXTRA_SAMPLING
 _BLOCK = frozenset({"type", "cache_control"})
 _TOOL = _BLOCK | {"name", "description", "input_schema", "strict", "eager_input_streaming"}
 INVALID_JSON = "INVALID_JSON"
@@ -40,7 +41,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     """Convert a request to chat; InvalidRequest names what is rejected and why."""
-    check_fields(body, _OWN | _BOOKKEEPING | EXTRA_SAMPLING)
+    check_fields(body, FIELDS)
     if body.get("max_tokens") is None:
         raise InvalidRequest("`max_tokens` is missing.")
     chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}

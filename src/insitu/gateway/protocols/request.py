@@ -43,6 +43,7 @@ BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
+COMMON_FIELDS = SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
 MAX_SEED = 2**63
 """Seeds are signed integers of 64 bits."""
 MASKING_FIELDS = (
@@ -93,7 +94,7 @@ def common_request(
     body: dict[str, Any], own_fields: frozenset[str], num_logprobs: int | None, limits: Limits
 ) -> CallRequest:
     """Check what chat and plain completions have in common. `own_fields` are the protocol's own keys."""
-    known = own_fields | SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
+    known = own_fields | COMMON_FIELDS
     unknown = sorted(key for key, value in body.items() if value is not None and key not in known)
     if unknown:
         raise InvalidRequest(f"Not supported by this gateway: {', '.join(f'`{key}`' for key in unknown)}.")

@@ -14,7 +14,7 @@ from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import whole_calls
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.protocols.response_items import call_item, message_item, reasoning_item, response_object
-from insitu.gateway.protocols.responses_request import to_chat
+from insitu.gateway.protocols.responses_request import FIELDS, to_chat
 from insitu.gateway.protocols.responses_stream import ResponsesStream
 from insitu.gateway.shared.settings import Limits
 
@@ -23,6 +23,7 @@ class ResponsesProtocol:
     """Items in, items out."""
 
     name = "responses"
+    fields = FIELDS
     sends_done = False
 
     def __init__(self, kept: KeptItems | None = None) -> None:

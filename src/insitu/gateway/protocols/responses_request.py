@@ -31,6 +31,7 @@ _BOOKKEEPING = frozenset(
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
 _NEUTRAL = {"background": (False,), "truncation": ("disabled",)}
+FIELDS = _OWN | _BOOKKEEPING | EXTRA_SAMPLING | _NEUTRAL.keys()
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _PART = frozenset({"type", "text", "refusal", "annotations", "logprobs", "prompt_cache_breakpoint"})
 _MESSAGE = frozenset({"type", "id", "role", "content", "status", "phase"})
@@ -49,7 +50,7 @@ def to_chat(body: dict[str, Any], kept: KeptItems) -> dict[str, Any]:
     for key, neutral in _NEUTRAL.items():
         if body.get(key) not in (None, *neutral):
             raise InvalidRequest(f"`{key}` is {body[key]!r}, which is not supported by this gateway.")
-    check_fields(body, _OWN | _BOOKKEEPING | EXTRA_SAMPLING | _NEUTRAL.keys())
+    check_fields(body, FIELDS)
     chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}
     chat |= {key: body[key] for key in ("model", "stream", "stop") if key in body}
     chat["messages"] = _messages(body, kept)
