@@ -7,44 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .conftest import inline_call, put
+from tests.support.odd_bodies import CALL, JSON, RUN, SCALARS, STEP, TRAJECTORY, mutate
+
+from .conftest import put
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-    | st.sampled_from(["run", "g", "", "../x", "\x00", "__proto__", "a" * 65])
-)
-JSON = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def mutate(valid: dict):
-    """A valid object with some fields replaced, dropped or added."""
-    fields = st.sampled_from([*valid, "surprise"])
-    return st.dictionaries(fields, JSON, max_size=3).flatmap(
-        lambda changes: st.sets(st.sampled_from(list(valid)), max_size=2).map(
-            lambda dropped: {k: v for k, v in {**valid, **changes}.items() if k not in dropped}
-        )
-    )
 
 
 def check(answer) -> None:
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         assert set(answer.json()["error"]) == {"type", "message", "hint"}
-
-
-RUN = {"name": "fuzz", "base_model": "m", "project": "p", "lora": {"rank": 4}, "engine_args": {"a": 1}}
-STEP = {"groups": ["g"], "settings": {"learning_rate": 1e-3}}
-TRAJECTORY = {"rollout_id": "r", "reward": 1.0, "ending": "completed", "num_inline_calls": 1, "metadata": {}}
-CALL = inline_call()["call"]
 
 
 @FUZZ
