@@ -44,7 +44,7 @@ def start_ray(address: str | None, scratch: Path, state_dir: Path) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         # Nothing asks Ray for memory. Left to itself, it rejects a machine on which little is free just now.
-        memory=2**30,
+        _memory=2**30,
         object_store_memory=_object_store_bytes(),
         _temp_dir=str(scratch / "ray"),
         _node_ip_address=LOOPBACK,
