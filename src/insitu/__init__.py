@@ -11,6 +11,7 @@ from insitu.moved import FormerNames
 if TYPE_CHECKING:
     from insitu.client import InsituClient
     from insitu.errors import InsituError
+    from insitu.harness.python_call import FinetuneResult, finetune, finetune_async
     from insitu.plugins import ComponentConfig
     from insitu.rewards.items import EvalItem, EvalResult
     from insitu.rewards.registered import register_evaluator
@@ -24,6 +25,7 @@ __all__ = [
     "Ending",
     "EvalItem",
     "EvalResult",
+    "FinetuneResult",
     "InsituClient",
     "InsituError",
     "LoraSettings",
@@ -33,6 +35,8 @@ __all__ = [
     "TrajectoryGroup",
     "WorkflowContext",
     "current_rollout",
+    "finetune",
+    "finetune_async",
     "function",
     "register_evaluator",
     "register_workflow",
@@ -42,10 +46,13 @@ _HOMES = {
     "ComponentConfig": "insitu.plugins",
     "EvalItem": "insitu.rewards.items",
     "EvalResult": "insitu.rewards.items",
+    "FinetuneResult": "insitu.harness.python_call",
     "InsituClient": "insitu.client",
     "InsituError": "insitu.errors",
     "WorkflowContext": "insitu.workflow.context",
     "current_rollout": "insitu.workflow.context",
+    "finetune": "insitu.harness.python_call",
+    "finetune_async": "insitu.harness.python_call",
     "function": "insitu.workflow.marking",
     "register_evaluator": "insitu.rewards.registered",
     "register_workflow": "insitu.workflow.kinds.registered",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from insitu.errors import InvalidRequest, describe, foreign_code
+from insitu.given import Given
 from insitu.plugins import nearest
 from insitu.user_traceback import with_frames
 
@@ -19,8 +20,10 @@ def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
     """Import the named function; ``package.module.function`` is accepted too.
 
     Modules are searched for first in the current directory, as `python` itself does, and last in
-    `directories`.
+    `directories`. A name that carries its function needs no import.
     """
+    if isinstance(entry, Given):
+        return entry.function
     module_name, attribute = _parts(entry)
     if not module_name or not attribute:
         raise InvalidRequest(

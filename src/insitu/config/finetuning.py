@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.config.ending_rewards import EndingRewards
+from insitu.given import Name
 from insitu.plugins import Section
 from insitu.types import WORKFLOW_FUNCTION
 
@@ -45,7 +46,7 @@ class RunConfiguration(Section):
     """Seconds that `endpoint` may take to answer."""
     override: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
     """Settings overridden on the command line."""
-    validation_dataset: str | None = None
+    validation_dataset: Name | None = None
     """Validate on this file."""
     validation_interval: int = Field(default=5, ge=1)
     """Epochs between two validations."""

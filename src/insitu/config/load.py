@@ -1,4 +1,4 @@
-"""Load and check a configuration file."""
+"""Load and check a configuration: a file, the arguments of a Python call, or both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from insitu.config.expand import Expanded, expand, long_overrides
 from insitu.config.short_form import ShortForm
 from insitu.config.values.document import read_document
 from insitu.config.values.explain import explain, not_finite
-from insitu.config.values.interpolation import interpolate
+from insitu.config.values.interpolation import Interpolated, interpolate
 from insitu.config.values.overrides import override
 from insitu.config.values.problems import Location, Problem, refusal
+from insitu.config.values.settings import lay_over, read_settings
 from insitu.config.values.tree import put, section, value_at
 from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, JsonValue
+
+
+CALL = "insitu.finetune"
+"""The name of the Python call in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,17 @@ class LoadedConfig:
     """A configuration and its origin."""
 
     config: Config
-    path: Path
+    path: Path | None
+    """None for a Python call without a file."""
     directory: Path
-    """The folder of the file."""
+    """The folder of the file, or the current one."""
     source: JsonObject = field(repr=False)
     """The file in its long form, after interpolation and overrides. It holds secrets."""
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> LoadedConfig:
     """Read, interpolate, override, validate. InvalidRequest lists everything that is wrong."""
-    path = Path(path)
-    read = interpolate(read_document(read_text(path), str(path)), os.environ)
-    if read.problems:
-        raise refusal(str(path), read.problems, hint="export the variable, or give a default")
+    read = _read(Path(path))
     plugins.load_entry_points()
     given = list(overrides)
     expanded = expand(read.value, read.texts, given)
@@ -51,8 +54,18 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
     expanded.texts = {
         at: text for at, text in expanded.texts.items() if _at(expanded.source, at) == _at(before, at)
     }
-    config = _validate(expanded, path, str(path))
-    return LoadedConfig(config, path, path.resolve().parent, expanded.source)
+    return _loaded(expanded, Path(path), str(path))
+
+
+def load_settings(given: Mapping[str, object], path: str | Path | None = None) -> LoadedConfig:
+    """Load the arguments of a Python call, over a file if there is one, with the same errors."""
+    read = Interpolated() if path is None else _read(Path(path))
+    plugins.load_entry_points()
+    settings = read_settings(given)
+    document, texts = lay_over(read, settings.values)
+    expanded = expand(document, texts, ())
+    expanded.problems += settings.problems
+    return _loaded(expanded, None if path is None else Path(path), CALL)
 
 
 def parse_config(source: Mapping[str, object], where: str = "configuration") -> Config:
@@ -74,6 +87,19 @@ def read_text(path: Path) -> str:
         raise InvalidRequest(f"{path}: byte {error.start} is not UTF-8 text") from error
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> Interpolated:
+    read = interpolate(read_document(read_text(path), str(path)), os.environ)
+    if read.problems:
+        raise refusal(str(path), read.problems, hint="export the variable, or give a default")
+    return read
+
+
+def _loaded(expanded: Expanded, path: Path | None, where: str) -> LoadedConfig:
+    named_after = path or Path("config.yml")  # a call is named after its folder, as this file would be
+    config = _validate(expanded, named_after, where)
+    return LoadedConfig(config, path, named_after.resolve().parent, expanded.source)
 
 
 def _validate(expanded: Expanded, path: Path | None, where: str) -> Config:

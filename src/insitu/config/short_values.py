@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from insitu import plugins
 from insitu.config.values.file_types import TYPE_BY_SUFFIX
 from insitu.config.values.secret import shown
+from insitu.given import Given
 from insitu.json_values import JsonObject, JsonValue
 from insitu.plugins import Kind
 
@@ -43,6 +44,8 @@ def _agent(text: str) -> JsonObject:
 
 
 def _data(text: str) -> JsonObject:
+    if isinstance(text, Given):  # the name of a function may end like that of a file
+        return {"_type": "custom", "function": text}
     suffix = PurePath(text).suffix.lower()
     if suffix in TYPE_BY_SUFFIX:
         return {"_type": TYPE_BY_SUFFIX[suffix], "file_path": text}

@@ -13,6 +13,7 @@ from insitu.datasets.example import Example
 from insitu.datasets.examples import select, to_examples
 from insitu.entry import load_entry
 from insitu.errors import InvalidRequest, describe, foreign_code
+from insitu.given import ROWS
 from insitu.plugins import Kind, Parts, register
 from insitu.user_traceback import with_frames
 
@@ -30,7 +31,8 @@ class CustomDataset(Dataset):
             raise InvalidRequest(
                 f"dataset function `{config.function}` is async", hint="write it as a plain `def`"
             )
-        self._source = f"dataset function `{config.function}`"
+        given = config.function == ROWS
+        self._source = "the given rows" if given else f"dataset function `{config.function}`"
 
     def load(self) -> list[Example]:
         """Return all examples, filtered and de-duplicated; InvalidRequest names the function and the row."""

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from insitu.config.values.file_types import TYPE_BY_SUFFIX
 from insitu.config.values.problems import NOT_HONOURED
 from insitu.errors import InvalidRequest
+from insitu.given import Given, Name
 from insitu.plugins import ComponentConfig, Kind, Section, find
 
 Pattern = str | bool | int | float
@@ -107,7 +108,7 @@ class FileDatasetConfig(DatasetConfig):
 class CustomDatasetConfig(DatasetConfig):
     """Rows returned by a user's function."""
 
-    function: str
+    function: Name
     """``package.module:function`` or ``package.module.function``."""
     file_path: Path | None = None
     """Passed to the function, if given."""
@@ -125,9 +126,11 @@ def dataset_config(path: str | Path, base: ComponentConfig | None = None) -> Com
     """Configure the dataset of another file, with the ids, filters and structure of `base`.
 
     A base that reads its file with a user's function keeps doing so; otherwise the file's extension
-    decides the type.
+    decides the type. Rows or a function that a Python call has given stand in for a file.
     """
     kept = {name: getattr(base, name) for name in ("id_key", "filter", "structure") if hasattr(base, name)}
+    if isinstance(path, Given):
+        return CustomDatasetConfig.model_validate(kept | {"_type": "custom", "function": path})
     if base is not None and not isinstance(base, FileDatasetConfig) and getattr(base, "file_path", None):
         fields = {name: getattr(base, name) for name in type(base).model_fields}
         return type(base).model_validate(fields | {"file_path": Path(path)})

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -31,10 +31,10 @@ from insitu.harness.loop.input_changes import InputChanges
 from insitu.harness.loop.method_rules import check_method, why_nothing_trained
 from insitu.harness.loop.state import LoopState, fold
 from insitu.harness.loop.step_collection import check_many_steps
-from insitu.harness.loop.validation import check_samples
+from insitu.harness.loop.validation import check_samples, early_stop
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
-from insitu.harness.run_inputs import run_inputs
+from insitu.harness.run_inputs import run_inputs, unseen_changes
 from insitu.harness.screen.summary import ADAPTER_CONFIG, BASE_MODEL, Summary
 from insitu.json_values import as_object
 from insitu.plugins import Kind
@@ -84,9 +84,17 @@ async def build_components(parts: Assembly) -> Components:
 
 
 async def finetune(
-    loaded: LoadedConfig, progress: Progress, resume_command: str, *, accept_changes: bool = False
+    loaded: LoadedConfig,
+    progress: Progress,
+    resume_command: str,
+    *,
+    accept_changes: bool = False,
+    accept_command: str = "",
 ) -> Summary:
-    """Run to the end and close everything. The run's errors and interruptions end up in the summary."""
+    """Run to the end and close everything. The run's errors and interruptions end up in the summary.
+
+    `accept_command` resumes with changed inputs; by default `resume_command` with the command's option.
+    """
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(Assembly(loaded))
         made = await build_components(parts)
@@ -100,7 +108,8 @@ async def finetune(
         progress.opened(directory.path)
         inputs = run_inputs(parts, training, validation)
         changes = InputChanges(directory, loaded.config.finetuning.curriculum_learning, inputs)
-        changes.settle(progress, resume_command, accept=accept_changes)
+        accept_command = accept_command or f"{resume_command} --accept-changes"
+        changes.settle(progress, accept_command, accept=accept_changes)
         binding = training.agent.binding
         gateway = await stack.enter_async_context(
             GatewayClient(binding.gateway_url, binding.api_key, retry=PATIENT, say=progress.warn)
@@ -108,6 +117,8 @@ async def finetune(
         run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
         for note in parts.notes:
             progress.info(note)
+        for note in unseen_changes(parts):
+            progress.warn(note)
         if validation and (shared := overlap_note(training.examples, validation.examples)):
             progress.warn(shared)
         return await _run(run, made, resume_command)
@@ -115,7 +126,7 @@ async def finetune(
 
 async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summary:
     outcome: Ended = "succeeded"
-    reason = ""
+    reason, cause = "", None
     trainer = made.trainer
     num_epochs = run.config.finetuning.num_epochs
     if run.directory.resumed:
@@ -133,10 +144,11 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
     except asyncio.CancelledError:
         outcome, reason = "interrupted", "stopped by a signal"
     except InsituError as error:
-        outcome, reason = "failed", str(error)
+        outcome, reason, cause = "failed", str(error), error
     finally:
         await _clean_up(trainer, run.progress)
-    return _summary(run, made, outcome, reason, resume_command)
+    summary = _summary(run, made, outcome, reason, resume_command)
+    return replace(summary, cause=cause)
 
 
 async def _clean_up(trainer: Trainer, progress: Progress) -> None:
@@ -172,7 +184,7 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
     gain = gain_of(state)
     return Summary(
         outcome=outcome,
-        reason=reason,
+        reason=reason or _stopped_by(run, state),
         run_id=run.run_id,
         epochs_done=state.next_epoch,
         num_epochs=run.config.finetuning.num_epochs,
@@ -192,10 +204,20 @@ def _summary(run: FinetuneRun, made: Components, outcome: Ended, reason: str, re
         error_before=errors.get(0),
         error_after=errors.get(state.step) if state.step else None,
         best_remeasured=_remeasured(state),
-        gain=gain.sentence("step 0", f"step {best.step}") if gain and best else "",
+        gain=gain,
         base_path=_base_path(best.path if best else None),
         verdict=_verdict(state),
     )
+
+
+def _stopped_by(run: FinetuneRun, state: LoopState) -> str:
+    """Say what ended the run before its last epoch; "" for a run of all epochs."""
+    settings = run.config.finetuning
+    if state.next_epoch >= settings.num_epochs:
+        return ""
+    if settings.max_steps is not None and state.num_updates >= settings.max_steps:
+        return f"max_steps: {settings.max_steps}"
+    return early_stop(state.validations, settings.early_stopping)
 
 
 def _base_path(checkpoint: str | None) -> str | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from insitu.entry import entry_files, module_file
+from insitu.given import Given
 from insitu.harness.assembly import Assembly
 from insitu.harness.interfaces.run import Task
-from insitu.harness.interfaces.run_input import Role, RunInput, dataset_input, file_input
+from insitu.harness.interfaces.run_input import Role, RunInput, dataset_input, file_input, source_input
 from insitu.plugins import ComponentConfig, Kind, find
 
 _ROLES = {Kind.WORKFLOW: Role.AGENT, Kind.EVALUATOR: Role.REWARD}
@@ -27,18 +28,40 @@ def run_inputs(parts: Assembly, training: Task, validation: Task | None) -> list
 
 
 def _code(parts: Assembly, roles: Mapping[Kind, Role]) -> dict[tuple[Role, str], RunInput]:
-    """Describe the files of the components that have a role, each once."""
-    return {
+    """Describe the files and given functions of the components that have a role, each once."""
+    files = {
         (role, name): file_input(role, name, path)
         for kind, config in parts.built
         if (role := roles.get(kind))
         for name, path in _files(kind, config, parts.directory)
     }
+    return files | {
+        (role, str(given)): source_input(role, str(given), source)
+        for role, given in _given(parts, roles)
+        if (source := given.source()) is not None
+    }
+
+
+def unseen_changes(parts: Assembly) -> list[str]:
+    """Name the given functions whose source cannot be read, in a sentence each."""
+    return [
+        f"{role}: the source of `{given}` cannot be read, so a later change of it goes unnoticed"
+        for role, given in _given(parts, _ROLES)
+        if given.source() is None
+    ]
+
+
+def _given(parts: Assembly, roles: Mapping[Kind, Role]) -> list[tuple[Role, Given]]:
+    """List the functions that a Python call has given as objects."""
+    found = [(roles.get(kind), getattr(config, "entry", None)) for kind, config in parts.built]
+    return [(role, entry) for role, entry in found if role and isinstance(entry, Given)]
 
 
 def _files(kind: Kind, config: ComponentConfig, directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of a component that is the user's own code, each with its name."""
     entry, command = getattr(config, "entry", None), getattr(config, "command", None)
+    if isinstance(entry, Given):
+        return
     if isinstance(entry, str):
         yield from entry_files(entry).items()
     elif isinstance(command, list):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from insitu.entry import load_entry
 from insitu.errors import InvalidRequest
+from insitu.given import Name
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
@@ -41,7 +42,7 @@ class FunctionEvaluator(Evaluator):
 class PythonEvaluatorConfig(ComponentConfig):
     """A function, given by name."""
 
-    entry: str
+    entry: Name
     """``package.module:function``."""
     args: dict[str, object] = Field(default_factory=dict)
     """The function's arguments after the item, by name."""

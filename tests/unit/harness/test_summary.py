@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from insitu.harness.gains.gain import Gain
+from insitu.harness.gains.interval import Interval
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.summary import Summary, exit_code, lines
 
@@ -143,10 +145,10 @@ def test_the_gain_is_shown_with_its_errors_and_the_second_measurement() -> None:
         error_before=0.05,
         error_after=0.041,
         best_remeasured="0.6160 ± 0.0410",
-        gain="The difference is real: step 15 is better than step 0 (+0.216).",
+        gain=Gain(0.216, Interval(0.1, 0.3, 0.95), 0.95, 32),
     )
     text = "\n".join(lines(measured))
     assert "0.4000 ± 0.0500 before, 0.6000 ± 0.0410 after (+0.2000, 1.50 times)" in text
     assert "step 15, reward 0.6160 ± 0.0410 measured again (0.6500 when chosen), /data" in text
-    assert "  gain               The difference is real: step 15 is better than step 0 (+0.216)." in text
+    assert "  gain               The difference is real: step 15 is better than step 0 (+0.216, " in text
     assert "gain" not in "\n".join(lines(GOOD))

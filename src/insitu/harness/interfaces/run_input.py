@@ -41,12 +41,12 @@ class RunInput:
 
     role: Role
     name: str
-    """The module, or the script as the configuration names it; "" for a dataset."""
+    """The module, the script as the configuration names it, or a given function; "" for a dataset."""
     path: str
-    """The file, as people see it; "" for a dataset."""
+    """The file, or the name of a given function, as people see it; "" for a dataset."""
     sha256: str
     count: int
-    """Lines of a file, rows of a dataset."""
+    """Lines of a file or function, rows of a dataset."""
 
     def difference(self, before: RunInput) -> str:
         """Say in one line how it differs."""
@@ -61,6 +61,11 @@ def file_input(role: Role, name: str, file: Path) -> RunInput:
     data, here = file.read_bytes(), Path.cwd()
     shown = file.relative_to(here) if file.is_relative_to(here) else file
     return RunInput(role, name, str(shown), hashlib.sha256(data).hexdigest(), len(data.splitlines()))
+
+
+def source_input(role: Role, name: str, source: str) -> RunInput:
+    """Describe a function by its own source."""
+    return RunInput(role, name, name, hashlib.sha256(source.encode()).hexdigest(), len(source.splitlines()))
 
 
 def dataset_input(role: Role, examples: Sequence[Example]) -> RunInput:

@@ -33,7 +33,7 @@ class InputChanges:
     inputs: Sequence[RunInput]
 
     def settle(self, progress: Progress, command: str, *, accept: bool) -> None:
-        """Take the inputs as they are, or raise Conflict; `command` repeats the run."""
+        """Take the inputs as they are, or raise Conflict; `command` repeats the run and accepts changes."""
         past = events.read(self.directory.journal)
         state = fold(past, self.curriculum)
         noted = [event for event in past if isinstance(event, events.InputsNoted)]
@@ -95,6 +95,6 @@ class InputChanges:
         how_far = f"trained up to step {state.step}" if state.step else "in training"
         return Conflict(
             f"the run in {self.directory.path} is {how_far} with something else:\n{listed}",
-            hint=f"restore it; or go on with the changes: {command} --accept-changes; or begin a new run: "
+            hint=f"restore it; or go on with the changes: {command}; or begin a new run: "
             "-o finetuning.output_dir <directory>",
         )

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from insitu.errors import InsituError
+from insitu.harness.gains.gain import Gain
 from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.safe_output import printable
@@ -52,12 +54,14 @@ class Summary:
     error_after: float | None = None
     best_remeasured: str = ""
     """The reward of the best step when it was measured again, with its standard error."""
-    gain: str = ""
-    """The comparison of the best step with the model before training; empty if it was not measured."""
+    gain: Gain | None = None
+    """The comparison of the best step with the model before training; None if it was not measured."""
     base_path: str | None = None
     """Directory or hub id of the base model; None if the checkpoint's files are on another machine."""
     verdict: str = ""
     """The last one, in a sentence; empty if no step is over."""
+    cause: InsituError | None = None
+    """The error that ended the run; None if it succeeded, was interrupted, or failed without one."""
 
 
 def exit_code(summary: Summary) -> int:
@@ -89,8 +93,8 @@ def _results(summary: Summary) -> list[str]:
     rows = [("validation reward", _change(summary))]
     if best := _best(summary):
         rows.append(("best checkpoint", best))
-    if summary.gain:
-        rows.append(("gain", summary.gain))
+    if summary.gain is not None:
+        rows.append(("gain", summary.gain.sentence("step 0", f"step {summary.best_step}")))
     if summary.calls is not None:
         rows.append(("model calls", summary.calls.line().removeprefix("calls ")))
     if summary.verdict:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from insitu.entry import load_entry
+from insitu.given import Name
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.workflow.kinds.function import FunctionWorkflow
 
@@ -12,7 +15,7 @@ from insitu.workflow.kinds.function import FunctionWorkflow
 class PythonConfig(ComponentConfig):
     """A function by its name."""
 
-    entry: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    entry: Annotated[Name, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
     """`package.module:function`."""
     llm: str | None = None
     """The entry of `llms` that `context.llm()` returns; by default a trained one, or the only one."""
