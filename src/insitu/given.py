@@ -83,5 +83,9 @@ def _keep(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     return value if isinstance(value, Given) else validate(value)
 
 
-Name = Annotated[str, WrapValidator(_keep), PlainSerializer(str, return_type=str, when_used="json")]
-"""A setting that names a function or a file, and takes a `Given` as it is."""
+KEPT = WrapValidator(_keep)
+"""Take a `Given` as it is, whatever the annotations before this one check."""
+IN_JSON = PlainSerializer(str, return_type=str, when_used="json")
+"""Write the name alone."""
+Name = Annotated[str, KEPT, IN_JSON]
+"""A setting that names a function or a file, or is a `Given`."""

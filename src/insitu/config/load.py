@@ -24,7 +24,6 @@ from insitu.config.values.tree import put, section, value_at
 from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, JsonValue
 
-
 CALL = "insitu.finetune"
 """The name of the Python call in errors."""
 

@@ -1,8 +1,8 @@
 """`insitu.finetune`: a run as a Python call, with functions and rows in place of their names.
 
-    keyword arguments ─┐
-                       ├─► configuration ─► the loop of `insitu finetune` ─► FinetuneResult, or an exception
-    config.yml ────────┘
+keyword arguments ─┐
+                   ├─► configuration ─► the loop of `insitu finetune` ─► FinetuneResult, or an exception
+config.yml ────────┘
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _loop_is_running() -> bool:
 def _failure(summary: Summary) -> InsituError:
     error = summary.cause or InsituError(summary.reason)
     error.add_note(
-        f"Run {summary.run_id}, {summary.updates} updates, files in {summary.output_dir}. Finished work is kept: "
-        f"fix the cause, then {_AGAIN} continues where it stopped."
+        f"Run {summary.run_id}, {summary.updates} updates, files in {summary.output_dir}. "
+        f"Finished work is kept: fix the cause, then {_AGAIN} continues where it stopped."
     )
     return error
 
@@ -163,5 +163,5 @@ def _result(summary: Summary) -> FinetuneResult:
         error_after=summary.error_after,
         gain=summary.gain,
         checkpoint=summary.checkpoint_path,
-        output_dir=Path(summary.output_dir),
+        output_dir=Path(summary.output_dir).resolve(),
     )

@@ -10,6 +10,7 @@ import pytest
 
 from insitu.errors import InvalidRequest
 from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.gains.gain import GainOutcome
 from insitu.harness.rollouts.rollout import Rollout
 from tests.support.finetune_bench import FinetuneBench, agent, ask, open_bench, rewards
 
@@ -99,11 +100,13 @@ async def test_a_second_measurement_that_failed_is_repeated_by_the_same_command(
     async with open_bench(tmp_path, monkeypatch) as bench:
         configure(bench, workflow=no_second_measurement)
         summary = await bench.run(**VALIDATED)
-        assert (summary.outcome, summary.best_step, summary.gain) == ("succeeded", 2, "")
+        assert (summary.outcome, summary.best_step, summary.gain) == ("succeeded", 2, None)
         assert any("could not be measured again: all 8 rollouts failed" in s for s in bench.progress.said)
         assert not journal(bench, "remeasured")
         monkeypatch.setattr(f"{__name__}.no_second_measurement", one_call)
-        assert "is better than step 0" in (await bench.run(**VALIDATED)).gain
+        gain = (await bench.run(**VALIDATED)).gain
+        assert gain is not None
+        assert gain.outcome is GainOutcome.BETTER
         assert len(journal(bench, "remeasured")) == 1
 
 
@@ -114,7 +117,7 @@ async def test_the_model_before_training_may_be_the_best(
         configure(bench, always_half, num_epochs=2)
         summary = await bench.run(**VALIDATED)
         assert (summary.best_step, summary.best_reward, summary.checkpoint_path) == (0, 0.5, None)
-        assert summary.gain == ""
+        assert summary.gain is None
         assert not journal(bench, "remeasured")
 
 
@@ -168,12 +171,14 @@ async def test_a_best_step_that_cannot_be_served_is_said_and_not_announced(
 
         monkeypatch.setattr(type(bench.backend.ledger), "make_lease_ready", refuse)
         summary = await bench.run(**VALIDATED)
-        assert (summary.outcome, summary.gain) == ("succeeded", "")
+        assert (summary.outcome, summary.gain) == ("succeeded", None)
         said = [line for line in bench.progress.said if "could not be measured again" in line]
         assert len(said) == 1
         assert "told to refuse" in said[0]
         monkeypatch.setattr(type(bench.backend.ledger), "make_lease_ready", lend)
-        assert "is better than step 0" in (await bench.run(**VALIDATED)).gain
+        gain = (await bench.run(**VALIDATED)).gain
+        assert gain is not None
+        assert gain.outcome is GainOutcome.BETTER
 
 
 def test_a_journal_of_an_earlier_release_has_no_gain(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from insitu.entry import load_entry
-from insitu.given import Name
+from insitu.given import IN_JSON, KEPT
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.workflow.kinds.function import FunctionWorkflow
 
@@ -15,7 +15,7 @@ from insitu.workflow.kinds.function import FunctionWorkflow
 class PythonConfig(ComponentConfig):
     """A function by its name."""
 
-    entry: Annotated[Name, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+    entry: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"), KEPT, IN_JSON]
     """`package.module:function`."""
     llm: str | None = None
     """The entry of `llms` that `context.llm()` returns; by default a trained one, or the only one."""
