@@ -92,6 +92,8 @@ class StepLine(EpochLine):
     """Its number within the epoch, from 0."""
     num_rewarded: NotRequired[int]
     """Rollouts that have a reward."""
+    reward_std: NotRequired[float | None]
+    """The standard deviation of their rewards."""
     num_truncated: NotRequired[int]
     """Rollouts that ended at the token limit, trained on or not."""
     temperature: NotRequired[float | None]

@@ -1,4 +1,9 @@
-"""Plots: reward_plot.png, the rewards and the curriculum over the epochs."""
+"""Plots: reward_plot.png, one picture of a run that explains itself.
+
+title       held-out reward before and after in a sentence, and the interval of the difference
+rewards     training reward of each step over the spread of its rollouts; validations with error bars
+curriculum  the share of groups within it, in a strip below; only if it leaves any out
+"""
 
 # matplotlib's own types leave keyword arguments untyped.
 # pyright: reportUnknownMemberType=false
@@ -7,154 +12,228 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from insitu.harness.files.metrics import EpochLine, ValidationEntry
+from insitu.harness.files.metrics import StepLine, ValidationEntry
+from insitu.harness.files.plot_title import Headline, best_of, headline
 from insitu.system.durable import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Epochs: TypeAlias = Sequence[EpochLine]
+Steps: TypeAlias = Sequence[StepLine]
 Validations: TypeAlias = Sequence[ValidationEntry]
-Points: TypeAlias = Sequence[tuple[float, float | None]]
-"""Epochs and values."""
 
 _DOTS_PER_INCH = 150
 _SIZE_INCHES = (8.0, 14 / 3)  # 1200 × 700
-_TRAINING = "#1f6fb4"
-_SELECTED = "#2a9d4a"
-_VALIDATION = "#d1495b"
-_CURRICULUM = "#8a8d91"
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+_TRAINING = "#0072B2"
+_SELECTED = "#009E73"
+_VALIDATION = "#D55E00"
+_QUIET = "#5f6368"
 _FEW_POINTS = 60
 """With more points, markers would hide the lines."""
+_LEAST_ROOM = 0.1
+"""Rewards that differ by less than this, or by less than this share of their size, are drawn as flat."""
+_NUM_ERRORS = 2
+"""Length of the error bars, in standard errors."""
 
 
-def write_plot(path: Path, epochs: Epochs, validations: Validations, title: str) -> None:
+def write_plot(path: Path, steps: Steps, validations: Validations, name: str) -> None:
     """Draw the plot and replace the image at `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = make_figure(epochs, validations, title)
+    figure = make_figure(steps, validations, name)
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_png(picture)
     write_atomic(path, picture.getvalue())
 
 
-def make_figure(epochs: Epochs, validations: Validations, title: str) -> Figure:
-    """Plot the rewards on the left axis and the curriculum on the right; missing values leave a gap."""
+def make_figure(steps: Steps, validations: Validations, name: str) -> Figure:
+    """Plot the rewards over the steps; missing values leave a gap. `name` is that of the run."""
     from matplotlib.figure import Figure
 
     # Not pyplot's figure: no global state, nothing to close, safe in any thread.
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-    rewards = figure.add_subplot()
-    shares = rewards.twinx()
-    _draw_curriculum(shares, epochs)
-    _draw_rewards(rewards, epochs, validations)
-    _lay_out(rewards, shares, title)
-    positions = [*(line["epoch"] for line in epochs), *map(_position, validations)] or [0]
-    rewards.set_xlim(min(positions) - 0.5, max(positions) + 0.5)
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH)
+    figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.09)
+    selective = any(line.get("curriculum_percentile", 1.0) < 1 for line in steps)
+    if selective:
+        rewards, shares = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+        _draw_curriculum(shares, steps)
+    else:
+        rewards = shares = figure.add_subplot()
+    _draw_training(rewards, steps, selective=selective)
+    places = _places(steps)
+    last = max([len(steps), *(_place(entry, places) for entry in validations)])
+    _draw_validations(rewards, validations, places)
+    _mark_best(rewards, best_of(validations), places, last)
+    _lay_out(rewards, shares, last)
+    _write_title(rewards, headline(steps, validations), name)
+    _write_legend(figure, rewards)
     return figure
 
 
-def _draw_rewards(axes: Axes, epochs: Epochs, validations: Validations) -> None:
-    collected = _in_order([(line["epoch"], line.get("avg_reward")) for line in epochs])
-    selected = _in_order([(line["epoch"], line.get("filtered_avg_reward")) for line in epochs])
-    again = [entry for entry in validations if entry.get("remeasured")]
-    validations = [entry for entry in validations if not entry.get("remeasured")]
-    validated = _in_order([(_position(entry), entry.get("avg_reward")) for entry in validations])
-    curves = [
-        ("training: all groups", collected, _TRAINING, "-", "o"),
-        ("training: groups trained on", selected, _SELECTED, ":", "s"),
-        ("validation", validated, _VALIDATION, "--", "D"),
-    ]
-    for label, (positions, values), colour, style, marker in curves:
-        if not any(map(math.isfinite, values)):
-            continue
-        line = axes.plot(positions, values, label=label, color=colour, linestyle=style, marker=marker)[0]
-        line.set_markersize(4.5)
-        line.set_linewidth(1.8)
-        if len(values) > _FEW_POINTS:
-            line.set_linewidth(1.3)
-            line.set_markevery(_between_gaps(values))
-    _draw_errors(axes, validations, _VALIDATION)
-    if again:
-        points = [(_position(entry), entry["avg_reward"] or math.nan) for entry in again]
-        label = "best, measured again"
-        axes.plot(*zip(*points, strict=True), "D", label=label, markerfacecolor="white", color=_VALIDATION)
-        _draw_errors(axes, again, _VALIDATION)
-    everything = [value for _, (_, values), *_ in curves for value in values if math.isfinite(value)]
-    if len(set(everything)) == 1:
-        room = 0.1 * max(1.0, abs(everything[0]))
-        axes.set_ylim(everything[0] - room, everything[0] + room)
-
-
-def _draw_errors(axes: Axes, validations: Validations, colour: str) -> None:
-    """Draw a standard error up and down from each validation that has one."""
-    for entry in validations:
-        reward, error = entry.get("avg_reward"), entry.get("standard_error")
-        if reward is not None and error:
-            axes.errorbar(_position(entry), reward, error, color=colour, capsize=2.5, linewidth=0.9)
-
-
-def _draw_curriculum(axes: Axes, epochs: Epochs) -> None:
-    positions, shares = _in_order([(line["epoch"], line.get("curriculum_percentile")) for line in epochs])
-    if not any(map(math.isfinite, shares)):
-        axes.set_visible(False)
+def _draw_training(axes: Axes, steps: Steps, *, selective: bool) -> None:
+    places = [float(number) for number in range(1, len(steps) + 1)]
+    means = [_value(line.get("avg_reward")) for line in steps]
+    if not any(map(math.isfinite, means)):
         return
-    # Each step is as wide as its epoch, including the first and the last.
-    edges = [positions[0] - 0.5, *positions, positions[-1] + 0.5]
-    percent = [100 * share for share in (shares[0], *shares, shares[-1])]
-    label = "curriculum: share of groups (right)"
-    axes.plot(edges, percent, drawstyle="steps-mid", label=label, color=_CURRICULUM, linewidth=1.2)
-    if min(share for share in shares if math.isfinite(share)) < 1:
-        axes.fill_between(edges, 0, percent, step="mid", color=_CURRICULUM, alpha=0.12, linewidth=0)
+    spreads = [_spread(line) for line in steps]
+    alone = _between_gaps(means)
+    marked = None if len(steps) <= _FEW_POINTS else alone
+    if any(low < high for low, high in spreads):
+        lows, highs = [low for low, _ in spreads], [high for _, high in spreads]
+        label = "spread of a step's rollouts (1 sd)"
+        axes.fill_between(places, lows, highs, color=_TRAINING, alpha=0.16, linewidth=0, label=label)
+        for at in alone:  # an area of one point has no width
+            axes.vlines(places[at], lows[at], highs[at], color=_TRAINING, alpha=0.16, linewidth=12)
+    style = {"color": _TRAINING, "linewidth": 2.2, "marker": "o", "markersize": 5}
+    axes.plot(places, means, label="training reward", markevery=marked, **style)
+    selected = [_value(line.get("filtered_avg_reward")) for line in steps]
+    if selective and any(map(math.isfinite, selected)):
+        style = {"color": _SELECTED, "linewidth": 1.6, "linestyle": ":", "marker": "s", "markersize": 4}
+        axes.plot(places, selected, label="of the groups trained on", markevery=marked, **style)
 
 
-def _lay_out(rewards: Axes, shares: Axes, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    rewards.set_title(title, fontsize=11, loc="left", parse_math=False)
-    rewards.set_xlabel("epoch")
-    rewards.set_ylabel("mean reward")
-    rewards.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=13, steps=[1, 2, 5, 10]))
-    rewards.margins(y=0.12)
-    rewards.grid(visible=True, alpha=0.25, linewidth=0.6)
-    rewards.spines[["top", "right"]].set_visible(False)
-    shares.spines["top"].set_visible(False)
-    shares.set_ylim(0, 103)  # so that a line at 100 % is not half hidden
-    shares.set_yticks(range(0, 101, 20))
-    shares.set_ylabel("groups within the curriculum", color=_CURRICULUM)
-    shares.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    shares.tick_params(axis="y", colors=_CURRICULUM)
-    # Draw the rewards over the shaded curriculum.
-    rewards.set_zorder(shares.get_zorder() + 1)
-    rewards.patch.set_visible(False)
-    _legend(rewards, shares)
+def _draw_validations(axes: Axes, validations: Validations, places: Mapping[int, int]) -> None:
+    first = [entry for entry in validations if not entry.get("remeasured")]
+    again = [entry for entry in validations if entry.get("remeasured")]
+    label = f"validation (± {_NUM_ERRORS} standard errors)"
+    _draw_points(axes, first, places, label, style="--", face=_VALIDATION, shift=0)
+    _draw_points(axes, again, places, "best step, measured again", style="", face="white", shift=7)
 
 
-def _legend(rewards: Axes, shares: Axes) -> None:
-    handles, labels = rewards.get_legend_handles_labels()
-    if shares.get_visible():
-        more_handles, more_labels = shares.get_legend_handles_labels()
-        handles, labels = handles + more_handles, labels + more_labels
+def _mark_best(axes: Axes, best: ValidationEntry | None, places: Mapping[int, int], last: float) -> None:
+    if best is None or not best["step"]:
+        return
+    at = _place(best, places)
+    axes.axvline(at, color=_VALIDATION, linewidth=1, alpha=0.45, zorder=1)
+    side, words = ("right", -6) if at > 0.75 * last else ("left", 6)
+    axes.annotate(
+        f"best: step {best['step']}",
+        (at, 1),
+        xytext=(words, -4),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha=side,
+        va="top",
+        color=_VALIDATION,
+        fontsize=11,
+    )
+
+
+def _draw_points(
+    axes: Axes,
+    validations: Validations,
+    places: Mapping[int, int],
+    label: str,
+    *,
+    style: str,
+    face: str,
+    shift: float,
+) -> None:
+    """Draw the means with error bars, moved to the right by `shift` points so that none hides another."""
+    from matplotlib.transforms import ScaledTranslation
+
+    points = {_place(entry, places): entry for entry in validations}
+    means = [_value(points[at].get("avg_reward")) for at in sorted(points)]
+    if not any(map(math.isfinite, means)):
+        return
+    errors = [_NUM_ERRORS * (points[at].get("standard_error") or 0.0) for at in sorted(points)]
+    moved = axes.transData + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
+    axes.errorbar(
+        sorted(points),
+        means,
+        yerr=errors if any(errors) else None,
+        label=label,
+        color=_VALIDATION,
+        linestyle=style or "none",
+        linewidth=1.6,
+        marker="D",
+        markersize=6.5,
+        markerfacecolor=face,
+        markeredgewidth=1.4,
+        elinewidth=1.4,
+        capsize=3.5,
+        transform=moved,
+        zorder=4,
+    )
+
+
+def _draw_curriculum(axes: Axes, steps: Steps) -> None:
+    # Each share is as wide as its step, including the first and the last.
+    edges = [number + 0.5 for number in range(len(steps) + 1)]
+    percent = [100 * line.get("curriculum_percentile", 1.0) for line in steps]
+    axes.stairs(percent, edges, fill=True, color=_QUIET, alpha=0.3, label="curriculum")
+    axes.set_ylim(0, 100)
+    axes.set_yticks([0, 100], ["0 %", "100 %"])
+    axes.set_ylabel("groups in\ncurriculum", fontsize=10, color=_QUIET)
+
+
+def _lay_out(rewards: Axes, lowest: Axes, last: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axes in (rewards, lowest):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color("#9aa0a6")
+        axes.tick_params(labelsize=11, colors="#3c4043", length=3)
+    rewards.set_ylabel("mean reward", fontsize=12)
+    rewards.grid(visible=True, axis="y", color="#dadce0", linewidth=0.8)
+    rewards.set_axisbelow(True)
+    rewards.margins(y=0.08)
+    lowest.set_xlabel("training step", fontsize=12)
+    lowest.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=11, steps=[1, 2, 5, 10]))
+    room = max(0.5, 0.02 * last)
+    rewards.set_xlim(-room, max(1, last) + room)
+    low, high = rewards.get_ylim()
+    middle = (low + high) / 2
+    around = _LEAST_ROOM * max(1.0, abs(middle))
+    if high - low < around:  # else a flat run would look like a wild one
+        rewards.set_ylim(middle - around, middle + around)
+
+
+def _write_title(axes: Axes, title: Headline, name: str) -> None:
+    sentence = title.sentence or name
+    below = " · ".join(filter(None, (title.detail, name if title.sentence else "")))
+    axes.set_title(sentence, fontsize=14, fontweight="bold", loc="left", parse_math=False, pad=26)
+    note = axes.annotate(below, (0, 1), xytext=(0, 10), xycoords="axes fraction", textcoords="offset points")
+    note.set(fontsize=11, color=_QUIET, parse_math=False, annotation_clip=False)
+
+
+def _write_legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
     if handles:
         # Below the picture, where it hides nothing.
-        rewards.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+        style = {"fontsize": 10, "frameon": False, "handlelength": 2.2, "columnspacing": 1.6}
+        columns = len(labels) if len(labels) < 4 else 2
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **style)
 
 
-def _position(entry: ValidationEntry) -> float:
-    """Return the number of epochs before a validation, with the share of the one that was under way."""
-    return entry["epoch"] + entry.get("pass_share", 0)
+def _places(steps: Steps) -> dict[int, int]:
+    """Return the place of each update on the axis: lines that trained nothing have a place too."""
+    return {0: 0} | {step: at for at, line in enumerate(steps, 1) if (step := line.get("step")) is not None}
 
 
-def _in_order(points: Points) -> tuple[list[float], list[float]]:
-    """Return epochs and values in order, each position once; NaN for a missing value leaves a gap."""
-    last = dict(points)
-    values = [last[epoch] for epoch in sorted(last)]
-    return sorted(last), [math.nan if value is None else float(value) for value in values]
+def _place(entry: ValidationEntry, places: Mapping[int, int]) -> float:
+    step = entry["step"]
+    return float(places.get(step, step))
+
+
+def _value(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _spread(line: StepLine) -> tuple[float, float]:
+    """Return the mean less and plus the standard deviation, within the rewards that there were."""
+    mean, spread = _value(line.get("avg_reward")), line.get("reward_std")
+    if spread is None or not math.isfinite(mean):
+        return mean, mean
+    lowest, highest = line.get("min_reward"), line.get("max_reward")
+    low = mean - spread if lowest is None else max(mean - spread, lowest)
+    return low, mean + spread if highest is None else min(mean + spread, highest)
 
 
 def _between_gaps(values: Sequence[float]) -> list[int]:

@@ -364,5 +364,5 @@ class EpochTrainer(Trainer):
         validations = listed_validations(self.state)
         write_metrics(directory, epochs, validations, self.get_curriculum_state())
         alias = self.loop.run.config.eval.general.workflow_alias
-        title = f"{self.loop.run.run_id}: {alias or self.loop.run.training.agent.binding.model}"
-        write_plot(directory / "reward_plot.png", epochs, validations, title)
+        name = f"{alias or self.loop.run.training.agent.binding.model}, {self.loop.run.run_id}"
+        write_plot(directory / "reward_plot.png", self.state.steps, validations, name)

@@ -34,14 +34,15 @@ def step_line(
     collection: TrajectoryCollection, selection: Selection, *, curriculum: bool, refilled: int = 0
 ) -> StepLine:
     """Compute the line of a step in steps.jsonl, except for the backend's own figures."""
-    selected = statistics(selection.groups)
+    selected, rewards = statistics(selection.groups), _rewards(collection.trajectories)
     return {
         "epoch": collection.epoch,
         "step_of_epoch": collection.step or 0,
         "timestamp": _now(),
         "run_id": collection.run_id,
         **statistics(collection.trajectories),
-        "num_rewarded": len(_rewards(collection.trajectories)),
+        "num_rewarded": len(rewards),
+        "reward_std": figures.pstdev(rewards) if rewards else None,
         "num_truncated": sum(t.ending is Ending.LENGTH for group in collection.trajectories for t in group),
         "temperature": _temperature(collection.trajectories),
         "filtered_avg_reward": selected["avg_reward"],
