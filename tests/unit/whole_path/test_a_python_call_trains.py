@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import linecache
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ from tests.support.finetune_bench import FinetuneBench, by_generation, one_call,
 
 pytestmark = pytest.mark.timeout(120)
 
+DOCS = Path(__file__).parents[3] / "docs" / "finetune.md"
 TRAINING = [{"id": f"row-{i}", "question": f"question {i}", "answer": str(i)} for i in range(3)]
 HELD_OUT = [{"id": f"row-{i}", "question": f"question {i}", "answer": str(i)} for i in range(1000, 1004)]
 
@@ -111,13 +114,8 @@ async def test_a_file_is_overridden_key_by_key(bench: FinetuneBench) -> None:
 
 async def test_an_edited_function_is_noticed(bench: FinetuneBench) -> None:
     def call(text: str, **more: Any) -> Any:
-        path = bench.project.path / "own.py"
-        path.write_text(text)
         names: dict[str, Any] = {"__name__": "__main__", "by_generation": by_generation}
-        exec(compile(text, str(path), "exec"), names)
-        import linecache
-
-        linecache.checkcache(str(path))
+        run_file(bench.project.path / "own.py", text, names)
         return insitu.finetune_async(
             **short(bench, agent=one_call, reward=names["score"], quiet=True), **more
         )
@@ -138,6 +136,18 @@ async def test_a_function_without_source_is_named(bench: FinetuneBench, capfd: A
     out = capfd.readouterr().out
     assert "a later change of it goes unnoticed" in out
     assert "Finished. Run" in out
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def run_file(path: Path, text: str, names: dict[str, Any]) -> None:
+    """Run a program as the interpreter does, with its source on disk."""
+    path.write_text(text)
+    linecache.checkcache(str(path))
+    exec(compile(text, str(path), "exec"), names)
 
 
 def call_with(**given: Any) -> str:
@@ -178,6 +188,38 @@ def test_wrong_rows_and_functions_are_rejected(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert "the given rows: row 0 is a int, not a dict" in call_with(**{**GOOD, "data": [1, 2]})
     assert "<lambda>` is a generator" in call_with(**{**GOOD, "reward": lambda item: (yield)})
+
+
+def documented() -> list[str]:
+    """The programs of the page's section."""
+    section = DOCS.read_text().partition("## From Python")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+async def test_the_documented_program_runs(bench: FinetuneBench, capfd: Any) -> None:
+    """In a thread, which has no event loop."""
+    place, (program, _) = short(bench), documented()
+    address = f"model={place['model']}, backend={place['backend']}"
+    program = replaced(program, 'model="Qwen/Qwen2.5-3B-Instruct"', address)
+    program = replaced(program, "range(16)", "range(2)")
+    program = replaced(program, '{"num_epochs": 20}', '{"num_epochs": 1}')
+    (bench.project.path / "data").mkdir()
+    (bench.project.path / "data" / "validation.json").write_text(json.dumps(HELD_OUT))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    await asyncio.to_thread(run_file, bench.project.path / "train.py", program, names)
+    assert names["result"].updates == 1
+    assert names["result"].output_dir == bench.project.path / "output" / "small"
+    assert re.search(r"^small \d ", capfd.readouterr().out, re.MULTILINE)
+
+
+async def test_the_documented_cell_runs(bench: FinetuneBench) -> None:
+    _, cell = documented()
+    written = short(bench, agent=f"{__name__}:one_call", reward=f"{__name__}:by_generation")
+    (bench.project.path / "config.yml").write_text(json.dumps(written))
+    cell = replaced(cell, '{"num_epochs": 50}', '{"num_epochs": 1}')
+    names: dict[str, Any] = {"insitu": insitu}
+    exec(f"async def run_cell():\n    {cell}    return result", names)
+    assert (await names["run_cell"]()).updates == 1
 
 
 async def test_a_failed_run_raises_its_cause_and_can_be_resumed(bench: FinetuneBench) -> None:
