@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Self
+from typing import Annotated, Self, cast
 
 from pydantic import PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -62,14 +62,12 @@ def given_rows(rows: Sequence[object]) -> Given:
     return Given.named(ROWS, lambda: list(rows))
 
 
-def _definition(function: Callable[..., object]) -> object:
+def _definition(function: Callable[..., object]) -> Callable[..., object]:
     """Return what the source of a callable defines: the function within, or the class of an instance."""
     while isinstance(function, functools.partial):
         function = function.func
     plain = inspect.unwrap(function)
-    if inspect.isroutine(plain) or inspect.isclass(plain):
-        return plain
-    return type(plain)
+    return plain if inspect.isroutine(plain) or inspect.isclass(plain) else cast("type[object]", type(plain))
 
 
 def _found(module: str, qualified: str) -> object:

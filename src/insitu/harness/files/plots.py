@@ -90,12 +90,13 @@ def _draw_training(axes: Axes, steps: Steps, *, selective: bool) -> None:
         axes.fill_between(places, lows, highs, color=_TRAINING, alpha=0.16, linewidth=0, label=label)
         for at in alone:  # an area of one point has no width
             axes.vlines(places[at], lows[at], highs[at], color=_TRAINING, alpha=0.16, linewidth=12)
-    style = {"color": _TRAINING, "linewidth": 2.2, "marker": "o", "markersize": 5}
-    axes.plot(places, means, label="training reward", markevery=marked, **style)
+    (line,) = axes.plot(places, means, label="training reward", color=_TRAINING, markevery=marked)
+    line.set(linewidth=2.2, marker="o", markersize=5)
     selected = [_value(line.get("filtered_avg_reward")) for line in steps]
     if selective and any(map(math.isfinite, selected)):
-        style = {"color": _SELECTED, "linewidth": 1.6, "linestyle": ":", "marker": "s", "markersize": 4}
-        axes.plot(places, selected, label="of the groups trained on", markevery=marked, **style)
+        label = "of the groups trained on"
+        (line,) = axes.plot(places, selected, label=label, color=_SELECTED, markevery=marked)
+        line.set(linewidth=1.6, linestyle=":", marker="s", markersize=4)
 
 
 def _draw_validations(axes: Axes, validations: Validations, places: Mapping[int, int]) -> None:
