@@ -101,14 +101,14 @@ async def test_fault_17_the_plot_shows_what_was_trained_on(tmp_path, monkeypatch
         png = (bench.project.output / "reward_plot.png").read_bytes()
         lines = bench.epochs()
     assert png.startswith(b"\x89PNG")
-    rewards, shares = drawn[-1].axes
-    curves = {line.get_label(): list(line.get_ydata()) for line in rewards.lines}
+    upper, lower = drawn[-1].axes
+    curves = {line.get_label(): list(line.get_ydata()) for line in upper.lines}
     # By hand: group i has the rewards (i + 1) · {1, 2, 3, 4} / 100; the best groups come first.
     means = [0.025 * (i + 1) for i in range(4)]
     assert curves["training reward"] == pytest.approx([sum(means) / 4] * 3)
     wanted = [means[3], sum(means[1:]) / 3, sum(means[1:]) / 3]
     assert curves["of the groups trained on"] == pytest.approx(wanted)
-    assert list(shares.patches[0].get_data().values) == pytest.approx([25, 75, 75])
+    assert list(lower.patches[0].get_data().values) == pytest.approx([25, 75, 75])
     assert [line["filtered_avg_reward"] for line in lines] == pytest.approx(wanted)
     assert [line["curriculum_percentile"] for line in lines] == [0.25, 0.75, 0.75]
 
