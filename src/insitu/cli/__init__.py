@@ -10,6 +10,7 @@ import click
 
 _COMMANDS = {
     "demo": ("insitu.cli.demo", "Teach a small model to add, all on this machine."),
+    "init": ("insitu.cli.project.init", "Start a project: agent, reward, data and configuration."),
     "try": ("insitu.cli.project.try_out", "Run your agent on a few examples and score its answers."),
     "finetune": ("insitu.cli.finetune", "Train your agent's model, configured by one YAML file."),
     "eval": ("insitu.cli.eval", "Compare two models on held-out examples."),

@@ -1,0 +1,1 @@
+"""One agent per framework; the chosen one is copied as agent.py and runs outside of the package."""
