@@ -26,6 +26,7 @@ from tests.frameworks.checks import (
     open_run,
     run_rollouts,
 )
+from tests.frameworks.new_project import NewProject
 from tests.frameworks.scripts import dspy_words, smolagents_words
 from tests.support.standin_tools import StandinToolEngine, next_words
 
@@ -90,6 +91,17 @@ async def test_one_step_trains_on_all() -> None:
     async with InsituClient(API_URL, KEY) as client, open_run(client, "second"):
         collected = [collect_group(f, agent_of(f), GATEWAY_URL, "second") for f in FRAMEWORKS]
         await check_step(client, "second", await asyncio.gather(*collected))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not API_URL, reason="INSITU_TEST_API_URL names no backend: run `make frameworks`")
+def test_a_new_project_is_tried(tmp_path: Path) -> None:
+    """The one framework of `insitu init` that the environment of the backend lacks."""
+    assert API_URL
+    assert GATEWAY_URL
+    project = NewProject(tmp_path, "llamaindex", API_URL, GATEWAY_URL)
+    project.init()
+    project.check_try()
 
 
 @pytest.mark.timeout(180)

@@ -66,8 +66,8 @@ class Project:
         if not NAME_PATTERN.fullmatch(self.name):
             plain = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("._-")[:64] or "shop"
             raise InvalidRequest(
-                f"{self.name!r} cannot name a project: use up to 64 of a-z, 0-9, `.`, `_` and `-`, and begin with "
-                "a letter or a digit",
+                f"{self.name!r} cannot name a project: use up to 64 of a-z, 0-9, `.`, `_` and `-`, and "
+                "begin with a letter or a digit",
                 hint=f"insitu init {plain}",
             )
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):

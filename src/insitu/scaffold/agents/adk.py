@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from google.adk.agents import LlmAgent
+from google.adk.models.anthropic_llm import AnthropicLlm
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
@@ -14,7 +15,7 @@ APP, USER = "shop", "customer"
 
 async def run(question: str, context: WorkflowContext) -> str:
     """Return the model's answer to an order."""
-    model = context.client("google_adk")  # ADK's AnthropicLlm, at the address of this rollout
+    model: AnthropicLlm = context.client("google_adk")  # at the address of this rollout
     runner = InMemoryRunner(LlmAgent(name="till", model=model, instruction=INSTRUCTIONS), app_name=APP)
     session = await runner.session_service.create_session(app_name=APP, user_id=USER)
     order = types.Content(role="user", parts=[types.Part(text=question)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from llama_index.llms.openai_like import OpenAILike
 
 from insitu import WorkflowContext
 
@@ -26,5 +27,5 @@ class Till(Workflow):
 
 async def run(question: str, context: WorkflowContext) -> str:
     """Return the model's answer to an order."""
-    llm = context.client("llama_index")  # OpenAILike, at the address of this rollout
+    llm: OpenAILike = context.client("llama_index")  # at the address of this rollout
     return await Till(timeout=120).run(order=question, llm=llm)

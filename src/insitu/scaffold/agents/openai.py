@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from openai import AsyncOpenAI
+
 from insitu import WorkflowContext
 
 INSTRUCTIONS = "You are the till of a shop. Reply with the total price in euros, the number only."
@@ -9,7 +11,7 @@ INSTRUCTIONS = "You are the till of a shop. Reply with the total price in euros,
 
 async def run(question: str, context: WorkflowContext) -> str:
     """Return the model's answer to an order."""
-    client = context.client("openai")  # openai.AsyncOpenAI, at the address of this rollout
+    client: AsyncOpenAI = context.client("openai")  # at the address of this rollout
     reply = await client.chat.completions.create(
         model=context.llm().model,
         messages=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents import Agent, RunConfig, Runner
+from agents import Agent, Model, RunConfig, Runner
 
 from insitu import WorkflowContext
 
@@ -11,7 +11,7 @@ INSTRUCTIONS = "You are the till of a shop. Reply with the total price in euros,
 
 async def run(question: str, context: WorkflowContext) -> str:
     """Return the model's answer to an order."""
-    model = context.client("openai_agents")  # agents.OpenAIChatCompletionsModel, at this rollout's address
+    model: Model = context.client("openai_agents")  # at the address of this rollout
     till = Agent(name="till", instructions=INSTRUCTIONS, model=model)
     # With tracing the SDK sends every run to OpenAI.
     result = await Runner.run(till, question, run_config=RunConfig(tracing_disabled=True))

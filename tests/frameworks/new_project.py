@@ -1,0 +1,67 @@
+"""A project of `insitu init`, run as its user would, against a backend that serves `tiny`.
+
+Nothing here imports vLLM or torch, as in `checks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUN = "shop"
+SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class NewProject:
+    """A project beside others in `place`, and the addresses of its backend."""
+
+    place: Path
+    framework: str
+    api_url: str
+    gateway_url: str
+
+    @property
+    def path(self) -> Path:
+        return self.place / RUN
+
+    def init(self) -> None:
+        done = self._insitu(self.place, "init", RUN, "--framework", self.framework, "--json")
+        found = json.loads(done.stdout)
+        assert (found["directory"], found["install"]) == (str(self.path), None)
+
+    def run(self, *command: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project's directory; `changes` override settings, with `__` for a dot."""
+        own = {
+            "model.model_name": "tiny",
+            "model.base_url": f"{self.gateway_url}/v1",
+            "backend.port": self.api_url.rpartition(":")[2],
+        }
+        settings = own | {key.replace("__", "."): value for key, value in changes.items()}
+        overrides = [word for path, value in settings.items() for word in ("-o", path, value)]
+        return self._insitu(self.path, *command, *overrides)
+
+    def check_try(self) -> None:
+        """Two rollouts, each with one recorded call and its tokens."""
+        found: dict[str, Any] = json.loads(self.run("try", "config.yml", "--limit", "2", "--json").stdout)
+        assert (found["ok"], found["model"], found["recorded"]) == (True, "tiny", True)
+        assert [each["id"] for each in found["examples"]] == ["train-01", "train-02"]
+        for example in found["examples"]:
+            assert example["num_calls"] == 1, example
+            assert 0 < example["num_output_tokens"] <= 12, "max_tokens of config.yml"
+            assert isinstance(example["output"], str)
+
+    def _insitu(self, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        # With a key of OpenAI in the environment its Agents SDK would send traces away.
+        env = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI_")}
+        command = [sys.executable, "-m", "insitu.cli", *words]
+        done = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, f"{words}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+        return done
