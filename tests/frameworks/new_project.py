@@ -5,6 +5,7 @@ Nothing here imports vLLM or torch, as in `checks.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
+
+from insitu.cli import cli
 
 RUN = "shop"
 SECONDS = 240.0
@@ -31,7 +36,9 @@ class NewProject:
         return self.place / RUN
 
     def init(self) -> None:
-        done = self._insitu(self.place, "init", RUN, "--framework", self.framework, "--json")
+        with contextlib.chdir(self.place):
+            done = CliRunner().invoke(cli, ["init", RUN, "--framework", self.framework, "--json"])
+        assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
         assert (found["directory"], found["install"]) == (str(self.path), None)
 
@@ -44,7 +51,14 @@ class NewProject:
         }
         settings = own | {key.replace("__", "."): value for key, value in changes.items()}
         overrides = [word for path, value in settings.items() for word in ("-o", path, value)]
-        return self._insitu(self.path, *command, *overrides)
+        words = [sys.executable, "-m", "insitu.cli", *command, *overrides]
+        # With a key of OpenAI in the environment its Agents SDK would send traces away.
+        env = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI_")}
+        done = subprocess.run(
+            words, cwd=self.path, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, f"{command}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+        return done
 
     def check_try(self) -> None:
         """Two rollouts, each with one recorded call and its tokens."""
@@ -55,13 +69,3 @@ class NewProject:
             assert example["num_calls"] == 1, example
             assert 0 < example["num_output_tokens"] <= 12, "max_tokens of config.yml"
             assert isinstance(example["output"], str)
-
-    def _insitu(self, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        # With a key of OpenAI in the environment its Agents SDK would send traces away.
-        env = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI_")}
-        command = [sys.executable, "-m", "insitu.cli", *words]
-        done = subprocess.run(
-            command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        assert done.returncode == 0, f"{words}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
-        return done

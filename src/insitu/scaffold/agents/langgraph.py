@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 
@@ -22,5 +22,6 @@ GRAPH = StateGraph(MessagesState).add_node(till).add_edge(START, "till").add_edg
 
 async def run(question: str) -> str:
     """Return the model's answer to an order."""
-    state = await GRAPH.ainvoke({"messages": [("system", INSTRUCTIONS), ("user", question)]})
+    asked: list[AnyMessage] = [SystemMessage(INSTRUCTIONS), HumanMessage(question)]
+    state = await GRAPH.ainvoke(MessagesState(messages=asked))
     return state["messages"][-1].text
