@@ -16,7 +16,7 @@ class Framework:
     template: str
     requirements: Sequence[str]
     distributions: Sequence[str]
-    """What the requirements bring, as pip lists it."""
+    """Packages that the requirements bring, as pip lists them."""
 
     @property
     def install_command(self) -> str:
