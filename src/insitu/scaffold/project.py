@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,12 +16,10 @@ from pathlib import Path
 from insitu.config.schema.document import json_schema
 from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.scaffold.framework import FRAMEWORKS, Framework
-from insitu.system.files import files_below
 from insitu.wire.values import NAME_PATTERN
 
-SERVED = "smollm2"
 CONFIG_FILE = "config.yml"
-_AGENT, _SCHEMA, _README = "agent.py", "schema.json", "README.md"
+_MODEL = "smollm2"
 _NAME, _LABEL, _INSTALL, _SERVE = "project-name", "framework-name", "install-command", "serve-command"
 """Placeholders in the templates."""
 
@@ -45,22 +45,30 @@ class Project:
         """Return the next commands in their order, to be run in the directory."""
         insitu = _program("insitu")
         return [
-            serve_command(insitu, _program("python")),
+            _serve_command(insitu, _program("python")),
             f"{insitu} try {CONFIG_FILE}",
             f"{insitu} finetune --config_file={CONFIG_FILE}",
         ]
 
     def write(self) -> list[str]:
-        """Write the project and return the names of its files; nothing is written if it is rejected."""
+        """Write the whole project, or nothing if that fails; return the names of its files."""
         self._check()
+        texts = self._texts()
         try:
-            self._copy()
-            return files_below(self.path, lambda name: Conflict(f"{self.path / name} is not a plain file"))
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=f".{self.name}.") as scratch:
+                staged = Path(scratch) / self.name
+                for name, text in texts.items():
+                    (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                    (staged / name).write_text(text, encoding="utf-8")
+                if self.path.exists():
+                    self.path.rmdir()
+                staged.rename(self.path)
         except OSError as error:
             raise InvalidRequest(
                 f"{self.path} cannot be written: {describe(error)}",
                 hint="choose another directory with `cd`, then repeat the command",
             ) from error
+        return sorted(texts)
 
     def _check(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
@@ -75,38 +83,41 @@ class Project:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise Conflict(f"{self.path} is not empty", hint="choose another name, or an empty directory")
 
-    def _copy(self) -> None:
-        """Copy the templates, with this project's names in place of theirs."""
+    def _texts(self) -> dict[str, str]:
+        """Return the text of every file by name: the templates, filled in, and the schema."""
         with as_file(files("insitu.scaffold")) as own:
-            shutil.copytree(
-                own / "shared", self.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__*")
-            )
-            shutil.copyfile(own / "agents" / self.chosen.template, self.path / _AGENT)
-        schema = json.dumps(json_schema(), indent=2, ensure_ascii=False)
-        (self.path / _SCHEMA).write_text(f"{schema}\n", encoding="utf-8")
-        self._fill(CONFIG_FILE, {_NAME: self.name})
-        self._fill(
-            _README,
-            {
-                _NAME: self.name,
-                _LABEL: self.chosen.label,
-                _INSTALL: self.chosen.install_command,
-                _SERVE: serve_command("insitu", "python"),
-            },
-        )
-
-    def _fill(self, name: str, values: dict[str, str]) -> None:
-        path = self.path / name
-        text = path.read_text(encoding="utf-8")
-        for placeholder, value in values.items():
-            text = text.replace(placeholder, value)
-        path.write_text(text, encoding="utf-8")
+            texts = _templates(own / "shared")
+            texts["agent.py"] = (own / "agents" / self.chosen.template).read_text(encoding="utf-8")
+        values = {
+            _NAME: self.name,
+            _LABEL: self.chosen.label,
+            _INSTALL: self.chosen.install_command,
+            _SERVE: _serve_command("insitu", "python"),
+        }
+        for name in (CONFIG_FILE, "README.md"):
+            texts[name] = _filled(texts[name], values)
+        return texts | {"schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"}
 
 
-def serve_command(insitu: str, python: str) -> str:
+def _templates(folder: Path) -> dict[str, str]:
+    """Return the files below a folder, without those that make it a package."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name.as_posix(): path.read_text(encoding="utf-8")
+        for name, path in paths.items()
+        if not name.parts[0].startswith("__")
+    }
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Replace every placeholder, in one pass: a project may bear the name of another one."""
+    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
+
+
+def _serve_command(insitu: str, python: str) -> str:
     """Return the command of a backend for this project, as typed in a shell."""
     return (
-        f'{insitu} serve --model "$({python} -m insitu.testing.models {SERVED})" --model-name {SERVED} '
+        f'{insitu} serve --model "$({python} -m insitu.testing.models {_MODEL})" --model-name {_MODEL} '
         "--max-seq-length 512"
     )
 

@@ -175,11 +175,18 @@ def test_a_place_that_cannot_be_written_is_named(place: Path, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.shutil, "copytree", full)
+    monkeypatch.setattr(Path, "rename", full)
     shown = init("shop")
     assert isinstance(shown.exception, InvalidRequest)
     assert f"{place / 'shop'} cannot be written: " in str(shown.exception)
     assert "No space left" in str(shown.exception)
+    assert not list(place.iterdir()), "nothing is left of it"
+
+
+def test_a_name_that_looks_like_a_placeholder_stays_as_it_is(place: Path) -> None:
+    for name in ("install-command", "project-name"):
+        assert init(name).exit_code == 0
+        assert (place / name / "README.md").read_text().startswith(f"# {name}\n")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
