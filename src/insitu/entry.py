@@ -41,7 +41,9 @@ def load_entry(entry: str, *directories: Path) -> Callable[..., object]:
             )
         found = getattr(found, part)
     if not callable(found):
-        raise InvalidRequest(f"entry `{entry}` is a {type(found).__name__}, not a function")
+        raise InvalidRequest(
+            f"entry `{entry}` is a {type(found).__name__}, not a function", hint=_wrap(type(found))
+        )
     return found
 
 
@@ -64,6 +66,21 @@ def module_file(name: str) -> Path | None:
     if file is None or name.partition(".")[0] == "insitu" or not Path(file).is_file():
         return None
     return Path(file)
+
+
+def _wrap(kind: type) -> str:
+    """Say how an object becomes an entry; a graph of LangGraph needs the model of each rollout."""
+    modules = {parent.__module__.partition(".")[0] for parent in kind.__mro__}
+    if "langgraph" not in modules and not hasattr(kind, "ainvoke"):
+        return "name a function that calls it; for the agents of frameworks see docs/frameworks.md"
+    compiled = "" if hasattr(kind, "ainvoke") else ".compile()"
+    return (
+        "wrap it in a function that builds it with the rollout's model, and name that function:\n"
+        "    async def run(question, context):\n"
+        f'        graph = build_graph(context.client("langchain")){compiled}\n'
+        '        state = await graph.ainvoke({"messages": [("user", question)]})\n'
+        '        return state["messages"][-1].content'
+    )
 
 
 def _parts(entry: str) -> tuple[str, str]:

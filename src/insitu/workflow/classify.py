@@ -28,7 +28,7 @@ _MAX_CHAIN = 100
 
 def ending_of(error: BaseException) -> Ending:
     """Return the ending for an exception: the first in its chain that says more than "it failed"."""
-    for link in _chain(error):
+    for link in chain_of(error):
         ending = _ending_of_one(link)
         if ending is not None:
             return ending
@@ -40,7 +40,7 @@ def says_overflow(text: str) -> bool:
     return _OVERFLOW_TEXT.search(text) is not None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the exception, its causes and contexts, and the members of groups, each once."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -61,17 +61,17 @@ def _ending_of_one(error: BaseException) -> Ending | None:
         return Ending.CONTEXT_OVERFLOW
     if names & _CONNECTION_ERRORS:
         return Ending.INFRASTRUCTURE
-    status = _status(error)
+    status = status_of(error)
     if status is None:
         return None
     if status >= 500 or status == 429:
         return Ending.INFRASTRUCTURE
-    if status == 400 and says_overflow(f"{message_of(error)} {_body(error)}"):
+    if status == 400 and says_overflow(f"{message_of(error)} {body_of(error)}"):
         return Ending.CONTEXT_OVERFLOW
     return None
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of an exception, from itself or its `response`."""
     for holder in (error, _attribute(error, "response")):
         for name in ("status_code", "status"):
@@ -81,7 +81,7 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _body(error: BaseException) -> str:
+def body_of(error: BaseException) -> str:
     parts = (_attribute(error, "body"), _attribute(_attribute(error, "response"), "text"))
     return " ".join(f"{part}" for part in parts if isinstance(part, str | bytes | dict))
 

@@ -22,6 +22,7 @@ from insitu.types import Ending
 from insitu.user_traceback import UserTraceback, user_traceback
 from insitu.workflow.classify import ending_of
 from insitu.workflow.context import WorkflowContext, entered
+from insitu.workflow.hints import hint_of
 from insitu.workflow.outcome import Outcome, WorkflowFailed
 from insitu.workflow.waiting import end_task
 from insitu.workflow.workflow import Workflow
@@ -67,7 +68,7 @@ async def _conclude(
 ) -> Outcome:
     traceback: UserTraceback | None = None
     if task.done():
-        ending, output, reason, traceback = _judge(task)
+        ending, output, reason, traceback = _judge(task, context)
     else:
         ending, output = Ending.TIMEOUT, None
         reason = await _stop(task, timeout_seconds, grace_seconds)
@@ -75,13 +76,16 @@ async def _conclude(
     return Outcome(ending, output, "; ".join(filter(None, reasons)), seconds, traceback)
 
 
-def _judge(task: asyncio.Task[JsonValue]) -> tuple[Ending, JsonValue, str, UserTraceback | None]:
+def _judge(
+    task: asyncio.Task[JsonValue], context: WorkflowContext
+) -> tuple[Ending, JsonValue, str, UserTraceback | None]:
     if task.cancelled():
         return Ending.TOOL_ERROR, None, "CancelledError: the agent cancelled itself", None
     error = task.exception()
     if error is None:
         return Ending.COMPLETED, task.result(), "", None
-    return ending_of(error), None, describe(error), user_traceback(error)
+    reason = "; ".join(filter(None, (describe(error), hint_of(error, context.binding))))
+    return ending_of(error), None, reason, user_traceback(error)
 
 
 async def _stop(task: asyncio.Task[JsonValue], timeout_seconds: float, grace_seconds: float) -> str:

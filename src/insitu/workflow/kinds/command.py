@@ -19,6 +19,7 @@ from insitu.system.child_process import MAX_STDOUT_BYTES, ChildProcess
 from insitu.types import Ending
 from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
+from insitu.workflow.hints import overflow_hint
 from insitu.workflow.outcome import WorkflowFailed
 from insitu.workflow.workflow import Workflow
 
@@ -85,7 +86,9 @@ class CommandWorkflow(Workflow):
             return
         stderr = process.stderr.decode("utf-8", "replace").strip()
         said = escape(stderr[-SHOWN_STDERR_CHARS:]) or "nothing on its standard error"
-        raise WorkflowFailed(f"`{name}` {_exit(process.returncode)}: {said}", ending=_ending(process, stderr))
+        ending = _ending(process, stderr)
+        hint = overflow_hint(stderr) if ending is Ending.CONTEXT_OVERFLOW else ""
+        raise WorkflowFailed(f"`{name}` {_exit(process.returncode)}: {said}", ending=ending, hint=hint)
 
     def _result(self, stdout: str) -> JsonValue:
         if self._config.output == "text":

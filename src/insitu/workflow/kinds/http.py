@@ -15,6 +15,7 @@ from insitu.types import Ending
 from insitu.wire.headers import BASE_URL_HEADER, MODEL_HEADER
 from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
+from insitu.workflow.hints import overflow_hint
 from insitu.workflow.kinds.json_path import JsonPath
 from insitu.workflow.outcome import WorkflowFailed
 from insitu.workflow.workflow import Workflow
@@ -121,8 +122,9 @@ class HttpWorkflow(Workflow):
         said = f"{self._config.url} answered {answer.status}: {_head(data)}"
         if answer.status >= 500 or answer.status == 429:
             return WorkflowFailed(said, ending=Ending.INFRASTRUCTURE)
-        if answer.status == 400 and says_overflow(data.decode("utf-8", "replace")):
-            return WorkflowFailed(said, ending=Ending.CONTEXT_OVERFLOW)
+        text = data.decode("utf-8", "replace")
+        if answer.status == 400 and says_overflow(text):
+            return WorkflowFailed(said, ending=Ending.CONTEXT_OVERFLOW, hint=overflow_hint(text))
         target = answer.headers.get("location", "")
         return WorkflowFailed(said, hint=f"set the url to {one_line(target)}" if target else "")
 
