@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from insitu.config.short_form import PLACES
+from insitu.config.short_form import PLACES, as_short
 from insitu.config.short_values import CannotRead, long_value
 from insitu.config.values.problems import Location, Problem
 from insitu.config.values.tree import put, value_at
@@ -36,12 +36,10 @@ class Expanded:
 
     def as_written(self, problem: Problem) -> Problem:
         """Name the short key where the problem lies in what it stands for."""
-        for key, value in self.written.items():
-            place = PLACES[key]
-            if problem.location[: len(place)] == place:
-                rest = problem.location[len(place) :] if isinstance(value, dict) else ()
-                return replace(problem, location=(key, *rest))
-        return problem
+        location = as_short(problem.location, self.written)
+        if location != problem.location and not isinstance(self.written[str(location[0])], dict):
+            location = location[:1]
+        return replace(problem, location=location)
 
 
 def expand(document: JsonObject, texts: Mapping[Location, str], overrides: Iterable[Override]) -> Expanded:

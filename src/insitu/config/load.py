@@ -13,12 +13,12 @@ from insitu import plugins
 from insitu.config.config import Config
 from insitu.config.defaults import fill_components, fill_names
 from insitu.config.expand import Expanded, expand, long_overrides
-from insitu.config.short_form import ShortForm
+from insitu.config.short_form import ShortForm, as_short
 from insitu.config.values.document import read_document
 from insitu.config.values.explain import explain, not_finite
 from insitu.config.values.interpolation import Interpolated, interpolate
 from insitu.config.values.overrides import override
-from insitu.config.values.problems import Location, Problem, refusal
+from insitu.config.values.problems import Location, Problem, dotted, refusal
 from insitu.config.values.settings import lay_over, read_settings
 from insitu.config.values.tree import put, section, value_at
 from insitu.errors import InvalidRequest
@@ -39,6 +39,12 @@ class LoadedConfig:
     """The folder of the file, or the current one."""
     source: JsonObject = field(repr=False)
     """The file in its long form, after interpolation and overrides. It holds secrets."""
+    short_keys: frozenset[str] = frozenset()
+    """The keys of the short form that the file has."""
+
+    def setting(self, *location: str) -> str:
+        """Name a setting of the long form as the file would: with its short key, if it has one."""
+        return dotted(as_short(location, self.short_keys))
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> LoadedConfig:
@@ -98,7 +104,8 @@ def _read(path: Path) -> Interpolated:
 def _loaded(expanded: Expanded, path: Path | None, where: str) -> LoadedConfig:
     named_after = path or Path("config.yml")  # a call is named after its folder, as this file would be
     config = _validate(expanded, named_after, where)
-    return LoadedConfig(config, path, named_after.resolve().parent, expanded.source)
+    keys = frozenset(expanded.written)
+    return LoadedConfig(config, path, named_after.resolve().parent, expanded.source, keys)
 
 
 def _validate(expanded: Expanded, path: Path | None, where: str) -> Config:

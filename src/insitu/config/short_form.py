@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from pydantic import Field
 
 from insitu.config.config import Config
@@ -48,3 +50,11 @@ PLACES: dict[str, Location] = {
     "training": ("trainer_adapters", ADAPTER, "training"),
 }
 """The place in the long form that each key stands for."""
+
+
+def as_short(location: Location, keys: Container[str]) -> Location:
+    """Return a location of the long form as seen from the first of the short `keys` that holds it."""
+    for key, place in PLACES.items():
+        if key in keys and location[: len(place)] == place:
+            return (key, *location[len(place) :])
+    return location

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from insitu.config.config import Config
 from insitu.config.llms import LLMConfig
 from insitu.config.load import LoadedConfig, load_config
+from insitu.config.values.problems import dotted
 from insitu.datasets.dataset import Dataset
 from insitu.datasets.dataset_config import DatasetConfig, StructureConfig, dataset_config
 from insitu.datasets.example import Example
@@ -35,6 +36,7 @@ class Assembly:
     def __init__(self, loaded: LoadedConfig) -> None:
         self.config: Config = loaded.config
         self.directory: Path = loaded.directory
+        self._setting = loaded.setting
         self._stack = AsyncExitStack()
         self._evaluators: dict[str, Evaluator | GroupEvaluator] = {}
         self._being_built: list[str] = []
@@ -88,7 +90,7 @@ class Assembly:
             name: (cast(Workflow, await self.component(Kind.WORKFLOW, function)), function)
             for name, function in self.config.functions.items()
         }
-        return Agent(workflow, config, functions, bind_llms(self.config, model))
+        return Agent(workflow, config, functions, bind_llms(self.config, model, self._setting))
 
     async def examples(self, config: ComponentConfig | None, where: str) -> list[Example]:
         """Load the examples of a dataset."""
@@ -208,8 +210,13 @@ def outside_binding(binding: LLMBinding, base_url: str, model: str, api_key: str
     return replace(binding, llms=llms, model=model, api_key=api_key, recorded=False)
 
 
-def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
-    """Determine which entries of `llms` are the model being trained, and where it is served."""
+def bind_llms(
+    config: Config, model: TrainedModel, setting: Callable[..., str] = lambda *location: dotted(location)
+) -> LLMBinding:
+    """Determine which entries of `llms` are the model being trained, and where it is served.
+
+    `setting` names a location as the file does.
+    """
     target = config.finetuning.target_model
     names = [target] if target is not None else list(config.llms)
     trained = [name for name in names if config.llms[name].model_name in (model.name, model.base_model)]
@@ -235,6 +242,18 @@ def bind_llms(config: Config, model: TrainedModel) -> LLMBinding:
             f"the trained entries of `llms` have several addresses: {', '.join(sorted(roots))}",
             hint="they all must be the backend's gateway; use finetuning.target_model to pick one",
         )
-    gateway_url = roots.pop() if roots else model.gateway_url
-    key = config.llms[trained[0]].api_key.get_secret_value() or model.api_key
-    return LLMBinding(config.llms, frozenset(trained), model.name, gateway_url, key)
+    addressed = next((name for name in trained if config.llms[name].base_url is not None), trained[0])
+    own_key = config.llms[trained[0]].api_key.get_secret_value()
+    adapter = config.finetuning.trainer_adapter or "<name>"
+    return LLMBinding(
+        config.llms,
+        frozenset(trained),
+        model.name,
+        roots.pop() if roots else model.gateway_url,
+        own_key or model.api_key,
+        address_setting=setting("llms", addressed, "base_url"),
+        address_given=config.llms[addressed].base_url is not None,
+        key_setting=setting("llms", trained[0], "api_key")
+        if own_key
+        else setting("trainer_adapters", adapter, "backend", "api_key"),
+    )

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from insitu.client import InsituClient
 from insitu.config.finetuning import FinetuningConfig
@@ -19,11 +20,12 @@ from insitu.errors import (
     Unavailable,
     Untrusted,
 )
+from insitu.gateway_client import GatewayClient
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.schedule import Schedule, planned_updates
-from insitu.harness.interfaces.settings import GATEWAY_PORT, AdapterConfig
+from insitu.harness.interfaces.settings import API_PORT, GATEWAY_PORT, AdapterConfig
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -32,6 +34,7 @@ from insitu.harness.rollouts.rollout import Rollout
 from insitu.harness.rollouts.upload import comparable, group_id_of, own_calls, uploaded
 from insitu.harness.start import READY_SECONDS, Start, served_adapter
 from insitu.plugins import Parts
+from insitu.system.keys import is_loopback
 from insitu.types import (
     JobState,
     LoraSettings,
@@ -40,11 +43,12 @@ from insitu.types import (
     TrajectoryGroup,
 )
 from insitu.wire.answers import JobInfo, RunInfo
-from insitu.wire.transport import PATIENT
+from insitu.wire.transport import ONCE, PATIENT
 
 BACKEND = "insitu"
 HEALTH_SECONDS = 15.0
 """Long enough for a backend that is just starting, short enough to fail soon at a silent address."""
+_LOCATE_SECONDS = 3.0
 _MAX_UPLOADS = 8
 _STATUS = {
     JobState.QUEUED: TrainingStatusEnum.PENDING,
@@ -68,6 +72,7 @@ class BackendAdapter(TrainerAdapter):
         self._schedule = config.schedule or Schedule()
         self._planned_updates = 1
         self._start = Start(config.backend, self._client)
+        self._gateway_url: str | None = None
         self._lora = config.lora
         self.trains_equal_groups = config.training.trains_equal_groups
         self.method = config.training.method
@@ -80,10 +85,22 @@ class BackendAdapter(TrainerAdapter):
     def trained_model(self) -> TrainedModel:
         """The run on the backend."""
         backend = self._backend
-        gateway = f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}"
+        gateway = self._gateway_url or f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}"
+        known = self._gateway_url is not None
         key = backend.api_key.get_secret_value()
         rank = (self._lora or LoraSettings()).rank
-        return TrainedModel(backend.name, backend.base_model, gateway, key, rank, self._start.text)
+        return TrainedModel(backend.name, backend.base_model, gateway, key, rank, self._start.text, known)
+
+    async def locate(self) -> None:
+        """Take the gateway's address from the backend, unless only the backend's own machine reaches it."""
+        url = self._backend.url
+        async with InsituClient(url, "", retry=ONCE, request_seconds=_LOCATE_SECONDS) as client:
+            try:
+                named = (await client.health()).gateway_url
+            except InsituError:
+                return  # `check` says what is wrong
+        if named is not None and (_is_local(url) or not _is_local(named)):
+            self._gateway_url = named
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""
@@ -147,7 +164,8 @@ class BackendAdapter(TrainerAdapter):
         except Unauthorized as error:
             raise Unauthorized(
                 f"the backend at {url} refuses the key: {error.message}",
-                hint="set trainer_adapters.<name>.backend.api_key to the backend's key",
+                hint="set trainer_adapters.<name>.backend.api_key, or INSITU_API_KEY with the short form, to "
+                "the key that `insitu serve` was started with, or to one from `insitu keys create`",
             ) from error
         except Untrusted:
             raise
@@ -157,10 +175,16 @@ class BackendAdapter(TrainerAdapter):
                 hint=error.hint,
             ) from error
         except (InsituError, TimeoutError) as error:
+            if await _is_gateway(url):
+                raise InvalidRequest(
+                    f"{url} is the gateway of a backend, not its API",
+                    hint="set trainer_adapters.<name>.backend.port (`backend` in the short form) to the "
+                    f"API's port, {API_PORT} unless `insitu serve --port` says otherwise",
+                ) from error
             raise Unavailable(
                 f"no insitu backend answers at {url}",
-                hint="start one with `insitu serve`, correct trainer_adapters.<name>.backend.ip and .port, "
-                "or set .tls to true if it speaks HTTPS",
+                hint=f"start one: insitu serve --model {self._backend.base_model}; or correct its address: "
+                "`backend` in the short form, else trainer_adapters.<name>.backend.ip, .port and .tls",
             ) from error
 
     def check_plan(self, finetuning: FinetuningConfig, num_examples: int) -> None:
@@ -264,6 +288,19 @@ class BackendAdapter(TrainerAdapter):
         for checkpoint in kept[:-2]:
             if not checkpoint.pinned:
                 await self._client.delete_checkpoint(self._backend.name, checkpoint.step)
+
+
+def _is_local(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+async def _is_gateway(url: str) -> bool:
+    async with GatewayClient(url, "", retry=ONCE, request_seconds=_LOCATE_SECONDS) as gateway:
+        try:
+            await gateway.health()
+        except InsituError:
+            return False
+    return True
 
 
 def _to_status(ref: TrainingJobRef, job: JobInfo) -> TrainingJobStatus:

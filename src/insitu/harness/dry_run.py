@@ -13,8 +13,11 @@ from insitu.errors import InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import Assembly
 from insitu.harness.finetune import Components, build_components
+from insitu.harness.gateway_check import served_models
 from insitu.harness.interfaces.run import Task
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.plugins import ComponentConfig
+from insitu.wire.transport import SOON
 
 Say = Callable[[str], None]
 Value = TypeVar("Value")
@@ -66,7 +69,7 @@ async def dry_run(loaded: LoadedConfig, say: Say, *, show_config: bool = False) 
             say(f"note    {note}")
         await checks.check("backend", _backend(made), str)
         if task is not None:
-            await checks.check("gateway", _gateway(task), lambda served: f"serves {', '.join(served)}")
+            await checks.check("gateway", _gateway(task, model), lambda served: f"serves {', '.join(served)}")
             if not checks.num_failed:
                 say("")
                 say(_plan(loaded, made, task, validation))
@@ -93,10 +96,10 @@ async def _backend(made: Components) -> str:
     return f"healthy; run {model.name!r} of {model.base_model!r}{start}"
 
 
-async def _gateway(task: Task) -> list[str]:
+async def _gateway(task: Task, model: TrainedModel) -> list[str]:
     binding = task.agent.binding
-    async with GatewayClient(binding.gateway_url, binding.api_key) as gateway:
-        return await gateway.models()
+    async with GatewayClient(binding.gateway_url, binding.api_key, retry=SOON) as gateway:
+        return await served_models(gateway, binding, model)
 
 
 def _plan(loaded: LoadedConfig, made: Components, task: Task, validation: Task | None) -> str:

@@ -33,6 +33,7 @@ from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.gains.comparison import Comparison, MeasuredModel
 from insitu.harness.gains.measurement import Measurement
+from insitu.harness.gateway_check import served_models
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
 from insitu.harness.interfaces.trained_model import TrainedModel
@@ -126,6 +127,7 @@ class _Evaluation:
                 binding.gateway_url, binding.api_key, retry=PATIENT, say=self.progress.warn
             ) as gateway,
         ):
+            await served_models(gateway, binding, self.adapter.trained_model)
             yield self._collector_of(replace(binding, model=name), gateway, run)
 
     @asynccontextmanager
@@ -172,7 +174,9 @@ async def _adapter(parts: Assembly) -> TrainerAdapter:
             hint="use the configuration that `insitu finetune` takes",
         )
     config = parts.config.trainer_adapters[name]
-    return cast(TrainerAdapter, await parts.component(Kind.TRAINER_ADAPTER, config))
+    adapter = cast(TrainerAdapter, await parts.component(Kind.TRAINER_ADAPTER, config))
+    await adapter.locate()
+    return adapter
 
 
 def _check_base(models: Sequence[ComparedModel], trained: TrainedModel) -> None:

@@ -19,9 +19,11 @@ from insitu.harness.assembly import Assembly
 from insitu.harness.collect.ending_rewards import check_ending_rewards
 from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.gains.measurement import plus_minus
+from insitu.harness.gateway_check import served_models
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun, Task
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
@@ -80,6 +82,7 @@ async def build_components(parts: Assembly) -> Components:
     check_many_steps(chosen, made.builder, made.adapter)
     check_ending_rewards(chosen, made.builder)
     check_samples(chosen, made.builder)
+    await made.adapter.locate()
     return made
 
 
@@ -134,7 +137,7 @@ async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summa
     try:
         await trainer.bind_components(made.builder, made.adapter)
         await trainer.initialize(run)
-        await check_served(run)
+        await check_served(run, made.adapter.trained_model)
         reason = _failure(await trainer.run(num_epochs))
         outcome = "failed" if reason else "succeeded"
         metrics = await trainer.get_metrics(run.run_id)
@@ -159,15 +162,15 @@ async def _clean_up(trainer: Trainer, progress: Progress) -> None:
         progress.warn(f"the clean-up did not end within {_CLEANUP_SECONDS:.0f} s and was given up")
 
 
-async def check_served(run: FinetuneRun) -> None:
+async def check_served(run: FinetuneRun, model: TrainedModel) -> None:
     """Raise InvalidRequest if the gateway does not serve the model being trained."""
     binding = run.training.agent.binding
-    served = await run.gateway.models()
+    served = await served_models(run.gateway, binding, model)
     if binding.model not in served:
         raise InvalidRequest(
             f"the gateway at {binding.gateway_url} does not serve {binding.model!r}; it serves "
             f"{', '.join(served) or 'nothing'}: training would not reach the agent",
-            hint="set base_url of the trained entry in `llms` to the gateway of the same backend",
+            hint=f"set {binding.address_setting} to the gateway of the same backend",
         )
 
 

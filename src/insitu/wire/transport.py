@@ -55,6 +55,10 @@ class RetryPolicy:
         return random.uniform(0.5, 1.0) * min(self.most_seconds, doubled)  # noqa: S311
 
 
+ONCE = RetryPolicy(max_attempts=1)
+"""For a question whose answer is not needed."""
+SOON = RetryPolicy(max_attempts=3)
+"""For checks: nobody waits long for an address that is wrong."""
 OUTAGE_SECONDS = 1200.0
 PATIENT = RetryPolicy(outage_seconds=OUTAGE_SECONDS)
 """For long runs: they outlive a partition, or a restart of the backend, of twenty minutes."""
@@ -266,8 +270,9 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 
 
 def _unreachable(method: str, url: str, num_attempts: int, error: Exception) -> errors.Unavailable:
+    times = "" if num_attempts == 1 else f" {num_attempts} times"
     failure = errors.Unavailable(
-        f"{method} {url} failed {num_attempts} times: {text_of(error)}",
+        f"{method} {url} failed{times}: {text_of(error)}",
         hint="check that the backend runs: insitu serve",
     )
     failure.__cause__ = error
@@ -288,6 +293,8 @@ def _untrusted(url: str, error: aiohttp.ClientSSLError) -> errors.Untrusted:
 
 def text_of(error: Exception) -> str:
     """Return an exception as one line, even if it has no message."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        return f"cannot connect: {error.os_error.strerror or error.os_error}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -197,6 +197,16 @@ Arguments = Annotated[
     MaxLen(64),
 ]
 """Arguments of an engine or a trainer, as Python names them."""
+PARSERS = ("tool_call_parser", "reasoning_parser")
+ENGINE_ARGUMENTS = (
+    *("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
+    *PARSERS,
+)
+"""Settings of the engine that a registration may override."""
+DEADLINES = ("step_seconds", "score_seconds", "publish_seconds")
+"""Deadlines that a registration may set."""
+INIT_ARGUMENTS = ("max_seq_length", "micro_batch_tokens", *DEADLINES)
+"""Limits of the model that a registration may override."""
 
 EndingValue = Annotated[Ending, Spelled()]
 RunStateValue = Annotated[RunState, Spelled()]

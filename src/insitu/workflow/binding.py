@@ -47,6 +47,12 @@ class LLMBinding:
     gateway_url: str = ""
     """The gateway's root, without `/v1`."""
     api_key: str = field(default="", repr=False)
+    address_setting: str = "base_url of the trained entry in `llms`"
+    """The setting of the gateway's address."""
+    address_given: bool = False
+    """True if the configuration has that setting; else the address comes from the backend."""
+    key_setting: str = "the trained entry in `llms`"
+    """The setting that `api_key` came from."""
     recorded: bool = True
     """False: trained entries are called at their own `base_url`, and their calls belong to no rollout."""
 

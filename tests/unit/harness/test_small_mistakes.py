@@ -38,6 +38,21 @@ def test_hosts_and_ip_addresses_stay_as_they_are(given: str, url: str) -> None:
     assert BackendSettings(ip=given, port=7).url == url
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "said"),
+    [
+        ("init_args", "max_seq_len", "max_seq_len\n.*did you mean `max_seq_length`"),
+        ("engine_args", "gpu_memory_utilisation", "did you mean `gpu_memory_utilization`"),
+        ("engine_args", "max_seq_length", "belongs to init_args"),
+        ("init_args", "load_in_4bit", r"unknown argument.* \(known: max_seq_length, micro_batch_tokens"),
+    ],
+)
+def test_an_argument_that_no_backend_takes_is_rejected(section: str, name: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        BackendSettings.model_validate({section: {name: 1}})
+    assert BackendSettings(init_args={"max_seq_length": 1}, engine_args={"enforce_eager": True})
+
+
 def test_an_output_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match=r"file/run cannot be written: FileExistsError") as caught:

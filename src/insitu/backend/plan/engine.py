@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from insitu.errors import CannotHonour
+from insitu.wire.values import ENGINE_ARGUMENTS, INIT_ARGUMENTS, PARSERS
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -137,9 +138,9 @@ def apply_arguments(
     for name, value in engine_args.items():
         changes[name] = _checked(settings, name, value)
     for name, value in init_args.items():
-        if name not in _INIT_ARGUMENTS:
-            _refuse_unknown("init_args", name, list(_INIT_ARGUMENTS))
-        changes[_INIT_ARGUMENTS[name]] = _positive(name, value)
+        if name not in INIT_ARGUMENTS:
+            _refuse_unknown("init_args", name, list(INIT_ARGUMENTS))
+        changes[_FIELDS.get(name, name)] = _positive(name, value)
     if settings.publication == "adapter":
         changes["max_lora_rank"] = max(settings.max_lora_rank, allowed_lora_rank(lora_rank))
     return replace(settings, **changes)
@@ -151,24 +152,14 @@ def difference(current: EngineSettings, wanted: EngineSettings) -> str:
     return ", ".join(f"{name} {old[name]} → {new[name]}" for name in old if old[name] != new[name])
 
 
-_PARSERS = ("tool_call_parser", "reasoning_parser")
-_ENGINE_ARGUMENTS = (
-    *("tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
-    *_PARSERS,
-)
-DEADLINES = ("step_seconds", "score_seconds", "publish_seconds")
-"""Deadlines that a registration may set."""
-_INIT_ARGUMENTS = {
-    "max_seq_length": "max_model_len",
-    **{name: name for name in ("micro_batch_tokens", *DEADLINES)},
-}
-"""Arguments of a registration, and the fields they set."""
+_FIELDS = {"max_seq_length": "max_model_len"}
+"""Arguments of a registration that set a field of another name."""
 _PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def _checked(settings: EngineSettings, name: str, value: object) -> str | float | bool:
-    if name not in _ENGINE_ARGUMENTS:
-        _refuse_unknown("engine_args", name, list(_ENGINE_ARGUMENTS))
+    if name not in ENGINE_ARGUMENTS:
+        _refuse_unknown("engine_args", name, list(ENGINE_ARGUMENTS))
     if name in _CUDA_ONLY and settings.device == "cpu":
         raise CannotHonour(
             f"engine_args.{name}={value!r} cannot be honoured: this backend runs on a CPU",
@@ -178,7 +169,7 @@ def _checked(settings: EngineSettings, name: str, value: object) -> str | float 
         if not isinstance(value, int | float) or not 0 < value <= 1:
             raise CannotHonour(f"engine_args.gpu_memory_utilization={value!r} is not in (0, 1]")
         return float(value)
-    if name in _PARSERS:
+    if name in PARSERS:
         if not isinstance(value, str) or not _PARSER_NAME.fullmatch(value):
             raise CannotHonour(f"engine_args.{name}={value!r} is not the name of a parser of vLLM")
         return value
@@ -206,4 +197,6 @@ def _refuse_unknown(section: str, name: str, valid: list[str]) -> None:
     raise CannotHonour(f"{section}.{name} is not an argument that this backend can honour", hint=hint)
 
 
-assert {*_ENGINE_ARGUMENTS, *_INIT_ARGUMENTS.values()} <= {field.name for field in fields(EngineSettings)}
+assert {*ENGINE_ARGUMENTS, *(_FIELDS.get(name, name) for name in INIT_ARGUMENTS)} <= {
+    field.name for field in fields(EngineSettings)
+}

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from insitu.backend.plan.device_plan import make_plan
-from insitu.backend.plan.engine import DEADLINES, EngineSettings, apply_arguments
+from insitu.backend.plan.engine import EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.model_shape import CannotPlan, read_shape
 from insitu.backend.plan.settings import Deadlines, ServeSettings
+from insitu.wire.values import DEADLINES
 
 
 def planned(settings: ServeSettings, model: str) -> tuple[ServeSettings, Plan | None]:

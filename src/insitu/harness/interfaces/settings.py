@@ -11,14 +11,27 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 
 from insitu.config.values.document import read_scalar
-from insitu.config.values.problems import NOT_HONOURED
+from insitu.config.values.problems import NOT_HONOURED, Problem, validation_error
 from insitu.harness.interfaces.schedule import Schedule
-from insitu.plugins import ComponentConfig, Section
+from insitu.plugins import ComponentConfig, Section, nearest
 from insitu.types import NAME_PATTERN, LoraSettings, StepSettings
-from insitu.wire.values import INIT_PATTERN, Arguments, ForkFrom, Label, Scalar
+from insitu.wire.values import (
+    ENGINE_ARGUMENTS,
+    INIT_ARGUMENTS,
+    INIT_PATTERN,
+    Arguments,
+    ForkFrom,
+    Label,
+    Scalar,
+)
 
+API_PORT = 7623
+"""The port of the API of `insitu serve`, unless its own settings say otherwise."""
 GATEWAY_PORT = 8000
 """The port at which `insitu serve` answers model calls, unless its own settings say otherwise."""
+
+
+_ARGUMENTS = {"init_args": INIT_ARGUMENTS, "engine_args": ENGINE_ARGUMENTS}
 
 
 class BuilderConfig(ComponentConfig):
@@ -62,7 +75,7 @@ class BackendSettings(Section):
 
     ip: str = "127.0.0.1"
     """The host of `insitu serve`."""
-    port: int = Field(default=7623, ge=1, le=65535)
+    port: int = Field(default=API_PORT, ge=1, le=65535)
     """The port of its API."""
     tls: bool = False
     """Speak HTTPS. To trust a private authority, set the environment variable SSL_CERT_FILE."""
@@ -98,6 +111,15 @@ class BackendSettings(Section):
             raise ValueError(
                 f"is more than a host; write only the host: {host}, and `port` and `tls` beside it"
             )
+        return value
+
+    @field_validator("init_args", "engine_args")
+    @classmethod
+    def _arguments(cls, value: dict[str, Scalar], info: ValidationInfo) -> dict[str, Scalar]:
+        section = str(info.field_name)
+        unknown = [name for name in value if name not in _ARGUMENTS[section]]
+        if unknown:
+            raise validation_error(Problem((name,), _unknown(section, name)) for name in unknown)
         return value
 
     @field_validator("name", "project")
@@ -141,6 +163,14 @@ class BackendSettings(Section):
         host = "127.0.0.1" if self.ip == "0.0.0.0" else self.ip  # noqa: S104 - compared, not bound
         scheme = "https" if self.tls else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def _unknown(section: str, name: str) -> str:
+    for other, known in _ARGUMENTS.items():
+        if name in known:
+            return f"belongs to {other}"
+    known = _ARGUMENTS[section]
+    return f"unknown argument{nearest(name, known)} (known: {', '.join(known)})"
 
 
 def _is_path(text: str) -> bool:

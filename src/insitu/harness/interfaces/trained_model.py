@@ -19,3 +19,5 @@ class TrainedModel:
     """At least the rank of its adapter, for the command that serves it elsewhere."""
     start: str | None = None
     """Its step 0; None: the base model."""
+    gateway_known: bool = False
+    """True if the backend itself named `gateway_url`."""

@@ -44,6 +44,9 @@ class TrainerAdapter(ABC):
     def trained_model(self) -> TrainedModel:
         """The model in training; known before `initialize`, so that `llms` can be checked against it."""
 
+    async def locate(self) -> None:
+        """Ask the backend for addresses that the configuration leaves out; return if it does not answer."""
+
     @abstractmethod
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run; raise when the backend cannot honour a setting."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from insitu.errors import InsituError, InvalidRequest, Unavailable
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import outside_binding
+from insitu.harness.gateway_check import explained, served_models
 from insitu.harness.interfaces.trained_model import TrainedModel
-from insitu.wire.transport import RetryPolicy
+from insitu.wire.transport import SOON
 from insitu.workflow.binding import LLMBinding
-
-_SOON = RetryPolicy(max_attempts=3)
-"""Nobody waits long for an address that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,11 @@ async def answering(binding: LLMBinding, model: TrainedModel) -> AsyncGenerator[
 
     On a gateway it is the run, or the base model if the run is not registered yet.
     """
-    async with GatewayClient(binding.gateway_url, binding.api_key, retry=_SOON) as gateway:
+    async with GatewayClient(binding.gateway_url, binding.api_key, retry=SOON) as gateway:
         if not await _is_gateway(gateway, binding, model):
             yield _outside(binding, model)
             return
-        served = await gateway.models()
+        served = await served_models(gateway, binding, model)
         if model.name in served:
             yield Answering(binding, binding.gateway_url, gateway, model.name)
         elif model.base_model in served:
@@ -57,13 +55,10 @@ async def answering(binding: LLMBinding, model: TrainedModel) -> AsyncGenerator[
 async def _is_gateway(gateway: GatewayClient, binding: LLMBinding, model: TrainedModel) -> bool:
     try:
         await gateway.health()
-    except Unavailable as error:
-        raise Unavailable(
-            f"nothing answers at {binding.gateway_url}: {error.message}",
-            hint=f"start it: insitu serve --model {model.base_model}; or set base_url of the model to any "
-            "server of the OpenAI protocol",
-        ) from error
-    except InsituError:
+    except InsituError as error:
+        better = await explained(error, binding, model)
+        if better is not error or isinstance(error, Unavailable):
+            raise better from error
         return False  # it answers, but not as a gateway does
     return True
 
