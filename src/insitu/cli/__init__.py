@@ -70,6 +70,9 @@ def main() -> None:
         sys.exit(cli.main(standalone_mode=False))
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.UsageError) and error.ctx is None:  # of the parser, which knows no command
+            words = [word for word in sys.argv[1:2] if word in _COMMANDS]
+            click.echo(f"Try '{' '.join(['insitu', *words])} --help' for help.", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

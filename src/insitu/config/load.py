@@ -89,7 +89,13 @@ def read_text(path: Path) -> str:
         missing = "" if folder.is_dir() else f" (nor does the folder {folder})"
         raise InvalidRequest(f"{path}: the file does not exist{missing}{near}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path}: byte {error.start} is not UTF-8 text") from error
+        raise InvalidRequest(
+            f"{path}: byte {error.start} is not UTF-8 text", hint="save the file as UTF-8"
+        ) from error
+    except IsADirectoryError as error:
+        raise InvalidRequest(
+            f"{path}: is a directory", hint=f"name the file in it, such as {path / 'config.yml'}"
+        ) from error
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from error
 

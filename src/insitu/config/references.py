@@ -33,7 +33,11 @@ def _check(config: object, finetuning: object) -> Iterator[Problem]:
     evaluators = _get(_get(config, "eval"), "evaluators")
     if reward_function is None:
         known = _keys(evaluators)
-        listed = f"; it names an entry of `eval.evaluators` (it has: {', '.join(known)})" if known else ""
+        listed = (
+            f"; it names an entry of `eval.evaluators` (it has: {', '.join(known)})"
+            if known
+            else ("; name the reward: `reward: module:function`, or an entry of `eval.evaluators`")
+        )
         yield Problem(("finetuning", "reward_function"), f"required when finetuning.enabled is true{listed}")
     elif (name := _get(reward_function, "name")) is not None:
         yield from _named(name, ("finetuning", "reward_function", "name"), "eval.evaluators", evaluators)

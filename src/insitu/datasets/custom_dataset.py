@@ -61,7 +61,10 @@ class CustomDataset(Dataset):
         return list(cast("Sequence[object]", rows))
 
     def _raised(self, error: BaseException) -> InvalidRequest:
-        return InvalidRequest(with_frames(f"{self._source} raised {describe(error)}", error))
+        return InvalidRequest(
+            with_frames(f"{self._source} raised {describe(error)}", error),
+            hint="correct the function, then repeat the command",
+        )
 
     def _checked_rows(self, rows: list[object]) -> list[Mapping[str, object]]:
         checked: list[Mapping[str, object]] = []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from insitu.datasets.dataset_config import DatasetConfig
 from insitu.datasets.example import Example
 from insitu.datasets.row_filter import apply_filters, columns_of
+from insitu.datasets.text_rows import EXAMPLE_ROW
 from insitu.datasets.values import to_jsonable, to_text
 from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, JsonValue
@@ -20,7 +21,7 @@ def to_examples(
 ) -> tuple[list[Example], list[str]]:
     """Turn rows into examples; also return notes for readers of the results."""
     if not rows:
-        raise InvalidRequest(f"{source} has no rows")
+        raise InvalidRequest(f"{source} has no rows", hint=f"write at least one, such as {EXAMPLE_ROW}")
     clean = [_clean(row, number, source) for number, row in enumerate(rows)]
     ids, notes = _ids(clean, config.id_key, source)
     notes += _check_structure(clean, config, source)
@@ -112,5 +113,8 @@ def _example(row: Row, example_id: str, number: int, config: DatasetConfig, sour
     if structure.disable:
         return Example(example_id, row, None, row)
     if row.get(structure.question_key) is None:
-        raise InvalidRequest(f"{source}: row {number} (id {example_id}) has no `{structure.question_key}`")
+        raise InvalidRequest(
+            f"{source}: row {number} (id {example_id}) has no `{structure.question_key}`",
+            hint="remove the row, or give it one",
+        )
     return Example(example_id, row[structure.question_key], row.get(structure.answer_key), row)

@@ -15,6 +15,8 @@ from insitu.json_values import JsonObject
 if TYPE_CHECKING:
     from _csv import Reader  # the type of `csv.reader(...)`, which only type checkers know by name
 
+EXAMPLE_ROW = '{"question": "1 + 1", "answer": "2"}'
+_ONE_PER_LINE = f"write one object per line: {EXAMPLE_ROW}"
 _MAX_CELL_CHARACTERS = 2**30
 """The csv module's own limit, 128 Ki characters, is too low for long prompts."""
 
@@ -24,7 +26,8 @@ def read_json(path: Path) -> list[JsonObject]:
     try:
         found = parse_json(_decode(path, path.read_bytes()))
     except ValueError as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}") from error
+        hint = f"write one list: [{EXAMPLE_ROW}, …]; a file with one object per line ends in .jsonl"
+        raise InvalidRequest(f"{path} is not JSON: {error}", hint=hint) from error
     if not isinstance(found, list):
         raise InvalidRequest(
             f"{path} holds a {type(found).__name__}, not a list of objects",
@@ -33,7 +36,10 @@ def read_json(path: Path) -> list[JsonObject]:
     rows: list[JsonObject] = []
     for number, row in enumerate(found):
         if not isinstance(row, dict):
-            raise InvalidRequest(f"{path}: row {number} is a {type(row).__name__}, not an object")
+            raise InvalidRequest(
+                f"{path}: row {number} is a {type(row).__name__}, not an object",
+                hint=f"write each row as {EXAMPLE_ROW}",
+            )
         rows.append(row)
     return rows
 
@@ -48,9 +54,10 @@ def read_jsonl(path: Path) -> list[JsonObject]:
         try:
             row = parse_json(text)
         except ValueError as error:
-            raise InvalidRequest(f"{path}, line {number} is not JSON: {error}") from error
+            raise InvalidRequest(f"{path}, line {number} is not JSON: {error}", hint=_ONE_PER_LINE) from error
         if not isinstance(row, dict):
-            raise InvalidRequest(f"{path}, line {number} holds a {type(row).__name__}, not an object")
+            said = f"{path}, line {number} holds a {type(row).__name__}, not an object"
+            raise InvalidRequest(said, hint=_ONE_PER_LINE)
         rows.append(row)
     return rows
 

@@ -18,5 +18,6 @@ def check_open_files(max_concurrency: int) -> None:
         raise InvalidRequest(
             f"eval.general.max_concurrency is {max_concurrency}: that many rollouts at once need about "
             f"{needed} open files, but this process may open only {allowed}",
-            hint=f"raise the hard limit (`ulimit -Hn`), or use -o eval.general.max_concurrency {fitting}",
+            hint=f"raise the limit (`ulimit -n {needed}`, up to the hard limit `ulimit -Hn`), or use "
+            f"-o eval.general.max_concurrency {fitting}",
         )

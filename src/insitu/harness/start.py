@@ -73,7 +73,13 @@ class Start:
 
     async def _check_step(self, text: str) -> None:
         name, step = parse_policy(text)
-        kept = [checkpoint.step for checkpoint in await self._client.checkpoints(name)]
+        try:
+            kept = [checkpoint.step for checkpoint in await self._client.checkpoints(name)]
+        except NotFound as error:
+            raise NotFound(
+                f"the backend has no run {name!r} to start from: {text}",
+                hint="`insitu runs list` shows its runs; correct backend.init_from or backend.fork_from",
+            ) from error
         if (step is None and not kept) or (step is not None and step not in kept):
             raise NotFound(
                 f"{text} is not kept on the backend; of run {name} it has {kept or 'no step'}",

@@ -58,7 +58,8 @@ def python_evaluator(config: PythonEvaluatorConfig, parts: Parts) -> FunctionEva
     except TypeError as error:
         raise InvalidRequest(
             f"`{config.entry}` cannot be called with an item and args {sorted(config.args)}: {error}",
-            hint="args holds the function's arguments after the first, by name",
+            hint="it takes one item, with item.input, item.expected and item.output; args holds the "
+            "function's arguments after the first, by name",
         ) from error
     except ValueError:
         # Written in C, without a signature: the first call shows a mismatch.

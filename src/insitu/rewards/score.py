@@ -90,15 +90,19 @@ def _call_reward(call_id: object, value: object) -> float:
 def to_score(value: object) -> float:
     """Convert a score to a finite float: true counts as 1, numpy's numbers are accepted, text never is."""
     if value is None:
-        raise ValueError("the evaluator returned no score")
+        raise ValueError(f"the evaluator returned no score, but None; {_RETURN_A_NUMBER}")
     if not isinstance(value, (SupportsFloat, SupportsIndex)):
         raise TypeError(
             f"the score is a {type(value).__name__}, not a number: {value!r}"[:_MAX_ERROR_CHARACTERS]
+            + f"; {_RETURN_A_NUMBER}"
         )
     score = float(value)
     if not math.isfinite(score):
-        raise ValueError(f"the score is {score}")
+        raise ValueError(f"the score is {score}, not a finite number; {_RETURN_A_NUMBER}")
     return score
+
+
+_RETURN_A_NUMBER = "return a number, such as 1.0 for a right answer and 0.0 for a wrong one"
 
 
 class _NoResult(Exception):

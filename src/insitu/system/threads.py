@@ -88,7 +88,10 @@ def _carried(error: BaseException) -> Exception:
     """Wrap what a future cannot carry (StopIteration), and what would end the program (SystemExit)."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
+    said = f"the function raised {type(error).__name__}({error})"
+    if isinstance(error, SystemExit):
+        said = f"the function called sys.exit({error}): return a value or raise an exception instead"
+    wrapped = RuntimeError(said)
     wrapped.__cause__ = error
     return wrapped
 

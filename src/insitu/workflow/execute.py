@@ -56,7 +56,10 @@ async def _run(workflow: Workflow, value: object, context: WorkflowContext) -> J
         try:
             return _as_json(await workflow.run(copy.deepcopy(value), context))
         except SystemExit as error:  # would end the whole program from within a task
-            raise WorkflowFailed(f"SystemExit: the agent called sys.exit({error.code!r})") from error
+            raise WorkflowFailed(
+                f"SystemExit: the agent called sys.exit({error.code!r})",
+                hint="return a value or raise an exception instead",
+            ) from error
 
 
 async def _conclude(

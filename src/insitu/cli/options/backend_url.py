@@ -27,10 +27,29 @@ def ask(url: str, question: Callable[[InsituClient], Coroutine[Any, Any, Result]
     import os
 
     from insitu.client import InsituClient
+    from insitu.errors import Unauthorized, Unavailable
     from insitu.system.keys import DEFAULT_KEY
+    from insitu.wire.transport import BROKEN, text_of
+
+    if not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{url!r} has no scheme: write http://{url}", param_hint="--url")
 
     async def answer() -> Result:
-        async with InsituClient(url, os.environ.get("INSITU_API_KEY") or DEFAULT_KEY) as client:
+        key = os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
+        async with InsituClient(url, key) as client:
             return await question(client)
 
-    return asyncio.run(answer())
+    try:
+        return asyncio.run(answer())
+    except Unauthorized as error:
+        raise Unauthorized(
+            f"the backend at {url} rejects the key: {error.message}",
+            hint="export INSITU_API_KEY=<the key that the backend was started with, or one from `insitu keys`>",
+        ) from error
+    except Unavailable as error:
+        if not isinstance(error.__cause__, BROKEN):
+            raise
+        raise Unavailable(
+            f"no insitu backend answers at {url}: {text_of(error.__cause__)}",
+            hint="start one with `insitu serve`, or name its API with --url",
+        ) from error

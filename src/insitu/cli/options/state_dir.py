@@ -16,4 +16,7 @@ state_dir_option = click.option(
 
 def state_dir_of(given: Path | None) -> Path:
     """Return the directory that the option names, or the default one."""
-    return (given or Path.home() / ".local" / "state" / "insitu").absolute()
+    path = (given or Path.home() / ".local" / "state" / "insitu").absolute()
+    if path.exists() and not path.is_dir():
+        raise click.BadParameter(f"{path} is a file, not a directory", param_hint="--state-dir")
+    return path

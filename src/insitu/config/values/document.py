@@ -15,6 +15,7 @@ _SHORT_FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 _MAX_COPIED = 100_000
 """Values that aliases may add to a file, long texts counted as several."""
 _VALUE_CHARS = 64
+_YAML_HINT = "look at that line and the one before: indentation, quotes, a blank after each colon"
 _SCALAR_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
 
 
@@ -41,11 +42,13 @@ def read_document(text: str, where: str) -> JsonObject:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidRequest(f"{where}{place}: not valid YAML: {error.problem or error.context}") from error
+        said = error.problem or error.context or ""
+        hint = "indent with spaces: YAML does not allow tabs" if r"'\t'" in said else _YAML_HINT
+        raise InvalidRequest(f"{where}{place}: not valid YAML: {said}", hint=hint) from error
     except RecursionError:
         raise InvalidRequest(f"{where}: the values are nested too deep", hint="nest fewer levels") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{where}: not valid YAML: {error}") from error
+        raise InvalidRequest(f"{where}: not valid YAML: {error}", hint=_YAML_HINT) from error
     if document is None:
         raise InvalidRequest(
             f"{where}: the file is empty",
@@ -54,7 +57,10 @@ def read_document(text: str, where: str) -> JsonObject:
     sections = as_object(document)
     if sections is None:
         kind = "a list" if isinstance(document, list) else f"the value {document!r}"
-        raise InvalidRequest(f"{where}: the file holds {kind}, not a mapping of sections")
+        raise InvalidRequest(
+            f"{where}: the file holds {kind}, not a mapping of sections",
+            hint="write `key: value` lines, such as `model: …`, without a dash before them",
+        )
     return sections
 
 

@@ -155,4 +155,6 @@ def _no_run(given: Path, path: Path) -> NotFound:
     ]
     if runs:
         return NotFound(what, hint=f"runs near it: {', '.join(map(str, runs[:_MAX_NAMED]))}")
+    if given != path:
+        return NotFound(what, hint=f"start the run: insitu finetune --config_file={given}")
     return NotFound(what, hint="name the finetuning.output_dir of a run, or its configuration file")

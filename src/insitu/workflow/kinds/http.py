@@ -116,7 +116,11 @@ class HttpWorkflow(Workflow):
                 f"{self._config.url} did not answer within {self._config.timeout_seconds:g} s",
                 ending=Ending.TIMEOUT,
             )
-        return WorkflowFailed(f"{self._config.url}: {describe(error)}", ending=Ending.INFRASTRUCTURE)
+        return WorkflowFailed(
+            f"{self._config.url}: {describe(error)}",
+            ending=Ending.INFRASTRUCTURE,
+            hint="start the service, or correct the address of the agent",
+        )
 
     def _refused(self, answer: aiohttp.ClientResponse, data: bytes) -> WorkflowFailed:
         said = f"{self._config.url} answered {answer.status}: {_head(data)}"
