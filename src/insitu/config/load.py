@@ -118,6 +118,8 @@ def _validate(expanded: Expanded, path: Path | None, where: str) -> Config:
     fill_components(expanded)  # again: an override may have enabled finetuning
     fill_names(expanded, path, os.environ)
     config, problems = check(expanded.source, expanded.texts)
+    if any(problem.location == ("reward",) for problem in expanded.problems):
+        problems = [problem for problem in problems if problem.location != ("finetuning", "reward_function")]
     problems = expanded.problems + [expanded.as_written(problem) for problem in problems]
     if config is None or problems:
         raise refusal(where, problems)

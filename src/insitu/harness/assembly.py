@@ -95,7 +95,9 @@ class Assembly:
     async def examples(self, config: ComponentConfig | None, where: str) -> list[Example]:
         """Load the examples of a dataset."""
         if config is None:
-            raise InvalidRequest(f"{where} is missing", hint="name a dataset there, or use --dataset")
+            raise InvalidRequest(
+                f"{where} is missing", hint="name a dataset there or as `data: train.json`, or use --dataset"
+            )
         dataset = cast(Dataset, await self.component(Kind.DATASET, config))
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
@@ -186,7 +188,10 @@ class Assembly:
             }
             return find(Kind.WORKFLOW, "http").config.model_validate(fields)
         if self.config.workflow is None:
-            raise InvalidRequest("`workflow` is missing", hint="name your agent there, or use --endpoint")
+            raise InvalidRequest(
+                "`workflow` is missing",
+                hint="name your agent there or as `agent: module:function`, or use --endpoint",
+            )
         return self.config.workflow
 
 

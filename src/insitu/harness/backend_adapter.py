@@ -163,7 +163,7 @@ class BackendAdapter(TrainerAdapter):
                 await self._client.list_runs()  # health needs no key, everything else does
         except Unauthorized as error:
             raise Unauthorized(
-                f"the backend at {url} refuses the key: {error.message}",
+                f"the backend at {url} rejects the key: {error.message}",
                 hint="set trainer_adapters.<name>.backend.api_key, or INSITU_API_KEY with the short form, to "
                 "the key that `insitu serve` was started with, or to one from `insitu keys create`",
             ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import time
@@ -294,7 +295,9 @@ def _untrusted(url: str, error: aiohttp.ClientSSLError) -> errors.Untrusted:
 def text_of(error: Exception) -> str:
     """Return an exception as one line, even if it has no message."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        return f"cannot connect: {error.os_error.strerror or error.os_error}"
+        cause = error.os_error
+        number = cause.errno or 0
+        return f"cannot connect: {os.strerror(number) if number > 0 else cause.strerror or cause}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

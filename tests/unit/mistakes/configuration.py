@@ -109,13 +109,6 @@ MISTAKES = [
         "training.learning_rate",
     ),
     Mistake(
-        "no epoch at all",
-        config(finetuning={"num_epochs": 0}),
-        "greater than or equal to 1",
-        "0",
-        "finetuning.num_epochs",
-    ),
-    Mistake(
         "a flag where a number belongs",
         config(finetuning={"num_epochs": True}),
         "should be a number",
@@ -239,12 +232,5 @@ MISTAKES = [
         "cannot be written",
         "results/first",
         "-o finetuning.output_dir",
-    ),
-    Mistake(
-        "an empty adapter",
-        override("trainer_adapters.backend.lora.rank", "0"),
-        "greater than or equal to 1",
-        "0",
-        "lora.rank",
     ),
 ]

@@ -44,13 +44,6 @@ MISTAKES = [
         "data/train.json",
         "relative paths start at",
     ),
-    Mistake(
-        "the validation file is missing",
-        config(validation="held_out.json"),
-        "cannot be read: No such file",
-        "held_out.json",
-        "relative paths start at",
-    ),
     Mistake("no rows", rows(), "has no rows", "train.json", "write at least one"),
     Mistake(
         "one object instead of a list",

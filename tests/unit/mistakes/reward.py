@@ -24,20 +24,6 @@ MISTAKES = [
         "exact_match",
     ),
     Mistake(
-        "the module is missing",
-        config(reward="rewards:score"),
-        "there is no module `rewards`",
-        "rewards:score",
-        "run from the directory",
-    ),
-    Mistake(
-        "the function is misspelt",
-        config(reward="reward:scor"),
-        "has no `scor`",
-        "reward:scor",
-        "did you mean `score`",
-    ),
-    Mistake(
         "it takes more than the item",
         text("reward.py", "def score(output, expected):\n    return 1.0\n"),
         "cannot be called with an item",

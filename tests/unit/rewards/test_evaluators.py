@@ -297,11 +297,12 @@ def module(tmp_path, monkeypatch):
         ("fails", {}, "KeyError: 'colour'"),
         ("text", {}, "TypeError: the score is a str, not a number: '7'"),
         ("nothing", {}, "ValueError: the evaluator returned no score"),
-        ("leaves", {}, "RuntimeError: the function raised SystemExit(3)"),
+        ("leaves", {}, "RuntimeError: the function called sys.exit(3)"),
     ],
 )
 async def test_python(evaluator, module, function, args, result):
-    assert await score(evaluator("python", entry=f"{module}:{function}", args=args), "4") == result
+    found = await score(evaluator("python", entry=f"{module}:{function}", args=args), "4")
+    assert found == result if isinstance(result, float) else str(found).startswith(result)
 
 
 async def test_a_function_that_hangs_is_an_error_and_does_not_block(evaluator, module):
@@ -423,9 +424,8 @@ async def test_an_error_of_any_member_is_the_error(component, parts, group):
     parts.evaluators = {"good": Ranks() if group else Fixed(1.0), "broken": Fixed(float("nan"))}
     both = await build_weighted(component, parts, good=1, broken=0)
     results = await score_group(both, [item("4"), item("5")], 1)
-    assert [(result.score, result.error) for result in results] == [
-        (None, "broken: ValueError: the score is nan")
-    ] * 2
+    assert [result.score for result in results] == [None] * 2
+    assert all(str(result.error).startswith("broken: ValueError: the score is nan") for result in results)
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,8 @@ async def test_an_address_where_nothing_answers_is_named_with_the_next_command(
         bench.project.configure(workflow=agent(one_call), eval=rewards(exact))
         shown = await attempt("config.yml", "-o", "llms.policy.base_url", "http://127.0.0.1:9/v1")
         assert shown.exit_code == 1
-        assert "nothing answers at http://127.0.0.1:9" in str(shown.exception)
-        assert "insitu serve --model tiny" in str(shown.exception)
+        assert "no gateway answers at http://127.0.0.1:9" in str(shown.exception)
+        assert f"set it to {bench.backend.gateway_url}/v1" in str(shown.exception)
 
 
 def test_one_configuration_is_named() -> None:

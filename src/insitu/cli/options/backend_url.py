@@ -44,7 +44,7 @@ def ask(url: str, question: Callable[[InsituClient], Coroutine[Any, Any, Result]
     except Unauthorized as error:
         raise Unauthorized(
             f"the backend at {url} rejects the key: {error.message}",
-            hint="export INSITU_API_KEY=<the key that the backend was started with, or one from `insitu keys`>",
+            hint="export INSITU_API_KEY=<the key that the backend was started with, or one of `insitu keys`>",
         ) from error
     except Unavailable as error:
         if not isinstance(error.__cause__, BROKEN):

@@ -8,11 +8,12 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import AfterValidator, Field, SecretStr
 
-from insitu.errors import InsituError, describe, escape, one_line
+from insitu.errors import InsituError, escape, one_line
 from insitu.json_values import JsonValue, as_object, parse_json
 from insitu.plugins import ComponentConfig, Kind, Parts, register
 from insitu.types import Ending
 from insitu.wire.headers import BASE_URL_HEADER, MODEL_HEADER
+from insitu.wire.transport import text_of
 from insitu.workflow.classify import says_overflow
 from insitu.workflow.context import WorkflowContext
 from insitu.workflow.hints import overflow_hint
@@ -117,7 +118,7 @@ class HttpWorkflow(Workflow):
                 ending=Ending.TIMEOUT,
             )
         return WorkflowFailed(
-            f"{self._config.url}: {describe(error)}",
+            f"{self._config.url}: {text_of(error)}",
             ending=Ending.INFRASTRUCTURE,
             hint="start the service, or correct the address of the agent",
         )
