@@ -158,7 +158,7 @@ MISTAKES = [
     Mistake(
         "a service that is not there",
         rolled_out("", agent="http://127.0.0.1:9/run"),
-        "Cannot connect",
+        "cannot connect",
         "http://127.0.0.1:9/run",
         "start the service",
     ),
