@@ -207,7 +207,7 @@ MISTAKES = [
     ),
     Mistake(
         "a setting without the one it needs",
-        config(finetuning={"max_refill": 2}),
+        text("config.yml", LONG_FORM.replace("reward_function: {name: corect}", "max_refill: 2")),
         "max_refill needs groups_per_step",
         "finetuning",
         "groups_per_step",
