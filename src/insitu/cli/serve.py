@@ -195,7 +195,7 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
     from insitu.backend.state_database import database_of
-    from insitu.system.keys import DEFAULT_KEY
+    from insitu.system.keys import key_of
     from insitu.system.tls import tls_files
 
     device = device_of(options["device"])
@@ -220,7 +220,7 @@ def _settings(options: _Options) -> ServeSettings:
         compute=compute,
         publication=publication_of(options, device),
         placement=options["placement"],
-        api_key=os.environ.get("INSITU_API_KEY") or DEFAULT_KEY,
+        api_key=key_of(),
         model=options["model"],
         model_name=options["model_name"],
         host=options["host"],

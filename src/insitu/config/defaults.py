@@ -12,6 +12,7 @@ from insitu.config.short_form import ADAPTER, BUILDER, LLM, REWARD, TRAINER
 from insitu.config.values.problems import Problem
 from insitu.config.values.tree import section
 from insitu.json_values import JsonObject, JsonValue, as_object
+from insitu.system.keys import key_of
 
 NATIVE = "insitu"
 NUM_GENERATIONS, GROUPS_PER_STEP, MAX_CONCURRENCY = 8, 8, 64
@@ -67,7 +68,7 @@ def fill_names(expanded: Expanded, path: Path | None, environment: Mapping[str, 
     if "base_model" not in backend:
         _name_model(expanded, backend, finetuning.get("target_model"))
     backend.setdefault("name", _run_name(finetuning.get("output_dir"), path))
-    backend.setdefault("api_key", environment.get("INSITU_API_KEY") or "default")
+    backend.setdefault("api_key", key_of(environment))
     finetuning.setdefault("output_dir", f"output/{backend['name']}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from insitu.doctor.finding import Finding, failed, skipped
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.gateway_client import GatewayClient
 from insitu.harness.interfaces.settings import GATEWAY_PORT
-from insitu.system.keys import DEFAULT_KEY
+from insitu.system.keys import key_of
 
 _SECONDS = 5.0
 _START = "insitu serve --model DIRECTORY_OR_HUB_ID"
@@ -33,7 +32,7 @@ async def check_backend(url: str) -> AsyncIterator[Finding]:
         for name in ("key", "gateway"):
             yield skipped(name, "no backend")
         return
-    key = os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
+    key = key_of()
     async with InsituClient(url, key) as client:
         try:
             health = await _within(client.health())

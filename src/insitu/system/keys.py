@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
+from collections.abc import Mapping
 
 from insitu.errors import InvalidRequest
 
 DEFAULT_KEY = "default"
 MIN_PUBLIC_KEY_CHARS = 32
+
+
+def key_of(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the key that a command uses: INSITU_API_KEY, or the default."""
+    return environment.get("INSITU_API_KEY") or DEFAULT_KEY
 
 
 def check_key(api_key: str, host: str) -> None:

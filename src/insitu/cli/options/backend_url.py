@@ -24,19 +24,17 @@ url_option = click.option(
 def ask(url: str, question: Callable[[InsituClient], Coroutine[Any, Any, Result]]) -> Result:
     """Connect to a backend and return what the question has learnt from it."""
     import asyncio
-    import os
 
     from insitu.client import InsituClient
     from insitu.errors import Unauthorized, Unavailable
-    from insitu.system.keys import DEFAULT_KEY
+    from insitu.system.keys import key_of
     from insitu.wire.transport import BROKEN, text_of
 
     if not url.startswith(("http://", "https://")):
         raise click.BadParameter(f"{url!r} has no scheme: write http://{url}", param_hint="--url")
 
     async def answer() -> Result:
-        key = os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
-        async with InsituClient(url, key) as client:
+        async with InsituClient(url, key_of()) as client:
             return await question(client)
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from insitu.harness.interfaces.settings import GATEWAY_PORT
 from insitu.harness.rollouts.fields import texts
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.json_values import JsonObject, as_object, parse_json
-from insitu.system.keys import DEFAULT_KEY
+from insitu.system.keys import key_of
 from insitu.workflow.binding import gateway_root
 
 _MAX_NAMED = 5
@@ -113,7 +112,7 @@ class RunReader:
         chosen = [name for name in llms if target in (None, name)]
         trained = [name for name in chosen if _section(llms, name).get("model_name") in names]
         keys = [self._keys[name] for name in trained if self._keys.get(name)]
-        key = keys[0] if keys else os.environ.get("INSITU_API_KEY") or DEFAULT_KEY
+        key = keys[0] if keys else key_of()
         for name in trained:
             if url := _section(llms, name).get("base_url"):
                 return gateway_root(str(url)), key
