@@ -47,6 +47,7 @@ class AdapterConfig(ComponentConfig):
 def components(monkeypatch: pytest.MonkeyPatch) -> None:
     """The components that these tests name; gone afterwards."""
     plugins.load_entry_points()
+    plugins.load_entry_points()  # first: what is loaded later would be forgotten with the copy
     monkeypatch.setattr(plugins, "_components", dict(plugins._components))
     for kind, name, config in (
         (Kind.WORKFLOW, "test_agent", AgentConfig),

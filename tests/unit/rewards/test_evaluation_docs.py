@@ -27,6 +27,7 @@ def blocks(language: str) -> list[str]:
 def modules(tmp_path, monkeypatch):
     """The Python examples, each in the file that its first line names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    plugins.load_entry_points()  # first: what is loaded later would be forgotten with the copy
     monkeypatch.setattr(plugins, "_components", dict(plugins._components))
     monkeypatch.chdir(tmp_path)
     for block in blocks("python"):

@@ -332,6 +332,7 @@ def test_python_refuses_what_cannot_work(evaluator, module, fields, complaint):
 
 @pytest.fixture
 def registry(monkeypatch):
+    plugins.load_entry_points()  # first: what is loaded later would be forgotten with the copy
     monkeypatch.setattr(plugins, "_components", dict(plugins._components))
 
 
