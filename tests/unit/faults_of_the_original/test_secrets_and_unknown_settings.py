@@ -54,7 +54,11 @@ def secrets(gateway_url: str) -> dict[str, Any]:
         "llms": {
             "policy": {"api_key": KEY, "base_url": f"{gateway_url}/v1"},
             "judge": {**model, "api_key": "${JUDGE_KEY}"},
-            "coach": {**model, "api_key": CANARIES[2], "extra_headers": {"api-key": CANARIES[3]}},
+            "coach": {
+                **model,
+                "api_key": CANARIES[2],
+                "extra_headers": {"api-key": CANARIES[3], "x-token": CANARIES[12]},
+            },
         },
         "functions": {
             "remote": {"_type": "http", "url": "http://127.0.0.1:9/x", "headers": headers},
@@ -71,9 +75,7 @@ def secrets(gateway_url: str) -> dict[str, Any]:
         },
         "workflow": {"args": {}},
         "trainer_adapters": {
-            "backend": {
-                "backend": {"api_key": KEY, "engine_args": {}, "init_args": {"hf_token": CANARIES[12]}}
-            }
+            "backend": {"backend": {"api_key": KEY, "engine_args": {}}},
         },
         "finetuning": {"num_epochs": 1},
     }

@@ -77,7 +77,7 @@ async def test_a_second_run_starts_from_the_first(tmp_path: Path, monkeypatch: p
     ("start", "said"),
     [
         ({"init_from": "first@7"}, "first@7 is not kept on the backend; of run first it has [1]"),
-        ({"fork_from": "nobody"}, "no run 'nobody'"),
+        ({"fork_from": "nobody"}, "the backend has no run 'nobody' to start from"),
         ({"init_from": "./nothing"}, "nothing has no adapter_config.json"),
     ],
 )
