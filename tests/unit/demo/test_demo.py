@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,15 @@ def test_a_training_that_fails_names_the_next_command(tmp_path: Path) -> None:
         )
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGINT, also if this process was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interruption_stops_the_training_with_one_signal(tmp_path: Path) -> None:
     script = (
         "import os, signal, time\n"

@@ -54,6 +54,8 @@ def desk(tmp_path: Path, doors: TwoDoors, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delenv("INSITU_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
+    for name in ("agent", "reward"):  # of another test's project
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
     desk = Desk(tmp_path, doors, monkeypatch)
     desk.lay_out()

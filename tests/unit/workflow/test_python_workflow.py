@@ -188,7 +188,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             del sys.modules[name]
 
 
-async def test_an_entry_of_the_current_directory(project: Path, context: WorkflowContext) -> None:
+async def test_an_entry_of_the_current_directory(
+    project: Path, context: WorkflowContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)  # of another test's project
     (project / "my_agent.py").write_text(
         "class Tools:\n    @staticmethod\n    def run(x, n=1):\n        return x * n\n"
     )
