@@ -155,6 +155,7 @@ def test_close_finishes_what_is_queued(database_url: str, make_group):
     assert all(future.result(0) for future in futures)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_group_commit_is_faster_than_one_by_one(ledger: Ledger, capsys):
     def put(n: int) -> bool:
