@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
@@ -13,6 +12,7 @@ from insitu.config.values.problems import Problem
 from insitu.config.values.tree import section
 from insitu.json_values import JsonObject, JsonValue, as_object
 from insitu.system.keys import key_of
+from insitu.wire.values import plain_name
 
 NATIVE = "insitu"
 NUM_GENERATIONS, GROUPS_PER_STEP, MAX_CONCURRENCY = 8, 8, 64
@@ -110,7 +110,7 @@ def _run_name(output_dir: JsonValue, path: Path | None) -> str:
     candidates = [PurePath(output_dir).name] if isinstance(output_dir, str) else []
     if path is not None:
         candidates += [path.stem, path.resolve().parent.name]
-    names = [re.sub(r"[^a-z0-9._-]+", "-", each.lower()).strip("._-")[:64] for each in candidates]
+    names = [plain_name(each) for each in candidates]
     return next((name for name in names if name not in _SAYS_NOTHING), "run")
 
 

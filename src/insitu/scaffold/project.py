@@ -16,7 +16,7 @@ from pathlib import Path
 from insitu.config.schema.document import json_schema
 from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.scaffold.framework import FRAMEWORKS, Framework
-from insitu.wire.values import NAME_PATTERN
+from insitu.wire.values import NAME_PATTERN, plain_name
 
 CONFIG_FILE = "config.yml"
 _MODEL = "smollm2"
@@ -72,7 +72,7 @@ class Project:
 
     def _check(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
-            plain = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("._-")[:64] or "shop"
+            plain = plain_name(self.name) or "shop"
             raise InvalidRequest(
                 f"{self.name!r} cannot name a project: use up to 64 of a-z, 0-9, `.`, `_` and `-`, and "
                 "begin with a letter or a digit",

@@ -33,6 +33,11 @@ INCOMPLETE = frozenset({"cancelled", "broken"})
 _MAX_DEPTH = 32
 
 
+def plain_name(text: str) -> str:
+    """Return the nearest name that `NAME_PATTERN` allows; "" if nothing of the text is left."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64]
+
+
 class Ending(StrEnum):
     """The outcome of a rollout."""
 
