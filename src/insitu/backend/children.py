@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -15,12 +16,14 @@ from pathlib import Path
 import aiohttp
 
 from insitu.backend.serving.own_certificate import OwnCertificate
-from insitu.errors import ChildFailed, DeadlineExceeded
+from insitu.errors import ChildFailed, DeadlineExceeded, Unavailable
 from insitu.system.processes import end_child, spawn, tail
 
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_SECONDS = 60.0
 _READY_SECONDS = 60.0
+_FREE_SECONDS = 10.0
+"""A backend that was killed holds its ports until its janitor has ended its processes."""
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +73,29 @@ class Child:
         """Terminate the process, then kill it after the grace period."""
         if self.process is not None:
             end_child(self.process, grace_seconds)
+
+
+async def wait_ports_free(host: str, ports: Mapping[str, int]) -> None:
+    """Wait until the ports, by their options, can be listened on; raise Unavailable if one stays taken."""
+    deadline = time.monotonic() + _FREE_SECONDS
+    for option, port in ports.items():
+        while (reason := _cannot_listen(host, port)) is not None:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"cannot listen on {host}:{port}: {reason}",
+                    hint=f"end what listens there (ss -ltnp 'sport = :{port}'), or pass another {option}",
+                )
+            await asyncio.sleep(0.2)
+
+
+def _cannot_listen(host: str, port: int) -> str | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
 
 
 async def wait_answering(

@@ -37,7 +37,7 @@ import aiohttp
 from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
-from insitu.backend.children import Child, wait_answering
+from insitu.backend.children import Child, wait_answering, wait_ports_free
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
 from insitu.backend.fleet.ray_door import TOKEN_FILE
@@ -180,6 +180,9 @@ class Supervisor:
 
     async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
         settings, phases = self._settings, self._phases
+        await wait_ports_free(
+            settings.host, {"--port": settings.port, "--gateway-port": settings.gateway_port}
+        )
         self._say(f"compute  {settings.device}: {settings.compute.line}")
         for path in remove_leftovers(ledger, settings.runs_dir):
             log.warning("removed %s, left by a crash", path)

@@ -269,8 +269,6 @@ def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings,
         return settings, None
     if settings.device == "cuda":
         return planned(settings, settings.model)
-    if not Path(settings.model).is_dir():
-        return settings, None  # a hub id: the engine checks it once it is downloaded
     return _planned_cpu(settings, settings.model, options["max_seq_length"]), None
 
 

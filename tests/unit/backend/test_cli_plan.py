@@ -14,7 +14,7 @@ from insitu.backend.plan import machine
 from insitu.backend.plan.machine import Gpu
 from insitu.backend.plan.settings import ServeSettings
 from insitu.cli import cli
-from insitu.errors import CannotHonour
+from insitu.errors import CannotHonour, NotFound
 from tests.support.known_models import CONFIGS
 
 
@@ -168,3 +168,11 @@ def test_serve_on_a_cpu(model: str, served: list[ServeSettings], monkeypatch: py
     monkeypatch.setattr(machine, "host_memory", lambda: 8 * 2**30)
     assert "of RAM" in str(run("serve", "--model", model).exception)
     assert "runs on a CPU" in str(run("serve", "--gpu-memory-utilization", "0.5").exception)
+
+
+def test_serve_of_a_missing_model(served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_cuda", lambda: False)
+    rejected = run("serve", "--model", "./nowhere").exception
+    assert isinstance(rejected, NotFound)
+    assert "./nowhere is neither a directory here" in str(rejected)
+    assert served == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 pytest.importorskip("ray")
 
 from insitu.access.key_file import KEYS_FILE
-from insitu.backend import serve, state_disk
+from insitu.backend import children, serve, state_disk
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.http.process import parse as api_arguments
 from insitu.backend.ledger import Lease
@@ -164,3 +166,32 @@ def test_the_gateway_and_the_api_read_the_same_keys(tmp_path: Path) -> None:
     gateway = gateway_settings(serving._gateway.arguments)
     api = api_arguments(serving._api.arguments)
     assert gateway.keys_file == tmp_path / KEYS_FILE == ApiSettings(api.state_dir, b"").keys_file
+
+
+async def test_a_taken_port_is_said_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_FREE_SECONDS", 0.5)
+    monkeypatch.setattr(serve, "start_ray", lambda *_: pytest.fail("Ray was started"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        waiting = children.wait_ports_free("127.0.0.1", {"--gateway-port": port})
+        with pytest.raises(
+            Unavailable, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        ) as said:
+            await waiting
+        assert "--gateway-port" in (said.value.hint or "")
+        made = supervisor(tmp_path, [])
+        made._settings = replace(made._settings, gateway_port=port)
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+            await asyncio.wait_for(made.run(), 30)
+
+
+async def test_a_port_that_becomes_free_is_waited_for() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        asyncio.get_running_loop().call_later(0.5, other.close)
+        await asyncio.wait_for(children.wait_ports_free("127.0.0.1", {"--port": other.getsockname()[1]}), 5)

@@ -176,7 +176,7 @@ def bytes_per_parameter(dtype: str) -> int:
 def _from_hub(model: str) -> Path:
     try:
         from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own stubs
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise CannotPlan(
             f"{model} is not a directory, and huggingface_hub, which would download it, is missing",
@@ -184,6 +184,11 @@ def _from_hub(model: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=["config.json"])) / "config.json"
+    except HFValidationError as error:
+        raise NotFound(
+            f"{model} is neither a directory here, in {Path.cwd()}, nor a name on the hub",
+            hint="give the directory of a model, or its name on the hub: owner/model",
+        ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise NotFound(
             f"{model} is not a directory, and the hub did not provide its config.json: {error}",
