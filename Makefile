@@ -17,8 +17,13 @@ PIP_AUDIT := 2.10.1
 CYCLONEDX := 11.12.0
 AUDITORS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/pip-audit-$(PIP_AUDIT)-cyclonedx-$(CYCLONEDX)
 
+# What builds the site, likewise.
+MATERIAL := 9.8.1
+MKDOCSTRINGS := 2.0.10
+SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
+
 .PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
-.PHONY: demo postgres lock sbom audit clean export-check
+.PHONY: demo postgres lock sbom audit clean export-check site
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -131,6 +136,14 @@ workflows: $(CHECKERS)/.ready  ## check .github: schemas, timeouts, permissions,
 $(CHECKERS)/.ready:
 	$(PYTHON) -m venv --clear $(CHECKERS)
 	$(CHECKERS)/bin/pip install --quiet zizmor==$(ZIZMOR) check-jsonschema==$(CHECK_JSONSCHEMA)
+	touch $@
+
+site: $(SITE)/.ready  ## the docs as a site, in dist/site; a dead link or a page outside the menu is an error
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --quiet
+
+$(SITE)/.ready:
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/pip install --quiet mkdocs-material==$(MATERIAL) mkdocstrings-python==$(MKDOCSTRINGS)
 	touch $@
 
 lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt

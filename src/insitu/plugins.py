@@ -18,9 +18,9 @@ from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import UnionType
-from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from insitu.errors import Conflict, InsituError, InvalidRequest, foreign_code
@@ -73,6 +73,17 @@ class ComponentConfig(Section):
 
     type_name: str = Field(alias="_type")
     """Selects the component."""
+
+
+def _number_as_text(value: object) -> object:
+    """Convert a number to text, because YAML reads `PORT: 8080` as a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+EnvironmentValue = Annotated[
+    SecretStr, BeforeValidator(_number_as_text, json_schema_input_type=str | int | float)
+]
+"""The value of an environment variable, never shown."""
 
 
 class Parts(Protocol):

@@ -10,11 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from insitu.errors import ChildFailed, DeadlineExceeded, InvalidRequest, one_line
 from insitu.json_values import as_object, parse_json
-from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.plugins import ComponentConfig, EnvironmentValue, Kind, Parts, register
 from insitu.rewards.evaluator import Evaluator
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.score import to_score
@@ -32,7 +32,7 @@ class CommandEvaluatorConfig(ComponentConfig):
 
     command: list[str] = Field(min_length=1)
     """The program and its arguments, run without a shell in the configuration file's directory."""
-    env: dict[str, SecretStr] = Field(default_factory=dict)
+    env: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Further variables; of the environment only a few are passed on."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Wall-clock time for the program and all processes that it starts."""

@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import Field
 
 from insitu.errors import InvalidRequest, escape, one_line
 from insitu.json_values import JsonValue, parse_json
-from insitu.plugins import ComponentConfig, Kind, Parts, register
+from insitu.plugins import ComponentConfig, EnvironmentValue, Kind, Parts, register
 from insitu.system.child_process import MAX_STDOUT_BYTES, ChildProcess
 from insitu.types import Ending
 from insitu.workflow.classify import says_overflow
@@ -26,11 +26,6 @@ from insitu.workflow.workflow import Workflow
 SHOWN_STDERR_CHARS = 2_000
 
 
-def _number_as_text(value: object) -> object:
-    """Convert a number to text, because YAML reads `PORT: 8080` as a number."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 class CommandConfig(ComponentConfig):
     """A program, its input and its output."""
 
@@ -40,7 +35,7 @@ class CommandConfig(ComponentConfig):
     """The entry of `llms` whose address the program receives; by default a trained one, or the only one."""
     cwd: Path | None = None
     """The working directory; by default the configuration file's."""
-    env: dict[str, Annotated[SecretStr, BeforeValidator(_number_as_text)]] = Field(default_factory=dict)
+    env: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Further environment variables."""
     input: Literal["stdin", "argument"] = "stdin"
     """The place of the input: standard input, or the last argument."""
