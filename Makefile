@@ -143,7 +143,7 @@ site: $(SITE)/.ready  ## the docs as a site, in dist/site; a dead link or a page
 
 $(SITE)/.ready:
 	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/pip install --quiet mkdocs-material==$(MATERIAL) mkdocstrings-python==$(MKDOCSTRINGS)
+	$(SITE)/bin/pip install --quiet mkdocs-material==$(MATERIAL) mkdocstrings-python==$(MKDOCSTRINGS) ruff
 	touch $@
 
 lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt
