@@ -38,6 +38,8 @@ from insitu.wire.answers import (
     Health,
     JobInfo,
     LeaseInfo,
+    PromotionInfo,
+    PromotionList,
     RunInfo,
     RunList,
     StepInfo,
@@ -243,6 +245,22 @@ class InsituClient(Connected):
         NotFound means that it is gone, perhaps by this very request if its first response was lost.
         """
         await self._transport.call(CheckpointInfo, "DELETE", _checkpoint_path(run, step))
+
+    async def promotions(self, run: str) -> list[PromotionInfo]:
+        """Return every decision about the step that calls to the run's plain name get, oldest first."""
+        path = f"/v1/runs/{quote(run, safe='')}/promotions"
+        return (await self._transport.call(PromotionList, "GET", path)).promotions
+
+    async def promote(self, run: str, step: int | None) -> PromotionInfo:
+        """Give calls to the run's plain name a kept step, or with None the newest one from now on."""
+        path = f"/v1/runs/{quote(run, safe='')}/promoted"
+        method, path = ("DELETE", path) if step is None else ("PUT", f"{path}/{step}")
+        return await self._transport.call(PromotionInfo, method, path)
+
+    async def roll_back(self, run: str, promotion_id: int) -> PromotionInfo:
+        """Return to the decision before this one, which must be the last; repeating it is harmless."""
+        path = f"/v1/runs/{quote(run, safe='')}/promotions/{promotion_id}/rollback"
+        return await self._transport.call(PromotionInfo, "POST", path)
 
     async def lease(self, run: str, step: int, lease_id: str, *, seconds: float = 60.0) -> LeaseInfo:
         """Take a lease of a kept step (0 is the run's start), or renew it; raise Conflict if it has ended."""

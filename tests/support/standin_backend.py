@@ -7,9 +7,9 @@
               StandinEngine
 
 A step trains nothing: it waits `train_seconds`, writes a tiny checkpoint, commits it and serves
-`<run>@<step>`. A leased version is served beside the others. Everything else is what a client of a true
-backend meets. In a test it runs in-process (`async with StandinBackend(tmp_path) as backend`), or in its own
-process, which may be killed and started again with the same state directory and ports:
+`<run>@<step>`. A leased or promoted version is served beside the others. Everything else is what a client of
+a true backend meets. In a test it runs in-process (`async with StandinBackend(tmp_path) as backend`), or in
+its own process, which may be killed and started again with the same state directory and ports:
 
     python -m tests.support.standin_backend --state-dir D --port P --gateway-port G
 """
@@ -38,7 +38,7 @@ from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.leftovers import remove_leftovers
-from insitu.backend.serving.traffic import Traffic
+from insitu.backend.serving.traffic import Promoted, Traffic
 from insitu.client import InsituClient
 from insitu.errors import Cancelled
 from insitu.gateway.app import build_app
@@ -148,6 +148,7 @@ class StandinBackend:
         for run in self.ledger.list_runs():
             if run.state in (RunState.READY, RunState.LOADING):
                 self._publish(run, run.step)
+        await self._promote(self.ledger.list_runs())
         await self._traffic.push()
         self._write_status()
         await stack.enter_async_context(_running(self._work()))
@@ -206,6 +207,7 @@ class StandinBackend:
                     self._traffic.drop_run(run.name)
                     await self._traffic.push()
             await self._lend()
+            await self._promote(runs)
             ready = [run.name for run in runs if run.state is RunState.READY]
             job = await asyncio.to_thread(self.ledger.next_job, ready) if ready else None
             if job is not None:
@@ -260,6 +262,26 @@ class StandinBackend:
         for lease in leases:
             if lease.state is LeaseState.WAITING:
                 await asyncio.to_thread(self.ledger.make_lease_ready, lease)
+
+    async def _promote(self, runs: list[Run]) -> None:
+        """Serve what is promoted under the runs' plain names."""
+        promotions = await asyncio.to_thread(self.ledger.current_promotions)
+        promoted: dict[str, Promoted] = {}
+        for run in runs:
+            if run.promoted is not None and run.name in self._traffic.runs:
+                version = policy_name(run.name, run.promoted)
+                served = Served(version, version)
+                if version not in self.engine.behaviour.adapters:
+                    self.engine.behaviour.adapters.append(version)
+                if run.promoted == 0 and run.source is None:
+                    served = Served(run.base_model, self.engine.behaviour.weight_version)
+                promoted[run.name] = Promoted(run.promoted, served)
+        if promoted != self._traffic.promoted:
+            self._traffic.promoted = promoted
+            await self._traffic.push()
+        for promotion in promotions.values():
+            if promotion.reason and promotion.run in self._traffic.runs:
+                await asyncio.to_thread(self.ledger.explain_promotion, promotion, "")
 
     async def _run_job(self, job: Job) -> None:
         job = await asyncio.to_thread(self.ledger.transition_job, job.id, JobState.RUNNING)

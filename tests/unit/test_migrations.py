@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.ledger import Ledger, ledger_url, schema
 from insitu.backend.ledger.schema import LEDGER
 from insitu.database import engine as database
 from insitu.database.migrations import NUMBER, Schema, bring_up, revision_of
 from insitu.errors import Conflict
 from insitu.records.store import RecordStore
 from insitu.records.tables import RECORDS
-from insitu.types import JobState, StepSettings
+from insitu.types import JobState, LoraSettings, StepSettings, Trajectory, TrajectoryGroup
 from tests.support.postgres import Cluster
 
 WRITTEN = Path(__file__).parents[1] / "fixtures" / "written_by_f14bd25"
+WITHOUT_PROMOTIONS = WRITTEN.with_name("written_by_6a4aa06")
 FILES = {"ledger": "ledger", "records": "calls"}
 STORES = pytest.mark.parametrize("store", [LEDGER, RECORDS], ids=lambda store: store.name)
 
@@ -54,7 +55,10 @@ def make_unnumbered(engine: sa.Engine) -> None:
         NUMBER.drop(connection)
 
 
-def rows_of(url: str) -> dict[str, list[tuple[object, ...]]]:
+Rows = dict[str, list[tuple[object, ...]]]
+
+
+def rows_of(url: str) -> Rows:
     """All rows of a SQLite file, but for the revision."""
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -63,6 +67,11 @@ def rows_of(url: str) -> dict[str, list[tuple[object, ...]]]:
             for (name,) in names
             if name != NUMBER.name
         }
+
+
+def kept_rows(rows: Rows, before: Rows) -> Rows:
+    """The tables that were there before, without the number that keeps older releases out."""
+    return {name: rows[name] for name in before if name != "meta"}
 
 
 @pytest.fixture(params=["ledger", "records"])
@@ -75,13 +84,13 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Schema
 
 
 def test_a_database_of_the_last_release_opens_with_every_row(earlier: tuple[str, Schema]) -> None:
-    url, schema = earlier
+    url, store = earlier
     before = rows_of(url)
     assert all(before[name] for name in ("runs", "groups", "jobs", "pins") if name in before)
     for _ in range(2):
-        with opened(url, schema) as engine, engine.begin() as connection:
-            assert revision_of(connection) == schema.newest
-        assert rows_of(url) == before
+        with opened(url, store) as engine, engine.begin() as connection:
+            assert revision_of(connection) == store.newest
+        assert kept_rows(rows_of(url), before) == kept_rows(before, before)
 
 
 def test_the_ledger_of_the_last_release_goes_on(tmp_path: Path) -> None:
@@ -108,17 +117,62 @@ def test_the_calls_of_the_last_release_go_on(tmp_path: Path) -> None:
     store.close()
 
 
+def make_of_revision_1(engine: sa.Engine) -> None:
+    """Take away what the second revision adds."""
+    with database.writing(engine).begin() as connection:
+        schema.promotions.drop(connection)
+        connection.execute(sa.update(NUMBER).values(version_num="0001"))
+        connection.execute(
+            sa.update(schema.meta).values(value=1).where(schema.meta.c.key == "schema_version")
+        )
+
+
+def test_a_ledger_without_promotions_gets_them_and_keeps_its_steps(empty_url: str) -> None:
+    with Ledger(empty_url) as ledger:
+        ledger.register_run("project", "run", "model", LoraSettings(), {}, {})
+        for step in (1, 2, 3):
+            ledger.put_group(TrajectoryGroup(f"g{step}", "run", [Trajectory(f"r{step}", ["c"], 1.0)]), "hash")
+            job = ledger.create_job("run", f"k{step}", [f"g{step}"], StepSettings(), "h")
+            ledger.transition_job(job.id, JobState.RUNNING)
+            ledger.commit_step(job.id, step, {"loss": 0.25}, f"checkpoints/{step}", f"sha-{step}")
+        ledger.pin_checkpoint("run", 1)
+        before = ledger.steps("run"), ledger.checkpoints("run"), ledger.get_run("run")
+        make_of_revision_1(ledger._engine)
+    for _ in range(2):
+        with Ledger(empty_url) as ledger:
+            assert (ledger.steps("run"), ledger.checkpoints("run"), ledger.get_run("run")) == before
+            assert ledger.promotions("run") == []
+    with Ledger(empty_url) as ledger:
+        assert ledger.promote("run", 2).step == 2
+    with Ledger(empty_url) as ledger:
+        assert ledger.get_run("run").promoted == 2
+        with ledger._engine.begin() as connection:
+            number = sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")
+            assert connection.execute(number).scalar() == 2, "releases before migrations look at it"
+
+
+def test_the_file_of_the_release_before_promotions_opens(tmp_path: Path) -> None:
+    url = ledger_url(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript((WITHOUT_PROMOTIONS / "ledger.sql").read_text())
+    before = rows_of(url)
+    assert all(before[name] for name in ("runs", "groups", "jobs", "steps", "checkpoints", "pins"))
+    with Ledger(url) as ledger:
+        assert kept_rows(rows_of(url), before) == kept_rows(before, before)
+        assert ledger.promote("run", 1).manifest_sha256 == "sha-1"
+
+
 def test_a_crash_in_the_middle_of_an_upgrade_leaves_the_old_database(earlier: tuple[str, Schema]) -> None:
     """The first revision runs, then the process fails before its commit."""
-    url, schema = earlier
+    url, store = earlier
     before = rows_of(url)
 
     def fail(connection: sa.Connection, _url: str) -> None:
-        assert revision_of(connection) == schema.newest
+        assert revision_of(connection) == store.newest
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        database.open_engine(url, schema, fail, pool_size=1, max_overflow=1)
+        database.open_engine(url, store, fail, pool_size=1, max_overflow=1)
     assert rows_of(url) == before
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}

@@ -1,6 +1,7 @@
 """The one table of who may call which route. Both doors check by it, and docs/keys.md prints it.
 
-`submit` covers everything that `insitu finetune` and `insitu eval` do by themselves; deletions need `admin`.
+`submit` covers everything that `insitu finetune` and `insitu eval` do by themselves; deletions need `admin`,
+and so does the choice of the step that calls to a run's plain name get.
 A key of a project reaches the runs, jobs, calls and uploads of that project only, whatever its scopes; the
 routes in `NOBODYS` have nothing of any project.
 """
@@ -49,6 +50,10 @@ API: Table = {
     "GET /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
     "PUT /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
     "DELETE /v1/runs/{name}/leases/{lease_id}": Scope.SUBMIT,
+    "GET /v1/runs/{name}/promotions": Scope.SUBMIT,
+    "PUT /v1/runs/{name}/promoted/{step}": Scope.ADMIN,
+    "DELETE /v1/runs/{name}/promoted": Scope.ADMIN,
+    "POST /v1/runs/{name}/promotions/{promotion_id}/rollback": Scope.ADMIN,
     "GET /v1/runs/{name}/checkpoints": Scope.SUBMIT,
     "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": Scope.SUBMIT,
     "PUT /v1/runs/{name}/checkpoints/{step}/pin": Scope.SUBMIT,

@@ -294,7 +294,7 @@ class StepRunner:
     async def _drain_and_prune(self, run: str, old: dict[int, Served], host: ModelHost) -> None:
         try:
             for served in old.values():
-                if served != host.publisher.base and not self._traffic.is_lent(served):
+                if served != host.publisher.base and not self._traffic.is_claimed(served):
                     await self._traffic.drained(self._settings.deadlines.drain, served.version)
                     await host.retire(served)
             await host.publisher.clean_up()

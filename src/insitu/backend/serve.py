@@ -8,7 +8,7 @@
                                             ▼
     loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
             watch   every 1 s: does every replica answer?
-            work    every 0.1 s: registered and closed runs, version leases, then the oldest queued job
+            work    every 0.1 s: runs that come, go or are promoted, version leases, the oldest queued job
             retain  every hour, with --keep-calls: delete old calls
 
 The loops share only the ledger and the model host, and only `work` changes what is served. While the state
@@ -141,6 +141,7 @@ class Supervisor:
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         keep = settings.keep_calls_seconds
         api += [] if keep is None else ["--keep-calls-seconds", str(keep)]
+        api += ["--publication", settings.publication]
         api += [part for teacher in settings.teachers for part in ("--teacher", teacher.name)]
         self._admin_key = admin_key
         self._trust = None if settings.tls is None else OwnCertificate(settings.tls.certificate)

@@ -18,6 +18,8 @@ _COMMANDS = {
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
     "runs": ("insitu.cli.runs", "List, show, fork, close and delete the runs of a backend."),
+    "promote": ("insitu.cli.promotion", "Choose the step that calls to a run's name get."),
+    "rollback": ("insitu.cli.promotion", "Give them the step that they got before."),
     "export": ("insitu.cli.export", "Write the weights of a run into a directory, with a model card."),
     "keys": ("insitu.cli.keys", "Create, list and revoke keys of a backend."),
     "backup": ("insitu.cli.backup", "Copy a backend's state, also while it runs."),

@@ -286,7 +286,7 @@ class BackendAdapter(TrainerAdapter):
     async def _delete_old_checkpoints(self) -> None:
         kept = await self._client.checkpoints(self._backend.name)
         for checkpoint in kept[:-2]:
-            if not checkpoint.pinned:
+            if not checkpoint.pinned and not checkpoint.promoted:
                 await self._client.delete_checkpoint(self._backend.name, checkpoint.step)
 
 

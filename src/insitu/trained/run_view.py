@@ -10,7 +10,7 @@ from insitu.client import InsituClient
 from insitu.errors import NotFound
 from insitu.json_values import JsonObject
 from insitu.types import RunState, parse_policy, policy_name
-from insitu.wire.answers import CheckpointInfo, RunInfo, StepInfo
+from insitu.wire.answers import CheckpointInfo, PromotionInfo, RunInfo, StepInfo
 from insitu.wire.values import UPLOADED
 
 MAIN_FIGURES = ("reward/mean", "reward/std", "loss", "entropy", "mismatch/kl", "time/step_seconds")
@@ -26,18 +26,25 @@ class RunView:
     checkpoints: list[CheckpointInfo]
     lineage: list[str]
     """`<run>@<step>` or `sha256:<digest>`, nearest first; empty if it starts from the base model."""
+    waiting: PromotionInfo | None = None
+    """What is promoted and not served yet."""
 
     @property
     def served(self) -> str | None:
         """The version that answers calls to the run's name; None if the run is not served."""
-        is_ready = self.run.state is RunState.READY
-        return policy_name(self.run.name, self.run.step) if is_ready else None
+        if self.run.state is not RunState.READY or self.waiting is not None:
+            return None
+        promoted = self.run.promoted
+        return policy_name(self.run.name, self.run.step if promoted is None else promoted)
 
     @property
     def errors(self) -> list[str]:
-        """Problems: the run's error, and steps that were lost with their checkpoints."""
+        """Problems: the run's error, steps lost with their checkpoints, a promotion that is not served."""
         lost = [f"step {step} was lost and is trained again" for step in self.run.lost_steps]
-        return [*([self.run.error] if self.run.error else []), *lost]
+        waits = (
+            [] if self.waiting is None else [f"step {self.waiting.step} is promoted: {self.waiting.reason}"]
+        )
+        return [*([self.run.error] if self.run.error else []), *lost, *waits]
 
     def to_dict(self) -> JsonObject:
         """Return the view for programs, in the shape that docs/serve.md documents."""
@@ -54,6 +61,8 @@ class RunView:
         """Return the view for people."""
         run, lora = self.run, self.run.lora
         serves = f"calls to {run.name} get {self.served}" if self.served else "it is not served"
+        if self.served and run.promoted is not None:
+            serves += f", rollouts {policy_name(run.name, run.step)}"
         layers = "all linear layers" if lora.target_modules is None else ", ".join(lora.target_modules)
         rows = [
             ("base model", f"{run.base_model}, project {run.project}"),
@@ -74,7 +83,9 @@ async def read_run(client: InsituClient, name: str) -> RunView:
     steps: list[StepInfo] = []
     while page := await client.steps(name, steps[-1].step if steps else 0):
         steps += page
-    return RunView(run, steps, await client.checkpoints(name), await _lineage(client, run))
+    promotion = None if run.promoted is None else (await client.promotions(name))[-1]
+    waiting = promotion if promotion is not None and promotion.reason else None
+    return RunView(run, steps, await client.checkpoints(name), await _lineage(client, run), waiting)
 
 
 async def _lineage(client: InsituClient, run: RunInfo) -> list[str]:
@@ -100,7 +111,9 @@ def _settings(given: JsonObject) -> str:
 
 
 def _kept(checkpoint: CheckpointInfo) -> str:
-    return f"{checkpoint.step} (pinned)" if checkpoint.pinned else str(checkpoint.step)
+    marks = {"pinned": checkpoint.pinned, "promoted": checkpoint.promoted}
+    kept = ", ".join(name for name, is_set in marks.items() if is_set)
+    return f"{checkpoint.step} ({kept})" if kept else str(checkpoint.step)
 
 
 def _step_table(steps: Sequence[StepInfo]) -> list[str]:

@@ -47,6 +47,8 @@ class RunInfo(Answer):
     """The meaning of `init_from` or `fork_from` at registration: `<run>@<step>` or `sha256:<digest>`."""
     lost_steps: list[Count] = field(default_factory=list[int])
     """Steps whose checkpoints were damaged: the run fell back, and they are being trained again."""
+    promoted: Count | None = None
+    """The step that calls to the run's plain name get; null: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ class CheckpointInfo(Answer):
     created_at: float
     pinned: bool = False
     """Kept until it is unpinned, however old it is."""
+    promoted: bool = False
+    """Kept because calls to the run's plain name get it, or would after a rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,32 @@ class LeaseInfo(Answer):
     seconds: float
     created_at: float
     expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionInfo(Answer):
+    """A decision about the step that calls to a run's plain name get; the last one counts."""
+
+    id: Count
+    run: str
+    step: Count | None
+    """Null: the newest step, whichever that is."""
+    manifest_sha256: str | None
+    """Of the step's checkpoint; null if the step is null or the base model."""
+    back_to: Count | None
+    """The decision that a rollback returns to; null: there is none."""
+    undoes: Count | None
+    """The decision that this one rolled back; null if it is not a rollback."""
+    reason: str
+    """Why it is not served yet; empty once it is."""
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionList(Answer):
+    """Every decision about a run, oldest first."""
+
+    promotions: list[PromotionInfo]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,10 @@ class ServedRun(Message):
     """The versions of a run, by step."""
 
     latest: Step | None
-    """The step that the run's own name resolves to; None if only leased steps are served."""
+    """The newest step, which the run's own name resolves to; None if only leased steps are served."""
     served: dict[Step, Served]
+    promoted: Step | None = None
+    """The step that the run's own name resolves to instead, in calls outside any rollout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,11 @@ def steps(name: str, things: Things) -> Iterator[Request]:
         yield f"/v1/runs/{name}/steps", {"json": body, "headers": {"Idempotency-Key": "first"}}
 
 
+def rollbacks(name: str, things: Things) -> Iterator[Request]:
+    for promotion in range(1, 5):
+        yield f"/v1/runs/{name}/promotions/{promotion}/rollback", {}
+
+
 def art(path: str, **more: Any) -> Make:
     def make(name: str, things: Things) -> Iterator[Request]:
         for project in ("a", "default"):
@@ -132,6 +137,10 @@ REQUESTS: dict[str, Make] = {
     "GET /v1/runs/{name}/leases/{lease_id}": at("/v1/runs/{name}/leases/l"),
     "PUT /v1/runs/{name}/leases/{lease_id}": at("/v1/runs/{name}/leases/l", json={"step": 1, "seconds": 99}),
     "DELETE /v1/runs/{name}/leases/{lease_id}": at("/v1/runs/{name}/leases/l"),
+    "GET /v1/runs/{name}/promotions": at("/v1/runs/{name}/promotions"),
+    "PUT /v1/runs/{name}/promoted/{step}": at("/v1/runs/{name}/promoted/1"),
+    "DELETE /v1/runs/{name}/promoted": at("/v1/runs/{name}/promoted"),
+    "POST /v1/runs/{name}/promotions/{promotion_id}/rollback": rollbacks,
     "GET /v1/runs/{name}/checkpoints": at("/v1/runs/{name}/checkpoints"),
     "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": at(
         "/v1/runs/{name}/checkpoints/1/files/manifest.json"
@@ -152,6 +161,7 @@ REQUESTS: dict[str, Make] = {
 READ_BY_OWNER = [
     *("GET /v1/runs", "GET /v1/runs/{name}", "GET /v1/runs/{name}/groups/{group_id}"),
     *("GET /v1/runs/{name}/steps", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events"),
+    "GET /v1/runs/{name}/promotions",
     *("GET /v1/runs/{name}/checkpoints", "GET /v1/runs/{name}/checkpoints/{step}/files/{file}"),
 ]
 
@@ -182,6 +192,8 @@ def furnish(
         ledger.commit_step(job.id, step, {HIDDEN: 0.5}, str(path), HIDDEN)
     ledger.pin_checkpoint(run, 2)
     ledger.take_lease(run, "l", 3, 3000.0)
+    for step in (3, 2):
+        ledger.promote(run, step)
     open_job = ledger.create_job(run, "first", ["g"], StepSettings(), "h")
     ledger.transition_job(open_job.id, JobState.RUNNING)
     ledger.set_progress(open_job.id, f"{HIDDEN} phase", 0.5, {HIDDEN: 1})
@@ -231,7 +243,7 @@ def content(state_dir: Path) -> dict[str, list[str]]:
     for file in ("ledger.db", "calls.db"):
         with sqlite3.connect(f"file:{state_dir / file}?mode=ro", uri=True) as database:
             listed = database.execute("select name from sqlite_master where type='table'")
-            tables = [name for (name,) in listed.fetchall()]
+            tables = [name for (name,) in listed.fetchall() if name != "sqlite_sequence"]  # of everybody
             if "jobs" in tables:
                 jobs = {job for (job,) in database.execute("select id from jobs where run like 'b~%'")}
             for table in tables:

@@ -181,7 +181,8 @@ def dropping(registrar: Registrar, tmp_path: Path, known: list[Any]) -> Dropping
     (tmp_path / "runs" / "run" / "merged" / "000003").mkdir(parents=True)
     registrar._settings = replace(settings, publication="merged")
     registrar._traffic = traffic
-    registrar._ledger = SimpleNamespace(list_runs=lambda: known)  # type: ignore[assignment]
+    registrar._ledger = SimpleNamespace(list_runs=lambda: known, current_promotions=dict)  # type: ignore[assignment]
+    registrar._promotions._ledger = registrar._ledger
     registrar.host = host  # type: ignore[assignment]
     return host
 

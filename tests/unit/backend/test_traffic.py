@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from insitu.backend.serving.traffic import Traffic
+from insitu.backend.serving.traffic import Promoted, Traffic
 from insitu.errors import DeadlineExceeded
 from insitu.wire.gateway_state import GatewayState, TableReceipt
 from insitu.wire.routing_table import Served, ServedBase
@@ -107,14 +107,32 @@ async def test_lent_versions_are_routed_beside_the_others(gateway: StandinGatewa
     traffic.lend("closed", 2, Served("closed@2", "closed@2"))
     await traffic.push()
     runs = gateway.tables[-1]["runs"]
-    assert runs["run"] == {"latest": 3, "served": {"1": asdict(first), "3": asdict(Served("run@3", "run@3"))}}
+    served = {"1": asdict(first), "3": asdict(Served("run@3", "run@3"))}
+    assert runs["run"] == {"latest": 3, "served": served, "promoted": None}
     assert (runs["closed"]["latest"], list(runs["closed"]["served"])) == (None, ["2"])
-    assert traffic.is_lent(first)
+    assert traffic.is_claimed(first)
     for run, step in (("run", 1), ("run", 3), ("closed", 2)):
         traffic.take_back(run, step)
     await traffic.push()
     assert list(gateway.tables[-1]["runs"]) == ["run"]
-    assert not traffic.is_lent(first)
+    assert not traffic.is_claimed(first)
+
+
+async def test_a_promoted_version_stays_when_newer_ones_replace_it(
+    gateway: StandinGateway, traffic: Traffic
+) -> None:
+    first, third = Served("run@1", "run@1"), Served("run@3", "run@3")
+    traffic.serve_version("run", 1, first)
+    traffic.promoted["run"] = Promoted(1, first)
+    traffic.serve_version("run", 3, third)
+    del traffic.runs["run"][1]
+    assert traffic.is_claimed(first)
+    assert traffic.loaded("run", 1) == first
+    await traffic.push()
+    run = gateway.tables[-1]["runs"]["run"]
+    assert (run["latest"], run["promoted"], set(run["served"])) == (3, 1, {"1", "3"})
+    traffic.drop_run("run")
+    assert not traffic.is_routed(first)
 
 
 async def test_one_name_passes_unless_all_calls_are_held(gateway: StandinGateway, traffic: Traffic) -> None:

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from insitu.backend.ledger import Ledger, ledger_url, schema
-from insitu.backend.ledger.writer import GroupCommitWriter
+from insitu.database.writer import GroupCommitWriter
 from insitu.errors import Conflict, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from insitu.types import LoraSettings, Trajectory, TrajectoryGroup
 

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from insitu.backend.ledger import Ledger, groups, jobs, schema
-from insitu.backend.ledger.writer import GroupCommitWriter
 from insitu.database import engine as database
 from insitu.database.postgres import write_lock
+from insitu.database.writer import GroupCommitWriter
 from insitu.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from insitu.records.store import RecordStore
 from insitu.types import JobState, LoraSettings, StepSettings

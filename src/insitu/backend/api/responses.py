@@ -9,12 +9,21 @@ from starlette.responses import Response
 
 from insitu.access.projects import Project
 from insitu.json_values import JsonObject
-from insitu.wire.answers import CheckpointInfo, GroupInfo, GroupReceipt, JobInfo, LeaseInfo, RunInfo, StepInfo
+from insitu.wire.answers import (
+    CheckpointInfo,
+    GroupInfo,
+    GroupReceipt,
+    JobInfo,
+    LeaseInfo,
+    PromotionInfo,
+    RunInfo,
+    StepInfo,
+)
 from insitu.wire.message import Message, encode, field_names
 
 _NAMES = ("name", "run", "model", "init_from", "fork_from", "source", "error", "reason", "phase")
 """Fields that are a stored name, or a text that may hold some."""
-Named = TypeVar("Named", RunInfo, GroupReceipt, JobInfo, StepInfo, CheckpointInfo, LeaseInfo)
+Named = TypeVar("Named", RunInfo, GroupReceipt, JobInfo, StepInfo, CheckpointInfo, LeaseInfo, PromotionInfo)
 
 
 class MessageResponse(Response):

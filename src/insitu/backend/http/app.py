@@ -20,8 +20,8 @@ from insitu.backend.api.health import health_routes
 from insitu.backend.api.requests import PREFIX
 from insitu.backend.api.routes_groups import group_routes, upload_schemas
 from insitu.backend.api.routes_jobs import job_routes
-from insitu.backend.api.routes_leases import lease_routes
 from insitu.backend.api.routes_runs import run_routes
+from insitu.backend.api.routes_versions import lease_routes, promotion_routes
 from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
@@ -63,7 +63,8 @@ def build_api(
     problems.install(app)
     routers = [health_routes(services, app.version)]
     adapters = (adapter_routes, download_routes)
-    for routes in (run_routes, *adapters, group_routes, job_routes, lease_routes, art_routes):
+    versions = (lease_routes, promotion_routes)
+    for routes in (run_routes, *adapters, group_routes, job_routes, *versions, art_routes):
         routers.append(routes(services))
     for router in routers:
         # `include_router` would build every route a second time.

@@ -50,6 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_listener_options(parser)
     parser.add_argument("--keep-calls-seconds", type=float, help="older calls may be deleted")
     parser.add_argument("--teacher", action="append", default=[], help="the name of a teacher")
+    parser.add_argument("--publication", default="adapter", help="how the supervisor publishes")
     return parser.parse_args(argv)
 
 
@@ -83,6 +84,7 @@ def serve(options: argparse.Namespace) -> int:
         port=port,
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
         teachers=tuple(options.teacher),
+        publication=options.publication,
         limits=Limits(max_call_age_seconds=options.keep_calls_seconds),
         database_url=check_url(database_url) if database_url else None,
     )

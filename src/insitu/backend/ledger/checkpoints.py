@@ -6,10 +6,11 @@ A row is deleted before its directory, so the ledger never names a missing check
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
-from insitu.backend.ledger import leases, schema
+from insitu.backend.ledger import leases, promotions, schema
 from insitu.backend.ledger.rows import Checkpoint, Origin
 from insitu.backend.ledger.runs import read_run
 from insitu.errors import Conflict, InvalidRequest, NotFound
@@ -27,8 +28,9 @@ def list_all(connection: Connection, run: str) -> list[Checkpoint]:
     both = table.outerjoin(pins, (pins.c.run == table.c.run) & (pins.c.step == table.c.step))
     query = select(table, pins.c.step.is_not(None).label("pinned")).select_from(both)
     rows = connection.execute(query.where(table.c.run == run).order_by(table.c.step)).mappings()
-    start = start_of(connection, run)
-    return [*([] if start is None else [start]), *(Checkpoint(**row) for row in rows)]
+    start, promoted = start_of(connection, run), promotions.kept_steps(connection, run)
+    found = [*([] if start is None else [start]), *(Checkpoint(**row) for row in rows)]
+    return [replace(kept, promoted=kept.step in promoted) for kept in found]
 
 
 def pin(connection: Connection, run: str, step: int) -> Checkpoint:
@@ -49,7 +51,7 @@ def unpin(connection: Connection, run: str, step: int) -> Checkpoint:
 
 
 def forget(connection: Connection, run: str, step: int) -> Checkpoint:
-    """Delete and return one row; reject a pinned or leased one and the newest `MIN_KEPT`."""
+    """Delete and return one row; reject a pinned, promoted or leased one and the newest `MIN_KEPT`."""
     read_run(connection, run, lock=True)
     wanted = _read(connection, run, step)
     newest = [kept.step for kept in list_all(connection, run)][-MIN_KEPT:]
@@ -58,6 +60,11 @@ def forget(connection: Connection, run: str, step: int) -> Checkpoint:
         raise Conflict(
             f"checkpoint {step} of run {run!r} is pinned",
             hint=f"unpin it first: DELETE /v1/runs/{run}/checkpoints/{step}/pin",
+        )
+    if wanted.promoted:
+        raise Conflict(
+            f"checkpoint {step} of run {run!r} is promoted, or a rollback returns to it",
+            hint=f"promote others first: insitu promote {run}@STEP",
         )
     if step in leases.leased_steps(connection, run):
         raise Conflict(
@@ -81,14 +88,15 @@ def forget(connection: Connection, run: str, step: int) -> Checkpoint:
 def prune(connection: Connection, run: str, keep: int) -> list[int]:
     """Delete all rows but the newest `keep` and those in use; return the steps deleted.
 
-    In use are pinned and leased ones, step 0, and those that another run is about to start from.
+    In use are pinned, promoted and leased ones, step 0, and those that another run is about to start from.
     """
     if keep < MIN_KEPT:
         raise InvalidRequest(f"keep={keep}: at least {MIN_KEPT} checkpoints are kept")
     read_run(connection, run, lock=True)
     used = leases.leased_steps(connection, run) | awaited_steps(connection, run)
     aged = list_all(connection, run)[:-keep]
-    old = [kept.step for kept in aged if not kept.pinned and kept.step not in used]
+    used |= {kept.step for kept in aged if kept.pinned or kept.promoted}
+    old = [kept.step for kept in aged if kept.step not in used]
     for step in old:
         _drop(connection, run, step)
     return old

@@ -36,7 +36,7 @@ def take(connection: Connection, run: str, lease_id: str, step: int, seconds: fl
         raise Conflict(
             f"run {run!r} is {found.state}{cause}", hint=f"wait until it is ready: GET /v1/runs/{run}"
         )
-    _refuse_missing(connection, run, step)
+    refuse_missing(connection, run, step)
     table = schema.leases
     forgotten = (table.c.state == LeaseState.ENDED) & (table.c.expires_at < now - _FORGOTTEN_SECONDS)
     connection.execute(delete(table).where(forgotten))
@@ -154,7 +154,8 @@ def _refuse_renewal(lease: Lease, step: int, now: float) -> None:
         raise Conflict(f"the lease {lease.id!r} is of {lease.model}, not of {asked}", hint=again)
 
 
-def _refuse_missing(connection: Connection, run: str, step: int) -> None:
+def refuse_missing(connection: Connection, run: str, step: int) -> None:
+    """Raise NotFound unless the step is kept."""
     table = schema.checkpoints
     query = select(table.c.step).where(table.c.run == run).order_by(table.c.step)
     kept: Sequence[int] = [0, *connection.execute(query).scalars()]  # step 0 is always there

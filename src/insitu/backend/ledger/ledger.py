@@ -22,14 +22,25 @@ from insitu.backend.ledger import (
     groups,
     jobs,
     leases,
+    promotions,
     registrations,
     runs,
     schema,
     steps,
 )
-from insitu.backend.ledger.rows import Checkpoint, Event, GroupRecord, Job, Lease, Origin, Run, Step
-from insitu.backend.ledger.writer import GroupCommitWriter
+from insitu.backend.ledger.rows import (
+    Checkpoint,
+    Event,
+    GroupRecord,
+    Job,
+    Lease,
+    Origin,
+    Promotion,
+    Run,
+    Step,
+)
 from insitu.database.engine import advice, cause_of, unstorable
+from insitu.database.writer import GroupCommitWriter
 from insitu.errors import InvalidRequest, Unavailable, one_line
 from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
@@ -44,7 +55,7 @@ def ledger_url(state_dir: Path, database_url: str | None = None) -> str:
 
 
 class Ledger:
-    """Runs, groups, jobs, steps, checkpoints and leases, with their rules. Safe to share between threads."""
+    """Runs, jobs, steps, checkpoints and what is served, with their rules. Safe to share between threads."""
 
     def __init__(self, url: str, *, max_batch: int = 256) -> None:
         self._engine = schema.open_engine(url)
@@ -308,6 +319,28 @@ class Ledger:
     def end_leases(self, reason: str) -> list[Lease]:
         """End every open lease; call it before taking the first one after a start."""
         return self._writer.run(lambda connection: leases.end_all(connection, reason))
+
+    # Promotions
+
+    def promote(self, run: str, step: int | None) -> Promotion:
+        """Give calls to the run's plain name a kept step, or with None the newest one."""
+        return self._writer.run(lambda connection: promotions.promote(connection, run, step))
+
+    def roll_back(self, run: str, promotion_id: int) -> Promotion:
+        """Return to the decision before the one that counts; raise Conflict if there is none."""
+        return self._writer.run(lambda connection: promotions.roll_back(connection, run, promotion_id))
+
+    def promotions(self, run: str) -> list[Promotion]:
+        """Return every decision about the run, oldest first."""
+        return self._read(lambda connection: promotions.history(connection, run))
+
+    def current_promotions(self) -> dict[str, Promotion]:
+        """Return the decision that counts of every run that has one."""
+        return self._read(promotions.all_current)
+
+    def explain_promotion(self, promotion: Promotion, reason: str) -> None:
+        """Record why a promotion is not served yet; an empty reason says that it is."""
+        self._writer.run(lambda connection: promotions.explain(connection, promotion, reason))
 
     def _read(self, query: Callable[[Connection], Result]) -> Result:
         try:

@@ -98,7 +98,7 @@ def delete_run(connection: Connection, name: str) -> Run:
         connection.execute(delete(table).where(table.c.job_id.in_(of_run)))
     # Each before the tables that it refers to.
     rows = (schema.lost_steps, schema.pins, schema.checkpoints, schema.steps, schema.rollouts)
-    more = (schema.groups, schema.jobs, schema.leases, schema.precisions, schema.origins)
+    more = (schema.groups, schema.jobs, schema.leases, schema.promotions, schema.precisions, schema.origins)
     for table in (*rows, *more):
         connection.execute(delete(table).where(table.c.run == name))
     connection.execute(delete(schema.runs).where(schema.runs.c.name == name))

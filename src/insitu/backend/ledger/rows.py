@@ -39,6 +39,8 @@ class Run:
     """The source of step 0, `<run>@<step>` or `sha256:<digest>`; None: step 0 is the base model."""
     lost_steps: list[int] = field(default_factory=list[int])
     """Steps after `step` that were lost with their checkpoints and are queued again."""
+    promoted: int | None = None
+    """The step that calls to the run's plain name get; None: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Checkpoint:
     created_at: float
     pinned: bool
     """Kept until it is unpinned, however old it is."""
+    promoted: bool = False
+    """Kept because calls to the run's plain name get it, or would after a rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +151,22 @@ class Lease:
     def model(self) -> str:
         """The name that model calls use: `<run>@<step>`."""
         return policy_name(self.run, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A decision about the step that calls to a run's plain name get."""
+
+    id: int
+    run: str
+    step: int | None
+    """None: the newest step, whichever that is."""
+    manifest_sha256: str | None
+    """Of the step's checkpoint, so that no other weights are served as this step; None: the base model."""
+    back_to: int | None
+    """The decision that a rollback returns to; None: there is none."""
+    undoes: int | None
+    """The decision that this one rolled back; None if it is not a rollback."""
+    reason: str
+    """Why it is not served yet; empty once it is."""
+    created_at: float

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import Run
@@ -15,12 +15,12 @@ from insitu.errors import Conflict, NotFound
 from insitu.types import LoraSettings, RunState
 
 
-def to_run(row: RowMapping, lost_steps: Sequence[int] = ()) -> Run:
+def to_run(row: RowMapping, lost_steps: Sequence[int] = (), promoted: int | None = None) -> Run:
     """Convert a row to a Run."""
     fields = dict(row)
     fields["lora"] = LoraSettings(**fields["lora"])
     fields["state"] = RunState(fields["state"])
-    return Run(**fields, lost_steps=list(lost_steps))
+    return Run(**fields, lost_steps=list(lost_steps), promoted=promoted)
 
 
 def read_run(connection: Connection, name: str, *, lock: bool = False) -> Run:
@@ -41,19 +41,32 @@ def read_lost_steps(connection: Connection, name: str | None = None) -> dict[str
     return found
 
 
+def read_promoted(connection: Connection, name: str | None = None) -> dict[str, int | None]:
+    """Return the promoted step of every run with a promotion, or of this one; None: the newest step."""
+    table = schema.promotions
+    last = select(func.max(table.c.id)).group_by(table.c.run)
+    last = last if name is None else last.where(table.c.run == name)
+    query = select(table.c.run, table.c.step).where(table.c.id.in_(last))
+    return {row.run: row.step for row in connection.execute(query)}
+
+
 def find_run(connection: Connection, name: str, *, lock: bool = False) -> Run | None:
     """Return the run if it exists. `lock` locks the row until the commit (SQLite locks everything)."""
     query = _with_origins().where(schema.runs.c.name == name)
     locked = query.with_for_update(of=schema.runs)
     row = connection.execute(locked if lock else query).mappings().first()
-    return None if row is None else to_run(row, read_lost_steps(connection, name).get(name, []))
+    if row is None:
+        return None
+    lost, promoted = read_lost_steps(connection, name), read_promoted(connection, name)
+    return to_run(row, lost.get(name, []), promoted.get(name))
 
 
 def list_runs(connection: Connection) -> list[Run]:
     """Return all runs, oldest first."""
-    lost = read_lost_steps(connection)
+    lost, promoted = read_lost_steps(connection), read_promoted(connection)
     query = _with_origins().order_by(schema.runs.c.created_at, schema.runs.c.name)
-    return [to_run(row, lost.get(row["name"], [])) for row in connection.execute(query).mappings()]
+    rows = connection.execute(query).mappings()
+    return [to_run(row, lost.get(row["name"], []), promoted.get(row["name"])) for row in rows]
 
 
 def _with_origins() -> Select[Any]:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from insitu.database import engine as database
 from insitu.database.migrations import Schema, other_version
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The number of the newest revision; releases before migrations look at it alone."""
 
 metadata = MetaData()
@@ -146,6 +146,23 @@ leases = Table(
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
     Index("leases_by_state", "state", "created_at"),
+)
+
+promotions = Table(
+    "promotions",
+    metadata,
+    # Decisions in their order. No reference to a checkpoint: step 0 may be the base model, and a damaged
+    # checkpoint goes while the decision stays.
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("run", String, ForeignKey("runs.name"), nullable=False),
+    Column("step", Integer),
+    Column("manifest_sha256", String),
+    Column("back_to", BigInteger().with_variant(Integer, "sqlite")),
+    Column("undoes", BigInteger().with_variant(Integer, "sqlite")),
+    Column("reason", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("promotions_by_run", "run", "id"),
+    sqlite_autoincrement=True,
 )
 
 precisions = Table(

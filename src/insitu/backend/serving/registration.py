@@ -22,12 +22,13 @@ from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say
 from insitu.backend.serving.fall_back import fall_back
 from insitu.backend.serving.host import DamagedStep, ModelHost
+from insitu.backend.serving.promotions import Promotions
 from insitu.backend.serving.publication import BASE_VERSION
 from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.start import write_start
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, InsituError
-from insitu.types import RunState
+from insitu.types import RunState, policy_name
 from insitu.wire.routing_table import Served, ServedBase
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -56,6 +57,7 @@ class Registrar:
         self._scratch = scratch
         self._say = say
         self._phases = phases
+        self._promotions = Promotions(settings, ledger, traffic, say)
 
     async def resume(self) -> None:
         """Load the model of `--model` or of the open runs and publish their last steps; called at start."""
@@ -69,7 +71,7 @@ class Registrar:
             await self._admit(run)
 
     async def admit_runs(self) -> None:
-        """Admit newly registered runs and stop serving closed or failed ones."""
+        """Admit newly registered runs, stop serving closed or failed ones, and serve what is promoted."""
         known = await asyncio.to_thread(self._ledger.list_runs)
         for name in [name for name in self._traffic.runs if name not in {run.name for run in known}]:
             await self._drop(name)  # deleted
@@ -83,6 +85,7 @@ class Registrar:
                 await self._admit(run)
             elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
                 await self._drop(run.name)
+        await self._promotions.tend(known, self.host)
 
     def _joined(self) -> dict[str, str]:
         joined = self.host.replicas.joined() if self.host is not None else []
@@ -116,6 +119,7 @@ class Registrar:
         async with self._calls_held(f"run {run.name} is loaded", in_place=in_place, handed_over=handed_over):
             await write_start(run, host, self._ledger)
             run, served = await self._publish(run, host)
+            await self._promotions.open(run, host)
             before = self._traffic.runs.pop(run.name, {})
             self._traffic.serve_version(run.name, run.step, served)
         await self._traffic.push()
@@ -162,6 +166,12 @@ class Registrar:
                 f"run {run.name} cannot be served: merged publication serves the weights of one run "
                 f"at a time, now {other}",
                 hint=f"close it: insitu runs close {other}; or serve with --publication adapter",
+            )
+        if run.promoted is not None and self._settings.publication == "merged":
+            raise CannotHonour(
+                f"{policy_name(run.name, run.promoted)} is promoted, but merged publication serves one "
+                "version at a time, the newest",
+                hint=f"serve with --publication adapter, or: insitu promote {run.name} --newest",
             )
         base = self._base_engine(run)
         wanted = self._registered(base, run)
@@ -243,6 +253,9 @@ class Registrar:
     async def _drop(self, run: str) -> None:
         """Stop routing to a closed or deleted run and free its resources; what cannot be freed is logged."""
         versions = list(self._traffic.runs.get(run, {}).values())
+        promoted = self._traffic.promoted.get(run)
+        if promoted is not None and promoted.served is not None and promoted.served not in versions:
+            versions.append(promoted.served)
         self._traffic.drop_run(run)
         await self._traffic.offer()
         if self.host is None:
@@ -267,7 +280,7 @@ class Registrar:
         """Unload adapters that are not routed any more, each when its last call has ended."""
         try:
             for served in versions:
-                if served.engine_model != host.engine.served_name and not self._traffic.is_lent(served):
+                if served.engine_model != host.engine.served_name and not self._traffic.is_claimed(served):
                     await self._traffic.drained(self._settings.deadlines.drain, served.version)
                     await host.retire(served)
         except InsituError:

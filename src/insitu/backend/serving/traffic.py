@@ -28,6 +28,15 @@ Received = TypeVar("Received", bound=Message)
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """The step that a run's own name resolves to outside rollouts."""
+
+    step: int
+    served: Served | None
+    """None if it could not be loaded: then the name resolves to nothing."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """This backend's routing table, and its delivery to the gateway."""
@@ -46,6 +55,8 @@ class Traffic:
     latest: dict[str, int] = field(default_factory=dict[str, int])
     lent: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     """Versions that are served for evaluation besides, or with merged weights instead."""
+    promoted: dict[str, Promoted] = field(default_factory=dict[str, Promoted])
+    """What is promoted of the runs that do not follow their newest step."""
     holds: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     """Reasons to hold calls, each with the one name that passes; the last one counts."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
@@ -72,6 +83,7 @@ class Traffic:
     def drop_run(self, run: str) -> None:
         self.runs.pop(run, None)
         self.latest.pop(run, None)
+        self.promoted.pop(run, None)
 
     def lend(self, run: str, step: int, served: Served) -> None:
         """Route `<run>@<step>`, without moving the alias `<run>`."""
@@ -83,8 +95,21 @@ class Traffic:
         if not self.lent[run]:
             del self.lent[run]
 
-    def is_lent(self, served: Served) -> bool:
-        return any(served in versions.values() for versions in self.lent.values())
+    def loaded(self, run: str, step: int) -> Served | None:
+        """Return a version of the run that the engines have, because it is new or promoted."""
+        promoted = self.promoted.get(run)
+        if promoted is not None and promoted.step == step and promoted.served is not None:
+            return promoted.served
+        return self.runs.get(run, {}).get(step)
+
+    def is_claimed(self, served: Served) -> bool:
+        """Return True if a version is lent or promoted, so that it stays when newer ones replace it."""
+        lent = any(served in versions.values() for versions in self.lent.values())
+        return lent or any(served == promoted.served for promoted in self.promoted.values())
+
+    def is_routed(self, served: Served) -> bool:
+        """Return True if any name leads to a version."""
+        return self.is_claimed(served) or any(served in steps.values() for steps in self.runs.values())
 
     async def push(self) -> None:
         """Send the table, retrying until the gateway accepts it."""
@@ -175,7 +200,11 @@ class Traffic:
         return Hold(reason, self.hold_seconds, passing if len(self.holds) == 1 else None)
 
     def _served_run(self, run: str) -> ServedRun:
-        return ServedRun(self.latest.get(run), self.lent.get(run, {}) | self.runs.get(run, {}))
+        served, promoted = self.lent.get(run, {}) | self.runs.get(run, {}), self.promoted.get(run)
+        if promoted is None:
+            return ServedRun(self.latest.get(run), served)
+        beside = {} if promoted.served is None else {promoted.step: promoted.served}
+        return ServedRun(self.latest.get(run), beside | served, promoted.step)
 
     async def _request(
         self, kind: type[Received], method: str, path: str, body: Message | None = None

@@ -141,7 +141,7 @@ class VersionLeases:
 
     async def _lend(self, run: Run, lease: Lease, host: ModelHost) -> _Lent:
         """Load and route the version; on failure, return only when the published one is back."""
-        own = self._traffic.runs.get(run.name, {}).get(lease.step)
+        own = self._traffic.loaded(run.name, lease.step)
         replaces = self._merged and own is None
         hold = AsyncExitStack()
         async with AsyncExitStack() as stack:
@@ -161,14 +161,16 @@ class VersionLeases:
         return _Lent(lease.run, lease.step, served, hold)
 
     async def _loaded(self, run: Run, step: int, host: ModelHost, on_failure: AsyncExitStack) -> Served:
-        on_failure.push_async_callback(_until_done, lambda: host.roll_back(run))
+        on_failure.push_async_callback(until_done, lambda: host.roll_back(run))
         served = await host.lend(run, step)
-        on_failure.push_async_callback(_until_done, lambda: host.take_back(served))
+        on_failure.push_async_callback(until_done, lambda: host.take_back(served))
         return served
 
     async def _take_back(self, lent: _Lent, host: ModelHost) -> None:
         """Drain the calls on a version and unload it; calls to the published one go on afterwards."""
+        promoted = self._traffic.promoted.get(lent.run)
         published = self._traffic.runs.get(lent.run, {}).get(lent.step) == lent.served
+        published = published or (promoted is not None and promoted.served == lent.served)
         async with AsyncExitStack() as stack:
             if self._merged and not published:
                 reason = f"the evaluation of {lent.name} has ended"
@@ -178,7 +180,7 @@ class VersionLeases:
             if not published:
                 await self._traffic.offer()
                 await self._free_of_calls(lent, host)
-                await _until_done(lambda: host.take_back(lent.served))
+                await until_done(lambda: host.take_back(lent.served))
             del self._lent[lent.run, lent.step]
         log.info("the evaluation of %s has ended", lent.name)
 
@@ -191,7 +193,7 @@ class VersionLeases:
         except DeadlineExceeded as error:
             log.warning("calls on %s are cut off: %s", lent.name, error.message)
             if self._merged:
-                await _until_done(host.lease.replace_all)
+                await until_done(host.lease.replace_all)
 
 
 def _suitable(host: ModelHost | None, run: Run) -> ModelHost:
@@ -214,7 +216,7 @@ def _suitable(host: ModelHost | None, run: Run) -> ModelHost:
     return host
 
 
-async def _until_done(action: Callable[[], Awaitable[None]]) -> None:
+async def until_done(action: Callable[[], Awaitable[None]]) -> None:
     """Repeat an action until it succeeds, as the supervisor does with engines that do not start."""
     while True:
         try:

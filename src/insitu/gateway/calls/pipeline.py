@@ -239,8 +239,9 @@ class Caller:
         started = time.monotonic()
         while True:
             table = await self.routes.admit(context.request.model, context.project)
-            target = table.resolve(context.request.model, context.project)
-            replica = self.pool.choose(context.labels.rollout_id, tried)
+            rollout_id = context.labels.rollout_id
+            target = table.resolve(context.request.model, context.project, rollout_id=rollout_id)
+            replica = self.pool.choose(rollout_id, tried)
             waited = time.monotonic() - started
             if replica is not None:
                 return target, replica, waited

@@ -1,9 +1,9 @@
 """Routing and admission of calls: the routing table, the hold, and the calls under way.
 
 The supervisor replaces the table whole (`PUT /control/routes`). A call passes `admit`, which waits while
-the table holds calls, and is resolved against the table that is current when it leaves, so an alias names
-the newest policy at that moment. `leased` counts the resolved version until the call has been recorded:
-the supervisor waits for zero there before it retires weights.
+the table holds calls, and is resolved against the table that is current when it leaves. `leased` counts the
+resolved version until the call has been recorded: the supervisor waits for zero there before it retires
+weights.
 """
 
 from __future__ import annotations
@@ -52,20 +52,27 @@ class Table:
     base_refusal: str | None
     runs: dict[str, dict[int, Target]]
     latest: dict[str, int]
+    promoted: dict[str, int] = field(default_factory=dict[str, int])
     extra: dict[str, Target] = field(default_factory=dict[str, Target])
     """Further models of a foreign engine, by name."""
 
-    def resolve(self, model: str, project: Project = EVERYTHING) -> Target:
-        """Return the version that `model` names now to a project; NotFound says what is served instead."""
+    def resolve(self, model: str, project: Project = EVERYTHING, *, rollout_id: str | None = None) -> Target:
+        """Return the version that `model` names now to a project; NotFound says what is served instead.
+
+        A run's own name is its promoted step. In a rollout it is the newest one: its calls may be trained on.
+        """
         run, step = parse_policy(project.stored(model))
         if run in self.runs:
+            promoted = self.promoted.get(run) if step is None and rollout_id is None else None
             wanted = self.latest.get(run) if step is None else step
+            wanted = wanted if promoted is None else promoted
             if wanted in self.runs[run]:
                 return self.runs[run][wanted]
             shown = project.shown(run)
             served = ", ".join(policy_name(shown, s) for s in sorted(self.runs[run])) or "none"
             what = f"Run `{shown}`" if wanted is None else f"Step {wanted} of run `{shown}`"
-            raise NotFound(f"{what} is not served.", hint=f"served steps: {served}")
+            why = "" if promoted is None else ", which is promoted, could not be loaded and"
+            raise NotFound(f"{what}{why} is not served.", hint=f"served steps: {served}")
         if model in self.extra:
             return self.extra[model]
         if self.base is not None and model == self.base.name:
@@ -108,6 +115,7 @@ def parse_table(body: bytes) -> Table:
             for name, run in sent.runs.items()
         },
         latest={name: run.latest for name, run in sent.runs.items() if run.latest is not None},
+        promoted={name: run.promoted for name, run in sent.runs.items() if run.promoted is not None},
     )
 
 
