@@ -27,7 +27,7 @@ class RunView:
     lineage: list[str]
     """`<run>@<step>` or `sha256:<digest>`, nearest first; empty if it starts from the base model."""
     waiting: PromotionInfo | None = None
-    """What is promoted and not served yet."""
+    """A promotion that is not served yet."""
 
     @property
     def served(self) -> str | None:

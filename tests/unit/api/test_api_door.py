@@ -31,6 +31,10 @@ ROUTES = {
     "/v1/runs/{name}/steps": {"GET", "POST"},
     "/v1/runs/{name}/checkpoints": {"GET"},
     "/v1/runs/{name}/leases/{lease_id}": {"PUT", "GET", "DELETE"},
+    "/v1/runs/{name}/promotions": {"GET"},
+    "/v1/runs/{name}/promoted/{step}": {"PUT"},
+    "/v1/runs/{name}/promoted": {"DELETE"},
+    "/v1/runs/{name}/promotions/{promotion_id}/rollback": {"POST"},
     "/v1/runs/{name}/checkpoints/{step}": {"DELETE"},
     "/v1/runs/{name}/checkpoints/{step}/files/{file}": {"GET"},
     "/v1/runs/{name}/checkpoints/{step}/pin": {"PUT", "DELETE"},
@@ -64,7 +68,7 @@ def routes_of(app: FastAPI) -> dict[str, set[str]]:
 
 
 def fill(path: str) -> str:
-    values = {"{job_id}": "job-" + "0" * 16, "{step}": "1", "{file}": "manifest.json"}
+    values = {"{job_id}": "job-" + "0" * 16, "{step}": "1", "{promotion_id}": "1", "{file}": "manifest.json"}
     for name, value in values.items():
         path = path.replace(name, value)
     return re.sub(r"\{[^}]+\}", "run", path)

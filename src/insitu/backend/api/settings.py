@@ -102,7 +102,7 @@ class ApiSettings:
     teachers: tuple[str, ...] = ()
     """Names of `insitu serve --teacher`; their URLs and keys stay with the supervisor."""
     publication: str = "adapter"
-    """How the supervisor publishes: with `merged`, one version is served at a time."""
+    """The supervisor's mode: with `merged`, one version is served at a time."""
     database_url: str | None = field(default=None, repr=False)
     """PostgreSQL; None for SQLite in the state directory."""
     limits: Limits = field(default_factory=Limits)

@@ -56,7 +56,7 @@ class Traffic:
     lent: dict[str, dict[int, Served]] = field(default_factory=dict[str, dict[int, Served]])
     """Versions that are served for evaluation besides, or with merged weights instead."""
     promoted: dict[str, Promoted] = field(default_factory=dict[str, Promoted])
-    """What is promoted of the runs that do not follow their newest step."""
+    """The promoted steps of runs that do not follow their newest one."""
     holds: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     """Reasons to hold calls, each with the one name that passes; the last one counts."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
