@@ -1,4 +1,4 @@
-"""A promoted step on real vLLM: plain calls get its weights, rollouts the newest ones, also after a restart."""
+"""A promoted step on real vLLM: plain calls get its weights, rollouts the newest, also after a restart."""
 
 from __future__ import annotations
 
