@@ -1,4 +1,7 @@
-"""Code blocks of the README and the docs: YAML fits the schema, Python and shell parse, commands exist."""
+"""Code blocks of the README and the docs: YAML fits the schema, Python and shell parse, commands exist.
+
+So do the commands in the texts that insitu prints.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ import yaml
 
 from insitu.cli import cli
 from insitu.config.values.document import read_document
+from tests.support.literals import literals
 
+PRINTED = re.compile(r"(: |`|next: )?\binsitu ([a-z]+(?: (?:-[\w-]+(?:=\S+)?|[A-Z…<]\S*|\S*[./@…]\S*))*)")
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -121,3 +126,33 @@ def test_wrong_commands_are_found(line: str) -> None:
     (words,) = commands(line)
     with pytest.raises(click.UsageError):
         check_command(words)
+
+
+def printed_commands() -> Iterator[tuple[str, list[str]]]:
+    """Give the commands in the texts of the code; of prose ("insitu reads …") only what names a command."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for text in literals(path.read_text()):
+            for found in PRINTED.finditer(text):
+                words = [word.strip("`'\",;:.)") for word in found[2].split()]
+                if words[0] in cli.list_commands(click.Context(cli)) or (found[1] and len(words) > 1):
+                    yield f"{path.relative_to(ROOT)}: {found[0]}", [word or "…" for word in words]
+
+
+def mentioned(words: list[str]) -> None:
+    """Check a command that a text may name without the value of its last option: `insitu serve --teacher`."""
+    try:
+        check_command(words)
+    except click.BadOptionUsage:
+        check_command([*words, "…"])
+
+
+def test_printed_commands_exist_with_their_options() -> None:
+    printed = list(printed_commands())
+    assert len(printed) > 100
+    wrong: list[str] = []
+    for where, words in printed:
+        try:
+            mentioned(words[:1] if words[1:2] == ["…"] else words)
+        except click.UsageError as error:
+            wrong.append(f"{where} - {error.format_message()}")
+    assert not wrong, "\n".join(wrong)

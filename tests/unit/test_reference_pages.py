@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
 
+from tests.support.literals import literals
 from tools import configuration_page
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = ROOT / "docs" / "troubleshooting.md"
-
-
-def literals(source: str) -> list[str]:
-    """The texts of a module as a user reads them, with … for what is filled in."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.JoinedStr):
-            pieces = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-            found.append("".join(str(piece) for piece in pieces))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value)
-    return found
 
 
 def test_the_page_of_settings_is_that_of_the_schema() -> None:
