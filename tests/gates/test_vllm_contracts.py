@@ -27,6 +27,7 @@ import pytest
 from insitu.backend.fleet import replica
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.plan.engine import Device, EngineSettings
+from insitu.backend.plan.parsers import REASONING_RULES, TOOL_RULES
 from insitu.gateway import engines, protocols
 from insitu.system.processes import end_child, free_port
 from insitu.testing.models import tiny
@@ -369,3 +370,11 @@ def test_workers_of_both_runners_know_the_calls(fronts: dict[str, Front]) -> Non
     assert workers["cuda worker"]["sleep"] == ["self", "level"]
     assert workers["cuda worker"]["wake_up"] == ["self", "tags"]
     assert {"weights", "kv_cache"} <= set(workers["cuda worker"]["tags"])
+
+
+def test_the_parsers_that_models_choose_are_known_to_vllm() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert {rule.parser for rule in TOOL_RULES} <= {*ToolParserManager.list_registered()}
+    assert {rule.parser for rule in REASONING_RULES} <= {*ReasoningParserManager.list_registered()}

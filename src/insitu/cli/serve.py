@@ -88,9 +88,15 @@ class _Options(PlanOptions, ListenerOptions, _Own):
 @click.option("--block-size", type=int, help="Tokens per block of the KV cache. Default: 32 on a CPU.")
 @click.option("--ray-address", help="Join this Ray cluster of one node instead of starting one.")
 @click.option(
-    "--tool-call-parser", help="vLLM's parser of tool calls (hermes, llama3_json, …), for agents with tools."
+    "--tool-call-parser",
+    metavar="NAME",
+    help="vLLM's parser of tool calls (hermes, …), or none. Default: by the model's template.",
 )
-@click.option("--reasoning-parser", help="vLLM's parser of the model's reasoning (qwen3, deepseek_r1, …).")
+@click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="vLLM's parser of the model's reasoning (qwen3, …), or none. Default: by the model's template.",
+)
 @click.option(
     "--probe-threshold",
     type=float,
@@ -166,11 +172,15 @@ def serve(**options: Unpack[_Options]) -> None:
     with Phases(say) as phases:
         model = options["model"]
         with phases.phase("checking the machine" if model is None else f"checking the model {model}"):
+            from insitu.backend.plan.parsers import with_parsers
             from insitu.backend.serve import serve as run
 
             settings, plan = _planned(_settings(options), options)
+            settings, lines = (settings, []) if model is None else with_parsers(settings, model)
         if plan is not None:
             _show(plan, output)
+        for line in lines:
+            say(line)
         run(settings, say, phases)
 
 

@@ -154,10 +154,12 @@ def difference(current: EngineSettings, wanted: EngineSettings) -> str:
 
 _FIELDS = {"max_seq_length": "max_model_len"}
 """Arguments of a registration that set a field of another name."""
+NO_PARSER = "none"
+"""Given in place of a parser's name, to have none."""
 _PARSER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
-def _checked(settings: EngineSettings, name: str, value: object) -> str | float | bool:
+def _checked(settings: EngineSettings, name: str, value: object) -> str | float | bool | None:
     if name not in ENGINE_ARGUMENTS:
         _refuse_unknown("engine_args", name, list(ENGINE_ARGUMENTS))
     if name in _CUDA_ONLY and settings.device == "cpu":
@@ -172,7 +174,7 @@ def _checked(settings: EngineSettings, name: str, value: object) -> str | float 
     if name in PARSERS:
         if not isinstance(value, str) or not _PARSER_NAME.fullmatch(value):
             raise CannotHonour(f"engine_args.{name}={value!r} is not the name of a parser of vLLM")
-        return value
+        return None if value == NO_PARSER else value
     if name == "enforce_eager":
         if not isinstance(value, bool):
             raise CannotHonour(f"engine_args.enforce_eager={value!r} is neither true nor false")

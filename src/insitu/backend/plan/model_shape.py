@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,19 +162,23 @@ def parse_shape(name: str, text: str | bytes) -> ModelShape:
 
 def read_shape(model: str) -> ModelShape:
     """Read the shape of a model directory, or of a hub id: only its `config.json` is downloaded."""
-    directory = Path(model)
-    path = directory / "config.json" if directory.is_dir() else _from_hub(model)
+    folder = files_of(model, ("config.json",))
     try:
-        return parse_shape(model, path.read_bytes())
+        return parse_shape(model, (folder / "config.json").read_bytes())
     except FileNotFoundError as error:
-        raise NotFound(f"{directory} has no config.json", hint="give the directory of a model") from error
+        raise NotFound(f"{model} has no config.json", hint="give the directory of a model") from error
+
+
+def files_of(model: str, names: Sequence[str]) -> Path:
+    """Return a model's directory; of a hub id, one with these files, as far as the model has them."""
+    return Path(model) if Path(model).is_dir() else _from_hub(model, names)
 
 
 def bytes_per_parameter(dtype: str) -> int:
     return _BYTES[dtype]
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, names: Sequence[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own stubs
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -183,7 +188,7 @@ def _from_hub(model: str) -> Path:
             hint="give the model's directory, or: pip install huggingface_hub",
         ) from error
     try:
-        return Path(snapshot_download(model, allow_patterns=["config.json"])) / "config.json"
+        return Path(snapshot_download(model, allow_patterns=list(names)))
     except HFValidationError as error:
         raise NotFound(
             f"{model} is neither a directory here, in {Path.cwd()}, nor a name on the hub",
@@ -191,7 +196,7 @@ def _from_hub(model: str) -> Path:
         ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise NotFound(
-            f"{model} is not a directory, and the hub did not provide its config.json: {error}",
+            f"{model} is not a directory, and the hub did not provide its {names[0]}: {error}",
             hint=f"check the name, or download it first: hf download {model}",
         ) from error
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from insitu.backend.plan.compute import Compute, Placement
-from insitu.backend.plan.engine import Device, Dtype, EngineSettings, Publication
+from insitu.backend.plan.engine import NO_PARSER, Device, Dtype, EngineSettings, Publication
 from insitu.backend.plan.layouts import Wanted, check_four_bits
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.teachers import TeacherSettings, unknown_teacher
@@ -82,7 +82,9 @@ class ServeSettings:
     """On CUDA the user's own settings, which bind the planner."""
     enforce_eager: bool = True
     tool_call_parser: str | None = None
+    """vLLM's name; None: chosen by the model, as far as it is known; `NO_PARSER`: none."""
     reasoning_parser: str | None = None
+    """Likewise."""
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
@@ -150,8 +152,8 @@ class ServeSettings:
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
             block_size=self.compute.block_size,
-            tool_call_parser=self.tool_call_parser,
-            reasoning_parser=self.reasoning_parser,
+            tool_call_parser=None if self.tool_call_parser == NO_PARSER else self.tool_call_parser,
+            reasoning_parser=None if self.reasoning_parser == NO_PARSER else self.reasoning_parser,
         )
 
     @property

@@ -17,6 +17,7 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.engine import EngineSettings, difference
+from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say
@@ -207,6 +208,9 @@ class Registrar:
                 hint="close those runs first",
             )
         settings, _ = planned(self._settings, run.base_model)
+        settings, lines = with_parsers(settings, run.base_model)
+        for line in lines:
+            self._say(line)
         return settings.engine(run.base_model, run.base_model)
 
     def _registered(self, base: EngineSettings, run: Run) -> EngineSettings:
