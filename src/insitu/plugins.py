@@ -39,6 +39,7 @@ class Kind(StrEnum):
     TRAJECTORY_BUILDER = "trajectory_builder"
     TRAINER_ADAPTER = "trainer_adapter"
     TRAINER = "trainer"
+    SINK = "sink"
 
 
 def _is_union(annotation: object) -> bool:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from insitu.config.entries import TrainerAdapterEntry, TrainerEntry, TrajectoryBuilderEntry, WorkflowEntry
+from insitu.config.entries import (
+    SinkEntry,
+    TrainerAdapterEntry,
+    TrainerEntry,
+    TrajectoryBuilderEntry,
+    WorkflowEntry,
+)
 from insitu.config.eval import EvalConfig
 from insitu.config.finetuning import FinetuningConfig
 from insitu.config.llms import LLMConfig
@@ -35,6 +41,8 @@ class Config(Section):
     """Training loops, by name."""
     finetuning: FinetuningConfig = FinetuningConfig()
     """The training: its parts, its length, its files."""
+    sinks: list[SinkEntry] = Field(default_factory=list[SinkEntry])
+    """Products that get the run's figures besides its own files; each a mapping or a lone `_type`."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -13,6 +13,7 @@ from insitu.json_values import JsonObject, JsonValue
 _MAY_CHANGE = re.compile(
     r"finetuning\.(num_epochs|max_steps|output_dir|run_configuration\.(config_file|override))"
     r"|eval\.general\.max_concurrency"
+    r"|sinks"
     r"|trainer_adapters\..+\.backend\.(ip|port|tls|api_key)"
     r"|llms\..+\.(base_url|api_key)"
     r"|.*\.(\w+_timeout_seconds|timeout_seconds|endpoint_timeout|request_timeout)"

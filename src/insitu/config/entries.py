@@ -25,6 +25,11 @@ def _reader(kind: Kind) -> Callable[[object], ComponentConfig]:
     return read
 
 
+def _of_name(value: object) -> object:
+    """Read a lone name as the `_type` of an entry without settings."""
+    return {"_type": value} if isinstance(value, str) else value
+
+
 def _read_mapping(kind: Kind, value: Mapping[str, object]) -> ComponentConfig:
     type_name = value.get("_type")
     if not isinstance(type_name, str):
@@ -82,4 +87,11 @@ TrainerEntry = Annotated[
     Kind.TRAINER,
     BeforeValidator(_reader(Kind.TRAINER)),
     _marked(Kind.TRAINER),
+]
+SinkEntry = Annotated[
+    SerializeAsAny[ComponentConfig],
+    Kind.SINK,
+    BeforeValidator(_reader(Kind.SINK)),
+    BeforeValidator(_of_name),
+    _marked(Kind.SINK),
 ]

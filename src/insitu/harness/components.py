@@ -19,6 +19,11 @@ from insitu.harness.interfaces.settings import (
     TrainerConfig,
 )
 from insitu.harness.loop.epoch_trainer import EpochTrainer
+from insitu.harness.sinks.langfuse_sink import LangfuseConfig, LangfuseSink
+from insitu.harness.sinks.mlflow_sink import MlflowConfig, MlflowSink
+from insitu.harness.sinks.tensorboard_sink import TensorboardConfig, TensorboardSink
+from insitu.harness.sinks.trackio_sink import TrackioConfig, TrackioSink
+from insitu.harness.sinks.wandb_sink import WandbConfig, WandbSink
 from insitu.plugins import Kind, register
 
 for _name in ("insitu", "openpipe_art_traj_builder"):
@@ -30,3 +35,8 @@ for _name in ("insitu", "openpipe_art_trainer_adapter"):
     register(Kind.TRAINER_ADAPTER, _name, AdapterConfig)(BackendAdapter)
 for _name in ("insitu", "openpipe_art_trainer"):
     register(Kind.TRAINER, _name, TrainerConfig)(EpochTrainer)
+register(Kind.SINK, "langfuse", LangfuseConfig)(LangfuseSink)
+register(Kind.SINK, "mlflow", MlflowConfig)(MlflowSink)
+register(Kind.SINK, "tensorboard", TensorboardConfig)(TensorboardSink)
+register(Kind.SINK, "trackio", TrackioConfig)(TrackioSink)
+register(Kind.SINK, "wandb", WandbConfig)(WandbSink)

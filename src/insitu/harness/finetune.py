@@ -38,8 +38,10 @@ from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.capture import Capture, add_up
 from insitu.harness.run_inputs import run_inputs, unseen_changes
 from insitu.harness.screen.summary import ADAPTER_CONFIG, BASE_MODEL, Summary
+from insitu.harness.sinks.sink import Sink
+from insitu.harness.sinks.sinks import Sinks, run_start
 from insitu.json_values import as_object
-from insitu.plugins import Kind
+from insitu.plugins import ComponentConfig, Kind
 from insitu.wire.transport import PATIENT
 
 Ended = Literal["succeeded", "failed", "interrupted"]
@@ -48,11 +50,12 @@ _CLEANUP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The three components that the configuration names."""
+    """The three components that the configuration names, and its sinks."""
 
     builder: TrajectoryBuilder
     adapter: TrainerAdapter
     trainer: Trainer
+    sinks: Sequence[tuple[ComponentConfig, Sink]] = ()
 
     async def training_task(self, parts: Assembly) -> Task:
         """Build the training task with the examples that the builder works on."""
@@ -77,13 +80,30 @@ async def build_components(parts: Assembly) -> Components:
     )
     adapter = await parts.component(Kind.TRAINER_ADAPTER, config.trainer_adapters[chosen.trainer_adapter])
     trainer = await parts.component(Kind.TRAINER, config.trainers[chosen.trainer])
-    made = Components(cast(TrajectoryBuilder, builder), cast(TrainerAdapter, adapter), cast(Trainer, trainer))
+    made = Components(
+        cast(TrajectoryBuilder, builder),
+        cast(TrainerAdapter, adapter),
+        cast(Trainer, trainer),
+        await _build_sinks(parts),
+    )
     check_method(chosen, made.builder, made.adapter)
     check_many_steps(chosen, made.builder, made.adapter)
     check_ending_rewards(chosen, made.builder)
     check_samples(chosen, made.builder)
     await made.adapter.locate()
     return made
+
+
+async def _build_sinks(parts: Assembly) -> list[tuple[ComponentConfig, Sink]]:
+    """Build the sinks of the configuration; each rejects a missing library or key."""
+    configs = parts.config.sinks
+    for position, config in enumerate(configs):
+        if config in configs[:position]:
+            raise InvalidRequest(
+                f"sinks.{position} repeats an entry before it: {config.type_name}",
+                hint="keep one of the two",
+            )
+    return [(config, cast(Sink, await parts.component(Kind.SINK, config))) for config in configs]
 
 
 async def finetune(
@@ -124,7 +144,11 @@ async def finetune(
             progress.warn(note)
         if validation and (shared := overlap_note(training.examples, validation.examples)):
             progress.warn(shared)
-        return await _run(run, made, resume_command)
+        start = run_start(loaded.config, directory, model, inputs)
+        async with Sinks(made.sinks, directory, start, progress) as sinks:
+            summary = await _run(run, made, resume_command)
+            sinks.outcome = summary.outcome
+        return summary
 
 
 async def _run(run: FinetuneRun, made: Components, resume_command: str) -> Summary:

@@ -22,6 +22,8 @@ def long_entry(kind: Kind) -> JsonObject:
     """Return the schema of an entry in the long form."""
     if kind in _KINDS_WITH_A_DEFAULT:
         return {"$ref": f"#/$defs/{kind}"}
+    if kind is Kind.SINK:  # a lone `_type` will do
+        return {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{kind}"}]}
     return {"allOf": [{"$ref": f"#/$defs/{kind}"}, {"required": [_TYPE]}]}
 
 

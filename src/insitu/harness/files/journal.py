@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from insitu.harness.files.json_lines import JsonLines, decode, encode
+from insitu.harness.files.watcher import RunWatcher
 from insitu.json_values import JsonObject, as_object
 from insitu.system.durable import Closing
 
@@ -22,6 +23,7 @@ class Journal(Closing):
     def __init__(self, path: Path) -> None:
         """Read the file or create it; discard a record that a crash cut off."""
         self._lines = JsonLines(path)
+        self.watcher = RunWatcher()
         with ExitStack() as undo:  # also when interrupted: the file must not stay open
             undo.callback(self._lines.close)
             self._records = [record for _, record in self._lines.scan()]
@@ -43,6 +45,7 @@ class Journal(Closing):
         record = as_object(decode(line))
         assert record is not None
         self._records.append(record)
+        self.watcher.noted(record)
         return record
 
     def records(self) -> list[JsonObject]:

@@ -161,7 +161,7 @@ def write_metrics(
     lines = [_pick(line, _EPOCH_FIELDS) | line for line in trained]
     write_atomic(directory / "training_metrics.jsonl", b"".join(map(_line, lines)))
     _write_json(directory / "reward_history.json", [_pick(line, _REWARD_FIELDS) for line in trained])
-    _write_json(directory / "validation_history.json", [_validation(entry) for entry in checked])
+    _write_json(directory / "validation_history.json", [validation_fields(entry) for entry in checked])
     _write_json(directory / "curriculum_state.json", _pick(curriculum, _CURRICULUM_FIELDS))
 
 
@@ -184,7 +184,8 @@ def _pick(record: Mapping[str, object], fields: Iterable[str]) -> dict[str, obje
     return {name: record.get(name) for name in fields}
 
 
-def _validation(entry: Mapping[str, object]) -> dict[str, object]:
+def validation_fields(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return a validation as validation_history.json has it."""
     return _pick(entry, _VALIDATION_FIELDS) | _pick(
         entry, (name for name in _MORE_VALIDATION_FIELDS if name in entry)
     )

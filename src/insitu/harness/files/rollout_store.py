@@ -9,7 +9,7 @@ A rollout may be written more than once (when it has run, when it is scored); it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +51,13 @@ class Stored:
 class RolloutStore(Closing):
     """Open for reading and appending, by one process. Reading still works after `close`."""
 
-    def __init__(self, path: Path) -> None:
-        """Index the file or create it; discard a rollout that a crash cut off."""
+    def __init__(self, path: Path, on_stored: Callable[[Rollout], None] | None = None) -> None:
+        """Index the file or create it; discard a rollout that a crash cut off.
+
+        `on_stored` gets each rollout once it is written.
+        """
         self._lines = JsonLines(path)
+        self._on_stored = on_stored
         self._rollouts: dict[str, Rollout] = {}
         self._groups: dict[int, dict[str, None]] = {}
         end = 0
@@ -100,6 +104,8 @@ class RolloutStore(Closing):
             self._tokens.write(tokens, block)
         stored = _read(self.path, self._lines.append(data), line)
         self._index(stored)
+        if self._on_stored is not None:
+            self._on_stored(stored)
         return stored
 
     def sync(self) -> None:

@@ -4,6 +4,7 @@
     journal.jsonl        the run's events
     trajectories/        every rollout; per epoch (or step) and validation a file of lines and one of tokens
     left_out/            which of an epoch's or a step's rollouts were not trained on, and why
+    sinks/               how far each sink has got, and the run's id there
     …                    metrics and the plot, derived from the journal
 
 The same configuration resumes the run that it finds there. A different one is rejected, unless that run has
@@ -13,6 +14,7 @@ recorded nothing.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -29,6 +31,7 @@ from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
+from insitu.harness.files.watcher import RunWatcher
 from insitu.json_values import JsonObject, as_object, parse_json
 from insitu.system.durable import Closing, make_directories, sync_path, write_atomic
 
@@ -36,6 +39,7 @@ CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
 TRAJECTORIES = "trajectories"
 DROPPED = "left_out"
+SINKS = "sinks"
 DERIVED_FILES = (
     "training_metrics.jsonl",
     "steps.jsonl",
@@ -44,7 +48,7 @@ DERIVED_FILES = (
     "curriculum_state.json",
     "reward_plot.png",
 )
-_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, *DERIVED_FILES)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, SINKS, *DERIVED_FILES)
 _BEFORE_RESULTS = ("inputs", "registered")
 """Events of a run that has not begun to roll out."""
 EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
@@ -61,6 +65,7 @@ class RunDirectory(Closing):
         self.resumed = resumed
         """True if the run had been started before."""
         self._lock = lock
+        self._watcher = RunWatcher()
         self._stores: dict[str, RolloutStore] = {}
 
     @classmethod
@@ -87,6 +92,10 @@ class RunDirectory(Closing):
             opening.pop_all()
         return cls(path, run_id, journal, lock, resumed=known is not None)
 
+    def watch(self, watcher: RunWatcher) -> None:
+        """Tell `watcher` of everything that is written from now on."""
+        self._watcher = self.journal.watcher = watcher
+
     def store(self, name: str) -> RolloutStore:
         """Open the rollouts of an epoch, a step or a validation, e.g. `epoch-0003`.
 
@@ -99,7 +108,9 @@ class RunDirectory(Closing):
         store = self._stores.get(name)
         if store is None:
             make_directories(self.path / TRAJECTORIES)
-            store = self._stores[name] = RolloutStore(self.path / TRAJECTORIES / f"{name}.jsonl")
+            path = self.path / TRAJECTORIES / f"{name}.jsonl"
+            on_stored = functools.partial(self._watcher.stored, name)
+            store = self._stores[name] = RolloutStore(path, on_stored)
         return store
 
     def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:

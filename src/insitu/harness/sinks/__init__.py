@@ -1,0 +1,1 @@
+"""Sinks: products that get the figures of a run besides its own files."""
