@@ -444,6 +444,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         delay_seconds=(arguments.min_seconds, arguments.max_seconds),
         num_tokens=arguments.tokens,
         answer_bytes=arguments.bytes,
+        chunk_seconds=arguments.chunk_seconds,
     )
     async with StandinEngine(behaviour, port=arguments.port, keep_seen=False):
         await asyncio.Event().wait()
@@ -456,6 +457,7 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=0)
+    parser.add_argument("--chunk-seconds", type=float, default=0.0)
     asyncio.run(_serve(parser.parse_args()))
 
 

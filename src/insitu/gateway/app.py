@@ -181,13 +181,16 @@ class Gateway:
             error = sender_of(request).tell(error)
         return error_response(error, protocol.error(error)[1] if protocol else None)
 
+    def _load(self, data: bytes) -> dict[str, Any]:
+        return load_body(data, self._settings.limits)
+
     def _handler(self, spoken: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
             request[_ADMISSION].check_tokens()
             with self.tallies.counted(named_rollout(request)) as ticket:
-                self.caller.refuse_when_full()
-                async with self._bodies.of(request) as data:
-                    return await call(request, ticket, load_body(data, self._settings.limits))
+                self.caller.refuse_when_full(1 + self._bodies.num_arriving)
+                async with self._bodies.of(request, self._load) as body:
+                    return await call(request, ticket, body)
 
         async def call(request: web.Request, ticket: Ticket, body: dict[str, Any]) -> web.StreamResponse:
             sender, protocol = sender_of(request), spoken
@@ -211,8 +214,7 @@ class Gateway:
     async def _count_tokens(self, request: web.Request) -> web.Response:
         """Return the number of prompt tokens of a messages request."""
         protocol = self._protocols["messages"]
-        async with self._bodies.of(request) as data:
-            body = load_body(data, self._settings.limits)
+        async with self._bodies.of(request, self._load) as body:
             parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
             labels, sender = labels_of(request), sender_of(request)
             context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), project=sender)
@@ -221,9 +223,8 @@ class Gateway:
 
     async def _demonstrate(self, request: web.Request) -> DemonstrationReceipt:
         with self.tallies.counted(named_rollout(request)) as ticket:
-            self.caller.refuse_when_full()
-            async with self._bodies.of(request) as data:
-                body = load_body(data, self._settings.limits)
+            self.caller.refuse_when_full(1 + self._bodies.num_arriving)
+            async with self._bodies.of(request, self._load) as body:
                 labels, sender = labels_of(request), sender_of(request)
                 return await record_demonstration(self.caller, body, labels, ticket, sender)
 
@@ -270,8 +271,8 @@ class Gateway:
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> TableReceipt:
-        async with self._bodies.of(request) as data:
-            self._install(parse_table(data))
+        async with self._bodies.of(request, parse_table) as table:
+            self._install(table)
         return TableReceipt(self._table().revision)
 
     async def _state(self, _request: web.Request) -> GatewayState:

@@ -14,7 +14,7 @@ from aiohttp import web
 from insitu.gateway.shared.settings import Limits
 from insitu.system.connections import Newcomers
 
-_LINGER_SECONDS = 2.0  # time to read a refusal while the rest of the body is discarded
+_LINGER_SECONDS = 2.0  # time to read a refusal without a key while the rest of the body is discarded
 _BACKLOG = 2048
 
 
@@ -47,9 +47,14 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def known(self) -> None:
-        """Note that a request carried a valid key: only the idle deadline applies from now on."""
+        """Note that a request carried a valid key: only the idle deadline applies from now on.
+
+        The rest of a rejected body may take as long as any body. If its connection were closed earlier, a
+        client that sends first and reads then would lose the answer, such as a 429 that tells it to wait.
+        """
         if not self._is_known:
             self._is_known = True
+            self._lingering_time = self._limits.body_seconds
             self._newcomers.known(self)
 
     def drop(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from aiohttp import web
 
 from insitu.errors import InvalidRequest, Overloaded, TooLarge, TooSlow
 from insitu.gateway.shared.settings import Limits
 
+T = TypeVar("T")
 _VALUE_BYTES = 64
 """The memory of a parsed JSON value, roughly: an empty list and its place in another."""
 
@@ -21,16 +23,27 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self.num_bytes = 0
         """The estimated memory of all bodies under way, raw and parsed."""
+        self.num_arriving = 0
+        """Requests whose body is being read."""
         self._limits = limits
 
     @asynccontextmanager
-    async def of(self, request: web.Request) -> AsyncGenerator[bytes]:
-        """Read the body of a request and hold its share of the budget."""
+    async def of(self, request: web.Request, parse: Callable[[bytes], T]) -> AsyncGenerator[T]:
+        """Read and parse the body of a request, and hold its share of the budget.
+
+        Only the parsed form stays: a long call must not keep its body twice.
+        """
         share = _Share(self)
         try:
-            data = await self._read(request, share)
+            self.num_arriving += 1
+            try:
+                data = await self._read(request, share)
+            finally:
+                self.num_arriving -= 1
             share.grow(_VALUE_BYTES * self._num_values(data))
-            yield data
+            parsed = parse(data)
+            del data
+            yield parsed
         finally:
             share.release()
 
@@ -38,15 +51,19 @@ class Bodies:
         limits = self._limits
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("Compressed bodies are not accepted.", hint="omit `Content-Encoding`")
-        if (request.content_length or 0) > limits.max_body_bytes:
-            raise self._too_large()
+        declared = request.content_length
+        if declared is not None:
+            if declared > limits.max_body_bytes:
+                raise self._too_large()
+            share.grow(declared)  # at once: a body that does not fit is not read first
         body = bytearray()
         try:
             async with asyncio.timeout(limits.body_seconds):
                 while chunk := await request.content.readany():
                     if len(body) + len(chunk) > limits.max_body_bytes:
                         raise self._too_large()
-                    share.grow(len(chunk))
+                    if declared is None:
+                        share.grow(len(chunk))
                     body += chunk
         except TimeoutError:
             raise TooSlow(
