@@ -60,7 +60,8 @@ class Seen:
     def line(self) -> str:
         quantiles = [round(value / 2**20, 1) for value in statistics.quantiles(self.rss, n=20)]
         return (
-            f"{dict(self.statuses)}, p50 {statistics.median(self.seconds):.2f} s, p99 {self.p99_seconds:.2f} s, "
+            f"{dict(self.statuses)}, p50 {statistics.median(self.seconds):.2f} s, "
+            f"p99 {self.p99_seconds:.2f} s, "
             f"memory {self.level_mb:.1f} MB ({quantiles}), "
             f"{statistics.mean(self.in_flight):.1f} calls in flight"
         )
