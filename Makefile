@@ -22,7 +22,7 @@ MATERIAL := 9.8.1
 MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
-.PHONY: setup quick check smoke light test sweeps faults frameworks compat gates doctor gate-long e2e bench workflows
+.PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
 .PHONY: demo postgres lock sbom audit clean export-check site
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
@@ -100,6 +100,9 @@ frameworks: setup  ## agents of the frameworks that need an environment of their
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
 	$(BIN)/python -m pytest tests/frameworks/test_second.py -v -s
+
+sinks: setup  ## the real libraries of the sinks read back what the run's files have, in an environment of their own
+	$$($(BIN)/python -m tests.sinks.environment) -m pytest tests/sinks -v --durations=0
 
 compat: setup  ## clients of others, unmodified, in environments of their own (built when missing)
 	$(BIN)/python -m insitu.testing.models tiny

@@ -33,11 +33,15 @@ class Environment:
     name: str
     plugin: Path | None = None
     """A package that is installed for its entry points; its code is the checkout's."""
+    folder: Path = HERE
+    """Where `requirements-NAME.txt` is."""
+    target: str = "compat"
+    """The target of the Makefile that builds it."""
 
     @property
     def requirements(self) -> Path:
         """Every package with its version: nothing is resolved."""
-        return HERE / f"requirements-{self.name}.txt"
+        return self.folder / f"requirements-{self.name}.txt"
 
     @property
     def directory(self) -> Path:
@@ -55,7 +59,7 @@ class Environment:
     @property
     def why_not(self) -> str:
         """What to do when it is not."""
-        return f"the environment of {self.requirements.name} is not built: run `make compat`"
+        return f"the environment of {self.requirements.name} is not built: run `make {self.target}`"
 
     def program(self, name: str = "python") -> str:
         """The path of one of its programs."""

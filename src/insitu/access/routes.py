@@ -33,6 +33,7 @@ Table: TypeAlias = Mapping[str, Need]
 API: Table = {
     "GET /health": Access.OPEN,
     "GET /ready": Access.OPEN,
+    "GET /metrics": Access.ANY_KEY,
     "GET /v1/openapi.json": Access.ANY_KEY,
     "GET /v1/runs": Scope.SUBMIT,
     "POST /v1/runs": Scope.SUBMIT,
@@ -82,6 +83,7 @@ _CALLS = (
 GATEWAY: Table = {
     "GET /health": Access.OPEN,
     "GET /ready": Access.OPEN,
+    "GET /metrics": Access.ANY_KEY,
     "GET /v1/openapi.json": Access.ANY_KEY,
     **{call.format(prefix): Scope.INFER for prefix in PREFIXES for call in _CALLS},
     "GET /rollouts/{rollout_id}/calls": Scope.INFER,
@@ -90,7 +92,14 @@ GATEWAY: Table = {
 }
 NOBODYS = frozenset(
     {
-        *("GET /health", "GET /ready", "GET /v1/openapi.json", "GET /healthcheck", "POST /close"),
+        *(
+            "GET /health",
+            "GET /ready",
+            "GET /metrics",
+            "GET /v1/openapi.json",
+            "GET /healthcheck",
+            "POST /close",
+        ),
         *("GET /control/state", "PUT /control/routes"),
     }
 )

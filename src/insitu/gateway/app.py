@@ -15,6 +15,7 @@ from aiohttp import web
 from insitu.access.day_use import GATEWAY_USE_FILE
 from insitu.access.meters import Admission, KeyMeters
 from insitu.errors import InsituError, NotFound, UpstreamError
+from insitu.exposition import CONTENT_TYPE, exposition
 from insitu.gateway.auth import Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.demonstrations import record_demonstration
@@ -26,6 +27,7 @@ from insitu.gateway.description import describe
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table
 from insitu.gateway.engines.standalone import table_of_upstreams
+from insitu.gateway.metrics import metrics, rejection
 from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
@@ -40,6 +42,7 @@ from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.shared.bodies import Bodies
+from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
 from insitu.records.store import RecordStore
@@ -89,6 +92,7 @@ class Gateway:
             "messages": MessagesProtocol(),
         }
         self._bodies = Bodies(settings.limits)
+        self._counts = Counts()
         self.app = web.Application(middlewares=[self._middleware])
         self.app.cleanup_ctx.append(self._lifetime)
         self.app.on_shutdown.append(self._stop_holding)
@@ -98,6 +102,7 @@ class Gateway:
         router = self.app.router
         router.add_get("/health", _answering(self._health))
         router.add_get("/ready", _answering(self._ready))
+        router.add_get("/metrics", self._metrics)
         router.add_get("/v1/openapi.json", self._describe)
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
@@ -124,7 +129,7 @@ class Gateway:
         self.pool = ReplicaPool(limits, on_change=self.routes.wake)
         tokenizers = Tokenizers(self._settings.tokenizer)
         self.restorer = Restorer(limits, tokenizers)
-        self.caller = Caller(self.routes, self.pool, self.recorder, self.restorer, limits)
+        self.caller = Caller(self.routes, self.pool, self.recorder, self.restorer, limits, self._counts)
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
         texts = TokenTexts(self.routes, self.pool, tokenizers)
         self.listings = Listings(store, self.recorder, self.tallies, texts, limits)
@@ -147,6 +152,18 @@ class Gateway:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        protocol = self._protocols.get(request.path.rpartition("/v1/")[2])
+        if protocol is None or request.method != "POST":
+            return await self._admit(request, handler)
+        began, status = time.monotonic(), "client_gone"
+        try:
+            response = await self._admit(request, handler)
+            status = str(response.status)
+            return response
+        finally:
+            self._counts.ended(protocol.name, status, time.monotonic() - began)
+
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             holder = self._guard.identify(request)
             if holder is not None:
@@ -176,6 +193,8 @@ class Gateway:
 
     def _refusal(self, request: web.Request, error: InsituError) -> web.Response:
         """Return an error in the shape of the protocol whose path was requested."""
+        if (reason := rejection(error)) is not None:
+            self._counts.rejected[reason] += 1
         protocol = self._protocols.get(request.path.rpartition("/v1/")[2].removesuffix("/count_tokens"))
         if PROJECT in request:
             error = sender_of(request).tell(error)
@@ -230,6 +249,10 @@ class Gateway:
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(describe(self._protocols)), content_type=_JSON)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        content = exposition(metrics(self._counts, self.recorder, self.routes, self.pool))
+        return web.Response(body=content, headers={"content-type": CONTENT_TYPE})
 
     async def _health(self, _request: web.Request) -> GatewayHealth:
         # The process answers, so it is alive: `status` says whether a call would be served now.

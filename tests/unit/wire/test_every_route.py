@@ -52,6 +52,7 @@ NOT_A_MODEL = {
     "GET /v1/jobs/{job_id}/events": "server-sent events, each an EventInfo",
     "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": "the bytes of a file",
     "GET /v1/openapi.json": "the description of the routes",
+    "GET /metrics": "the text format of Prometheus",
     "POST /_get_step": "ART's protocol: a bare number",
     "POST /_prepare_backend_for_training": "ART's protocol: a pair",
     "POST /_train_model": "ART's protocol: metrics line by line; without `wait` a TrainReceipt",

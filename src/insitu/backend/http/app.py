@@ -25,6 +25,7 @@ from insitu.backend.api.routes_versions import lease_routes, promotion_routes
 from insitu.backend.api.security import Door
 from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
+from insitu.backend.http.metrics import CountedRequests, RequestCounts, metrics_routes
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.records.store import RecordStore, records_url
 
@@ -61,7 +62,8 @@ def build_api(
     app = _bare_app(lifespan)
     app.state.services = services
     problems.install(app)
-    routers = [health_routes(services, app.version)]
+    counts = RequestCounts()
+    routers = [health_routes(services, app.version), metrics_routes(services, app.version, counts)]
     adapters = (adapter_routes, download_routes)
     versions = (lease_routes, promotion_routes)
     for routes in (run_routes, *adapters, group_routes, job_routes, *versions, art_routes):
@@ -70,8 +72,9 @@ def build_api(
         # `include_router` would build every route a second time.
         app.router.routes.extend(router.routes)
     _document_uploads(app)
-    # Added last, hence outermost: nothing behind it is reached without a key.
+    # Added after the routes, hence around them: nothing behind it is reached without a key.
     app.add_middleware(Door, settings=settings, routes=app.routes, meters=meters)
+    app.add_middleware(CountedRequests, counts=counts)  # what the door rejects counts, too
     return app
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from insitu.backend.ledger import checkpoints, groups, lost_steps, schema
-from insitu.backend.ledger.rows import Event, Job
+from insitu.backend.ledger.rows import Event, Job, LedgerCounts
 from insitu.backend.ledger.runs import read_run
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
 from insitu.errors import Cancelled, Conflict, InvalidRequest, NotFound
@@ -127,6 +127,18 @@ def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job |
         query = query.where(jobs.c.run.in_(sorted(runs)))
     row = connection.execute(query).mappings().first()
     return None if row is None else to_job(row)
+
+
+def count(connection: Connection) -> LedgerCounts:
+    """Count jobs by state and committed steps; tell since when the oldest queued job waits."""
+    jobs, steps = schema.jobs, schema.steps
+    by_state = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
+    found = {str(state): int(number) for state, number in by_state}
+    oldest = connection.execute(
+        select(func.min(jobs.c.created_at)).where(jobs.c.state == JobState.QUEUED)
+    ).scalar()
+    num_steps = connection.execute(select(func.count()).select_from(steps)).scalar_one()
+    return LedgerCounts({str(state): found.get(state, 0) for state in JobState}, num_steps, oldest)
 
 
 def transition(connection: Connection, job_id: str, state: JobState, error: str | None) -> Job:

@@ -34,6 +34,7 @@ from insitu.backend.ledger.rows import (
     GroupRecord,
     Job,
     Lease,
+    LedgerCounts,
     Origin,
     Promotion,
     Run,
@@ -193,6 +194,10 @@ class Ledger:
     def get_job(self, job_id: str) -> Job:
         """Return the job, or raise NotFound."""
         return self._read(lambda connection: jobs.read(connection, job_id))
+
+    def count(self) -> LedgerCounts:
+        """Count jobs and steps."""
+        return self._read(jobs.count)
 
     def next_job(self, runs: Collection[str] | None = None) -> Job | None:
         """Return the oldest queued job of the given runs, or of all; it stays queued until it is moved."""

@@ -96,6 +96,17 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Numbers of jobs and steps, over all runs."""
+
+    jobs: dict[str, int]
+    """By state."""
+    num_steps: int
+    oldest_queued_at: float | None
+    """Unix time; None if no job is queued."""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a job. `seq` increases and is never reused."""
 

@@ -30,6 +30,7 @@ from insitu.gateway.protocols.base import Answer, Lane
 from insitu.gateway.protocols.request import MASKING_FIELDS
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.sampled_ids.restore import Restorer
+from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import (
     ClientGone,
     Fault,
@@ -72,10 +73,17 @@ class Caller:
     """Carries calls to the replicas and their records to the recorder."""
 
     def __init__(
-        self, routes: Routes, pool: ReplicaPool, recorder: Recorder, restorer: Restorer, limits: Limits
+        self,
+        routes: Routes,
+        pool: ReplicaPool,
+        recorder: Recorder,
+        restorer: Restorer,
+        limits: Limits,
+        counts: Counts,
     ) -> None:
         self.routes, self.pool, self.recorder, self.restorer = routes, pool, recorder, restorer
         self.limits = limits
+        self.counts = counts
         self._budget = RetryBudget()
 
     def refuse_when_full(self, num_calls: int = 1) -> None:
@@ -180,6 +188,8 @@ class Caller:
         choice.recorded = True
         context.ticket.recorded()
         context.spend_tokens(len(rendered.prompt_ids) + len(sample.output_ids))
+        self.counts.tokens["prompt"] += len(rendered.prompt_ids)
+        self.counts.tokens["output"] += len(sample.output_ids)
         return recording
 
     async def kept(self, recordings: Iterable[Recording]) -> None:

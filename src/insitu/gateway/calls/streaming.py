@@ -106,10 +106,12 @@ async def stream_answer(caller: Caller, context: CallContext, request: web.Reque
     try:
         await caller.attempts(context, work)
     except ClientGone:
+        caller.counts.broken_streams["client"] += 1
         _log.info("call %s: the client left before the end", context.call_id)
     except Exception as error:  # the status has gone out: only an event can tell the client of any failure
         if not context.sent:
             raise
+        caller.counts.broken_streams["engine"] += 1
         if isinstance(error, InsituError):
             _log.warning("call %s broke off: %s", context.call_id, error.message)
         else:

@@ -128,10 +128,7 @@ class SinkFeed:
         self._write_state(replace(self._state, num_figures=figures.number + 1))
 
     def _open(self) -> None:
-        first = next((item for item in self._items if isinstance(item, Figures)), None)
-        run = replace(
-            self._run, known_as=self._state.known_as, next_step=first.step if first else self._run.next_step
-        )
+        run = replace(self._run, known_as=self._state.known_as)
         self._write_state(replace(self._state, known_as=self._sink.start(run)))
 
     def _next(self) -> list[Item]:

@@ -27,8 +27,6 @@ class RunStart:
     """What the run starts from, and the hashes of its files and datasets."""
     known_as: str | None = None
     """The product's id of the run, if an earlier process has opened it there."""
-    next_step: int = 0
-    """The step of the first figures that are not there yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ class TensorboardSink(Sink):
         self._writer: Any = None
 
     def start(self, run: RunStart) -> str:
-        """Open a new file; of an earlier process's, readers leave out what this one will write again."""
+        """Open a file; a resumed run has one for each process, which readers join."""
         folder = self._config.path / run.run_id if self._config.path else run.directory / "tensorboard"
-        purged = None if run.known_as is None else run.next_step
-        self._writer = self._library.SummaryWriter(str(folder), purge_step=purged)
+        self._writer = self._library.SummaryWriter(str(folder))
         if run.known_as is None:
             about = orjson.dumps({"config": run.config, "lineage": run.lineage}, option=orjson.OPT_INDENT_2)
             self._writer.add_text("config", f"```json\n{about.decode()}\n```", 0)

@@ -32,6 +32,8 @@ class TrackioSink(Sink):
             config={"insitu": run.config, "lineage": run.lineage},
             resume="allow",
             embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
         )
         return name
 

@@ -38,7 +38,7 @@ class WandbSink(Sink):
 
     def start(self, run: RunStart) -> str:
         """Open the run; a resumed one goes on under the same id."""
-        known_as = run.known_as or self._wandb.util.generate_id()
+        known_as = run.known_as or run.run_id
         self._run = self._wandb.init(
             project=self._config.project,
             entity=self._config.entity,
