@@ -58,12 +58,13 @@ def test_routes_without_anything_of_a_project_name_nothing() -> None:
     assert not any("{" in route or route.startswith("DELETE ") for route in NOBODYS)
 
 
-def test_deletions_need_admin() -> None:
+def test_deletions_and_promotions_need_admin() -> None:
     for route, need in API.items():
         deletes = route.endswith("_delete_checkpoint_files") or (
             route.startswith("DELETE ") and "/leases/" not in route and not route.endswith("/pin")
         )
-        assert (need is Scope.ADMIN) == deletes, route
+        promotes = "/promoted" in route or route.endswith("/rollback")
+        assert (need is Scope.ADMIN) == (deletes or promotes), route
 
 
 def test_infer_is_for_the_gateway_and_submit_for_the_api() -> None:
