@@ -23,6 +23,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 ROUTES = {
     "/health": {"GET"},
     "/ready": {"GET"},
+    "/metrics": {"GET"},
     "/v1/openapi.json": {"GET", "HEAD"},
     "/v1/runs": {"GET", "POST"},
     "/v1/runs/{name}": {"GET", "DELETE"},
