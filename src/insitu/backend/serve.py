@@ -152,9 +152,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Start, work until told to stop, shut down."""
-        loop = asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, self._stopping.set)
+        self._listen_for_signals()
         async with AsyncExitStack() as stack:
             stack.callback(self._take_down)
             http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -166,6 +164,12 @@ class Supervisor:
             records = RecordStore(self._records_url, keep_seconds=keep)
             stack.callback(records.close)
             await self._until_stopped(self._serve(http, ledger, records))
+
+    def _listen_for_signals(self) -> None:
+        """Stop in order on Ctrl-C and SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, self._stopping.set)
 
     async def _until_stopped(self, work: Awaitable[None]) -> None:
         """Run `work` until a signal arrives or it fails; raise the root cause of its failure."""
@@ -195,6 +199,7 @@ class Supervisor:
         self._api.start()
         with phases.phase("starting Ray"):
             start_ray(settings.ray_address, self._scratch, settings.state_dir)
+        self._listen_for_signals()  # Ray has put a handler of its own in place, which ends the process at once
         traffic = Traffic(
             http,
             self._address(settings.gateway_port),

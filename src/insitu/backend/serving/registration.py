@@ -164,8 +164,7 @@ class Registrar:
         if others and self._settings.publication == "merged":
             other = named_for(run.name, others[0])
             raise CannotHonour(
-                f"run {run.name} cannot be served: merged publication serves the weights of one run "
-                f"at a time, now {other}",
+                f"merged publication serves the weights of one run at a time, now {other}",
                 hint=f"close it: insitu runs close {other}; or serve with --publication adapter",
             )
         if run.promoted is not None and self._settings.publication == "merged":
