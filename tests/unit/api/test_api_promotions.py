@@ -33,16 +33,20 @@ async def backend(tmp_path: Path) -> AsyncIterator[StandinBackend]:
             await client.register_run("run", "tiny")
             await client.wait_run_ready("run", 10, poll_seconds=0.02)
             for step in (1, 2, 3):
-                await train(client, step)
+                await train(started, client, step)
         yield started
 
 
-async def train(client: InsituClient, step: int) -> None:
+async def train(backend: StandinBackend, client: InsituClient, step: int) -> None:
+    """Train a step; the gateway learns of it after its job is done."""
     call = ModelCall("c", None, "run", None, step - 1, "base", [1], [2], [-0.5], "stop")
     group = TrajectoryGroup(f"g{step}", "run", [Trajectory(f"g{step}", [], 1.0)])
     await client.put_group(group, {group.id: [call]})
     job = await client.submit_step("run", [group.id], idempotency_key=group.id)
-    await client.wait_job(job.id, 10, poll_seconds=0.02)
+    await client.wait_job(job.id, 60, poll_seconds=0.02)
+    async with asyncio.timeout(60), backend.gateway_client() as gateway:
+        while f"run@{step}" not in await gateway.models():
+            await asyncio.sleep(0.02)
 
 
 async def insitu(backend: StandinBackend, *words: str) -> Result:
@@ -73,7 +77,7 @@ async def test_calls_get_what_is_promoted_and_rollouts_what_is_newest(backend: S
     assert await answered_by(backend, ROLLOUT) == "run@3"
     async with backend.client() as client:
         for step in (4, 5, 6):
-            await train(client, step)
+            await train(backend, client, step)
         assert [kept.step for kept in await client.checkpoints("run")] == [1, 4, 5, 6]
     assert await answered_by(backend) == "run@1"
     assert await answered_by(backend, ROLLOUT) == "run@6"
