@@ -24,7 +24,7 @@ class RunStart:
     config: JsonObject
     """The effective configuration, without secrets."""
     lineage: JsonObject
-    """The start of the run, and the hashes of its files and datasets."""
+    """The base model, the start of the run, and the hashes of its files and datasets."""
     known_as: str | None = None
     """The product's id of the run, if an earlier process has opened it there."""
 
