@@ -54,7 +54,7 @@ class LangfuseSink(Sink):
             )
         if not self._url.startswith(("https://", "http://")):
             raise InvalidRequest(
-                f"LANGFUSE_BASE_URL is {self._url!r}, which is not an HTTP address", hint=f"such as {CLOUD}"
+                f"LANGFUSE_BASE_URL is {self._url!r}, not an HTTP address", hint=f"such as {CLOUD}"
             )
         self._key = base64.b64encode(":".join(keys).encode()).decode()
         self._run: RunStart | None = None
