@@ -58,11 +58,10 @@ class Seen:
         return statistics.median(self.rss) / 2**20
 
     def line(self) -> str:
-        quantiles = [round(value / 2**20, 1) for value in statistics.quantiles(self.rss, n=20)]
+        peak = statistics.quantiles(self.rss, n=20)[-1] / 2**20
         return (
             f"{dict(self.statuses)}, p50 {statistics.median(self.seconds):.2f} s, "
-            f"p99 {self.p99_seconds:.2f} s, "
-            f"memory {self.level_mb:.1f} MB ({quantiles}), "
+            f"p99 {self.p99_seconds:.2f} s, memory {self.level_mb:.1f} MB (p95 {peak:.1f}), "
             f"{statistics.mean(self.in_flight):.1f} calls in flight"
         )
 

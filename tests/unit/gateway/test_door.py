@@ -93,6 +93,32 @@ async def trickled(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
+async def test_a_client_with_a_key_may_finish_a_rejected_body(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may read only then; a connection that is closed before would cost it the answer."""
+    monkeypatch.setattr("insitu.gateway.connection._LINGER_SECONDS", 0.1)
+    gateway = await start_gateway()
+    head = b"Content-Encoding: gzip\r\nContent-Length: 100\r\n\r\n"
+    async with connected(port_of(gateway), POST + KEY + head) as (reader, _):
+        assert b" 400 " in await reader.readline()
+        assert len(await reader.read(2**16)) > 0  # the rest of the answer
+        await asyncio.sleep(0.5)
+        assert not reader.at_eof(), "the gateway still reads"
+
+
+async def test_bodies_that_arrive_count_as_calls(start_gateway: StartGateway) -> None:
+    """Otherwise any number of bodies would be read for the last place, and all but one rejected."""
+    gateway = await start_gateway(max_in_flight=2)
+    half = POST + KEY + b"Content-Length: 100\r\n\r\n{"
+    async with connected(port_of(gateway), half), connected(port_of(gateway), half):
+        await asyncio.sleep(0.2)
+        status, body, _ = await gateway.post()
+        assert (status, body["error"]["type"]) == (429, "Overloaded")
+    await asyncio.sleep(0.2)
+    assert (await gateway.post())[0] == 200
+
+
 async def test_a_connection_may_rest_between_calls_but_not_for_long(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(head_seconds=0.5, idle_seconds=1.5)
     request = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n" + KEY + b"\r\n"

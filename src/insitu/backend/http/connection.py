@@ -20,6 +20,7 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
     class Connection(_Connection):
         bounds = newcomers
         head_seconds = limits.head_seconds
+        max_head_bytes = limits.max_head_bytes
 
     return Connection
 
@@ -29,6 +30,7 @@ class _Connection(H11Protocol):
 
     bounds: Newcomers
     head_seconds: float
+    max_head_bytes: int
     _head_timer: asyncio.TimerHandle | None = None
     _is_known = False
 
@@ -44,13 +46,21 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         if not self._is_known:
+            self._receive_in_parts(data)
             return  # the deadline of a newcomer does not move
+        super().data_received(data)
         if self._is_answering:
             self._stop_timer()
         elif self._head_timer is None:
             self._await_head()
+
+    def _receive_in_parts(self, data: bytes) -> None:
+        """Let h11 reject a head by its size: it parses one that arrives whole, however large."""
+        for start in range(0, len(data), self.max_head_bytes):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + self.max_head_bytes])
 
     def drop(self) -> None:
         """Close the connection without an answer."""
