@@ -199,7 +199,7 @@ class Supervisor:
         self._api.start()
         with phases.phase("starting Ray"):
             start_ray(settings.ray_address, self._scratch, settings.state_dir)
-        self._listen_for_signals()  # Ray has put a handler of its own in place, which ends the process at once
+        self._listen_for_signals()  # Ray has put a handler of its own in its place, which ends the process
         traffic = Traffic(
             http,
             self._address(settings.gateway_port),
