@@ -10,7 +10,7 @@ import pytest
 from insitu.backend.http.metrics import StepCount
 from insitu.backend.ledger import Ledger
 from tests.unit.api.conftest import inline_group, put, submit
-from tests.unit.gateway.test_metrics import parsed
+from tests.unit.gateway.test_prometheus import parsed
 
 
 async def test_jobs_requests_and_the_disk_are_counted(http, stranger, ledger: Ledger, tmp_path: Path):
