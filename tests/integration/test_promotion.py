@@ -20,6 +20,7 @@ from tests.support.addition import Rollouts, train
 from tests.support.backend import Backend, running_backend
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 async def test_plain_calls_get_the_weights_of_the_promoted_step(tmp_path: Path) -> None:
     state = tmp_path / "state"
