@@ -125,6 +125,7 @@ async def check(folder: Path, load: Load, limits: dict[str, float] | None) -> No
     assert len(recorded(folder / "state")) == answered, "each answered call is on record, no other is"
 
 
+@pytest.mark.sweep
 @pytest.mark.alone
 @pytest.mark.timeout(120)
 async def test_three_times_the_load(tmp_path: Path) -> None:
