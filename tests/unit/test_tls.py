@@ -25,8 +25,8 @@ from click.testing import CliRunner
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.api.settings import Limits as ApiLimits
 from insitu.backend.http.app import build_api
-from insitu.backend.http.process import bind, server_config
 from insitu.backend.http.process import main as api_main
+from insitu.backend.http.process import server_config
 from insitu.cli import cli
 from insitu.client import InsituClient
 from insitu.errors import InvalidRequest, Untrusted
@@ -36,6 +36,7 @@ from insitu.gateway.process import main as gateway_main
 from insitu.gateway.shared.settings import Limits, Settings
 from insitu.harness.backend_adapter import BackendAdapter
 from insitu.harness.interfaces.settings import AdapterConfig
+from insitu.system.processes import bind
 from insitu.system.tls import TlsFiles, check_listener, listener_arguments, tls_files
 from insitu.testing.standins import StandinParts
 from tests.support.certificates import self_signed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import aiohttp
 
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.errors import ChildFailed, DeadlineExceeded, Unavailable
-from insitu.system.processes import end_child, spawn, tail
+from insitu.system.processes import bind, end_child, spawn, tail
 
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_SECONDS = 60.0
@@ -79,23 +78,15 @@ async def wait_ports_free(host: str, ports: Mapping[str, int]) -> None:
     """Wait until the ports, by their options, can be listened on; raise Unavailable if one stays taken."""
     deadline = time.monotonic() + _FREE_SECONDS
     for option, port in ports.items():
-        while (reason := _cannot_listen(host, port)) is not None:
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"cannot listen on {host}:{port}: {reason}",
-                    hint=f"end what listens there (ss -ltnp 'sport = :{port}'), or pass another {option}",
-                )
-            await asyncio.sleep(0.2)
-
-
-def _cannot_listen(host: str, port: int) -> str | None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return None
+        while True:
+            try:
+                bind(host, port, option).close()
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.2)
+            else:
+                break
 
 
 async def wait_answering(

@@ -23,7 +23,7 @@ from typing import IO
 
 import psutil
 
-from insitu.errors import Conflict
+from insitu.errors import Conflict, Unavailable
 from insitu.system.logs import LOG_FILE
 
 MARK = "INSITU_SERVE_ID"
@@ -125,6 +125,21 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Return a bound socket, or raise Unavailable with the reason and the option that names another port."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint=f"end what listens there (ss -ltnp 'sport = :{port}'), or pass another {option}",
+        ) from error
+    return sock
 
 
 def lock_directory(directory: Path) -> IO[str]:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from types import FrameType
@@ -18,11 +17,12 @@ from insitu.backend.api.settings import ApiSettings, Limits, Services
 from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.database.url import VARIABLE, check_url
-from insitu.errors import InsituError, Unavailable
+from insitu.errors import InsituError
 from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
+from insitu.system.processes import bind
 from insitu.system.tls import TlsFiles, add_listener_options, check_listener, scheme_of, tls_files
 
 
@@ -115,18 +115,3 @@ def server_config(
         # X-Forwarded-Proto is the scheme of `gateway_url`; the proxy is the only caller, or on loopback.
         forwarded_allow_ips="*" if behind_proxy else "127.0.0.1,::1",
     )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket, or raise Unavailable with the reason."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise Unavailable(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="free the port or pass another --port"
-        ) from error
-    return sock
