@@ -106,6 +106,11 @@ def quantiles(times: list[float]) -> dict[str, float]:
     return {"p50_ms": round(cuts[49] * 1000, 2), "p99_ms": round(cuts[98] * 1000, 2)}
 
 
+def cpu_seconds(children: ServedChildren) -> dict[str, float]:
+    processes = {"gateway": children.gateway_process, "api": children.api_process}
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+
 def rss_mb(children: ServedChildren) -> dict[str, float]:
     processes = {"gateway": children.gateway_process, "api": children.api_process}
     return {name: round(process.memory_info().rss / 2**20, 1) for name, process in processes.items()}
@@ -120,10 +125,13 @@ async def measure(seconds: float, folder: Path) -> dict[str, Any]:
         }
         errors: Counter[str] = Counter()
         await keyed(children, min(2.0, seconds), errors)  # warm
+        started = cpu_seconds(children)
         alone = await keyed(children, seconds, errors)
+        between = cpu_seconds(children)
         written, memory = log_bytes(children), rss_mb(children)
         with flooding(ports, seconds) as flooded:
             beside = await keyed(children, seconds, errors)
+        ended = cpu_seconds(children)
         answers: dict[str, int] = flooded["answers"]
         statuses: Counter[str] = Counter()
         for name, number in answers.items():
@@ -132,6 +140,10 @@ async def measure(seconds: float, folder: Path) -> dict[str, Any]:
         for name in alone:
             without, with_flood = quantiles(alone[name]), quantiles(beside[name])
             figures[name] = {"alone": without, "flooded": with_flood, "calls": len(beside[name])}
+            figures[name]["cpu_share"] = {
+                "alone": round((between[name] - started[name]) / seconds, 3),
+                "flooded": round((ended[name] - between[name]) / seconds, 3),
+            }
             figures[f"{name}_p99_ratio"] = round(with_flood["p99_ms"] / without["p99_ms"], 2)
         return figures | {
             "flood_requests": sum(answers.values()),

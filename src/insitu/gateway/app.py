@@ -14,15 +14,17 @@ from aiohttp import web
 
 from insitu.access.day_use import GATEWAY_USE_FILE
 from insitu.access.meters import Admission, KeyMeters
+from insitu.access.routes import GATEWAY
+from insitu.access.strangers import Strangers
 from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.exposition import CONTENT_TYPE, exposition
-from insitu.gateway.auth import Guard, Handler, error_response
+from insitu.gateway.auth import KEY_HINT, Guard, Handler, error_response
 from insitu.gateway.calls.attempt import CallContext, new_call_id
 from insitu.gateway.calls.demonstrations import record_demonstration
 from insitu.gateway.calls.labels import PROJECT, labels_of, named_rollout, sender_of
 from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.calls.streaming import stream_answer
-from insitu.gateway.connection import Connection
+from insitu.gateway.connection import STRANGERS, Connection
 from insitu.gateway.description import describe
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.engines.routes import Routes, Table, parse_table
@@ -94,6 +96,7 @@ class Gateway:
         self._bodies = Bodies(settings.limits)
         self._counts = Counts()
         self.app = web.Application(middlewares=[self._middleware])
+        self._strangers = self.app[STRANGERS] = Strangers(GATEWAY, self._guard.knows, KEY_HINT)
         self.app.cleanup_ctx.append(self._lifetime)
         self.app.on_shutdown.append(self._stop_holding)
         self._add_routes()
@@ -198,7 +201,10 @@ class Gateway:
         protocol = self._protocols.get(request.path.rpartition("/v1/")[2].removesuffix("/count_tokens"))
         if PROJECT in request:
             error = sender_of(request).tell(error)
-        return error_response(error, protocol.error(error)[1] if protocol else None)
+        response = error_response(error, protocol.error(error)[1] if protocol else None)
+        if isinstance(request.protocol, Connection) and not request.protocol.is_known:
+            response.force_close()  # a stranger's next request is judged like its first one
+        return response
 
     def _load(self, data: bytes) -> dict[str, Any]:
         return load_body(data, self._settings.limits)
@@ -251,7 +257,7 @@ class Gateway:
         return web.Response(body=orjson.dumps(describe(self._protocols)), content_type=_JSON)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        content = exposition(metrics(self._counts, self.recorder, self.routes, self.pool))
+        content = exposition(metrics(self._counts, self._strangers, self.recorder, self.routes, self.pool))
         return web.Response(body=content, headers={"content-type": CONTENT_TYPE})
 
     async def _health(self, _request: web.Request) -> GatewayHealth:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from insitu.access.keyring import Holder, Keyring
 from insitu.access.routes import GATEWAY, Access, Need, need_of
+from insitu.access.strangers import NO_KEY
 from insitu.errors import InsituError, InvalidRequest, LimitReached, Unauthorized
 from insitu.gateway.shared.settings import Settings
 from insitu.system.keys import hash_key, is_loopback
@@ -19,6 +20,7 @@ from insitu.wire.answers import error_body
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 KEY_HEADER = "x-api-key"
 """The header in which clients of Anthropic's protocol send their key."""
+KEY_HINT = f"send `Authorization: Bearer <key>` or `{KEY_HEADER}: <key>`"
 _RETRY_SECONDS = 5
 
 
@@ -38,16 +40,19 @@ class Guard:
         if need is Access.OPEN:
             return None
         self._check_browser(request)
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        bearer = key.strip() if scheme.lower() == "bearer" else ""
+        bearer = _bearer(request.headers.get("authorization", ""))
         if need is Access.SUPERVISOR:
             holder = self._supervisor(request, bearer)
         else:
             holder = self._keys.holder([bearer, request.headers.get(KEY_HEADER, "")])
         if holder is None:
-            hint = f"send `Authorization: Bearer <key>` or `{KEY_HEADER}: <key>`"
-            raise Unauthorized("The key is missing or wrong.", hint=hint)
+            raise Unauthorized(NO_KEY, hint=KEY_HINT)
         return holder
+
+    def knows(self, authorization: str, key: str) -> bool:
+        """Return True if one of a request's two headers has a valid key, or the supervisor's."""
+        bearer = _bearer(authorization)
+        return self._is_supervisor(bearer) or self._keys.holder([bearer, key]) is not None
 
     def authorise(self, request: web.Request, holder: Holder) -> None:
         """Raise Forbidden if the sender's key lacks the scope of the route."""
@@ -56,9 +61,11 @@ class Guard:
 
     def _supervisor(self, request: web.Request, key: str) -> Holder | None:
         """Return the supervisor, which calls from this machine with a key of its own; it has no scope."""
-        if self._admin is None or not self._is_local(request.remote or ""):
-            return None
-        return Holder("supervisor", frozenset()) if hmac.compare_digest(hash_key(key), self._admin) else None
+        is_supervisor = self._is_local(request.remote or "") and self._is_supervisor(key)
+        return Holder("supervisor", frozenset()) if is_supervisor else None
+
+    def _is_supervisor(self, key: str) -> bool:
+        return self._admin is not None and hmac.compare_digest(hash_key(key), self._admin)
 
     def _is_local(self, remote: str) -> bool:
         """Return True for a caller on this machine, which may have called the gateway by its own address."""
@@ -75,6 +82,12 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             raise InvalidRequest("Requests from other origins are rejected.")
+
+
+def _bearer(authorization: str) -> str:
+    """Return the key of the header `Authorization`; empty if it has another scheme."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _route(request: web.Request) -> tuple[str, Need]:

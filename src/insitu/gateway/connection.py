@@ -1,7 +1,8 @@
 """The gateway's connections: deadlines for headers, idle time and writes; nothing is decompressed.
 
 accept ──► newcomer ── valid key ──► known ── idle ──► closed
-              └─ head_seconds, or too many newcomers ──► closed
+              ├─ head_seconds, or too many newcomers ──► closed
+              └─ one of a flood without a key ──► 401, closed
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import ssl
 
 from aiohttp import web
 
+from insitu.access.strangers import Strangers, Verdict
 from insitu.gateway.shared.settings import Limits
 from insitu.system.connections import Newcomers
 
 _LINGER_SECONDS = 2.0  # time to read a refusal without a key while the rest of the body is discarded
 _BACKLOG = 2048
+STRANGERS = web.AppKey("strangers", Strangers)
+"""How the application judges requests of connections that have shown no valid key."""
 
 
 class Connection(web.RequestHandler):
     """One client connection."""
 
-    def __init__(self, server: web.Server, newcomers: Newcomers, limits: Limits) -> None:
+    def __init__(
+        self, server: web.Server, newcomers: Newcomers, strangers: Strangers, limits: Limits
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -31,8 +37,12 @@ class Connection(web.RequestHandler):
             access_log=None,  # pyright: ignore[reportArgumentType] - None is allowed, and is how to have none
         )
         self._newcomers = newcomers
+        self._strangers = strangers
         self._limits = limits
         self._is_known = False
+        self._unjudged: bytes | None = b""
+        """The first bytes until they are judged; None afterwards."""
+        self._is_rejected = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,6 +55,36 @@ class Connection(web.RequestHandler):
             self._head_timer.cancel()
         self._newcomers.left(self)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_rejected:
+            return  # read, so that the client can read its answer
+        if self._unjudged is None:
+            super().data_received(data)
+            return
+        received = self._unjudged + data
+        verdict = self._strangers.judge(received)
+        if verdict is Verdict.WAIT:
+            self._unjudged = received
+            return
+        self._unjudged = None
+        if verdict is Verdict.PARSE:
+            super().data_received(received)
+        else:
+            self._reject(verdict)
+
+    def _reject(self, verdict: Verdict) -> None:
+        """Answer without the parser; the client closes, or the deadline for its key does."""
+        self._is_rejected = True
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.write(self._strangers.answers[verdict])
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a request carried a valid key."""
+        return self._is_known
 
     def known(self) -> None:
         """Note that a request carried a valid key: only the idle deadline applies from now on.
@@ -106,6 +146,7 @@ class Site(web.BaseSite):
         self, runner: web.AppRunner, host: str, port: int, limits: Limits, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
+        self._strangers = runner.app[STRANGERS]
         self._host, self._port = host, port
         self._limits = limits
         self.newcomers = Newcomers(max_newcomers=limits.max_newcomers, max_connections=limits.max_connections)
@@ -126,7 +167,7 @@ class Site(web.BaseSite):
         server = self._runner.server
         assert server is not None, "the runner has been set up"
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(server, self.newcomers, self._limits),
+            lambda: Connection(server, self.newcomers, self._strangers, self._limits),
             self._host,
             self._port,
             backlog=_BACKLOG,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from insitu.access.strangers import Strangers
 from insitu.errors import (
     Forbidden,
     InsituError,
@@ -34,7 +36,9 @@ def rejection(error: InsituError) -> str | None:
     return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), None)
 
 
-def metrics(counts: Counts, recorder: Recorder, routes: Routes, pool: ReplicaPool) -> Iterator[Metric]:
+def metrics(
+    counts: Counts, strangers: Strangers, recorder: Recorder, routes: Routes, pool: ReplicaPool
+) -> Iterator[Metric]:
     """Yield everything that is counted, and the state of now."""
     name = "insitu_gateway_calls_total"
     samples = merged(counts.calls, ("protocol", "status"))
@@ -48,7 +52,8 @@ def metrics(counts: Counts, recorder: Recorder, routes: Routes, pool: ReplicaPoo
     yield Metric(name, "histogram", "Time from a model call's arrival to its end.", durations)
     yield counter("insitu_gateway_tokens_total", "Tokens of recorded calls.", "kind", counts.tokens)
     text = "Requests that were not let in, by reason."
-    yield counter("insitu_gateway_rejections_total", text, "reason", counts.rejected)
+    rejected = counts.rejected + Counter(unparsed=strangers.num_unparsed)
+    yield counter("insitu_gateway_rejections_total", text, "reason", rejected)
     text = "Streams that ended before their end, by who ended them."
     yield counter("insitu_gateway_streams_broken_total", text, "by", counts.broken_streams)
     text = "Calls that were written to the records."

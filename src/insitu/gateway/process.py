@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -18,13 +17,11 @@ from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
 from insitu.gateway.connection import Site
 from insitu.gateway.shared.settings import Settings
+from insitu.system.connections import reuse_receive_buffers
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
 from insitu.system.tls import add_listener_options, scheme_of, tls_files
-
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-_LARGE_BYTES = 128 * 2**10
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -94,22 +91,11 @@ async def listen(runner: web.AppRunner, settings: Settings) -> None:
         ) from error
 
 
-def return_large_blocks() -> None:
-    """Give the memory of each large block back to the system when it is freed (Linux with glibc only).
-
-    By default glibc keeps blocks of a size that was freed once, up to 32 MB, on a heap with holes. The bodies
-    of calls that overlap would then leave the process larger than it ever needed to be.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the gateway; an InsituError exits with its message and status 1."""
     log_to(None)  # standard error; under a supervisor that is logs/gateway.log
     allow_open_files()
-    return_large_blocks()
+    reuse_receive_buffers()
     try:
         asyncio.run(serve(settings_from(sys.argv[1:] if arguments is None else arguments)))
     except InsituError as error:

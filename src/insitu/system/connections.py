@@ -1,8 +1,12 @@
-"""Bounds on connections whose client has not yet shown a valid key."""
+"""Connections of a server: bounds on those without a valid key so far, and memory to receive into."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Protocol
+
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+_LARGE_BYTES = 512 * 2**10
 
 
 class Droppable(Protocol):
@@ -48,3 +52,15 @@ class Newcomers:
         """Forget a closed connection."""
         self._num_connections -= 1
         self._newcomers.pop(connection, None)
+
+
+def reuse_receive_buffers() -> None:
+    """Receive into memory that the process has, and give large blocks back (Linux with glibc only).
+
+    asyncio receives into a new buffer of 256 KiB each time. glibc would take each from the system and give it
+    back, which costs more than the rest of receiving (17 instead of 2 µs). Blocks above the threshold, such
+    as the bodies of calls that overlap, are given back when they are freed, so they leave no heap with holes.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)

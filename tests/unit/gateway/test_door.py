@@ -62,10 +62,26 @@ async def test_bytes_that_are_not_http_leave_no_line_in_the_log(
 
 
 async def test_headers_are_bounded_in_bytes(gateway: GatewayUnderTest) -> None:
-    for size, status in ((1_000, b"200"), (100_000, b"400")):
+    for size, statuses in ((1_000, {b"200"}), (100_000, {b"400", b"431"})):  # by the parser, or before it
         long = b"X-Long: " + b"x" * size + b"\r\n\r\n"
         async with connected(port_of(gateway), GET + KEY + long) as (reader, _):
-            assert (await reader.readline()).split()[1] == status
+            assert (await reader.readline()).split()[1] in statuses
+
+
+async def test_a_flood_without_a_key_is_not_parsed(gateway: GatewayUnderTest) -> None:
+    keyless = POST + b"Content-Length: 0\r\n\r\n"
+    for _ in range(100):
+        async with connected(port_of(gateway), keyless + keyless) as (reader, _):
+            answer = await closed(reader, 3)
+            assert answer.count(b"HTTP/1.1 401") == 1, "its next request would be judged again"
+    assert b"WWW-Authenticate: Bearer\r\nConnection: close" in answer, "the one without the parser"
+    assert (await gateway.post())[0] == 200
+    async with connected(port_of(gateway), b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as (reader, _):
+        assert b" 200 " in await reader.readline()
+    async with gateway.session.get(f"{gateway.url}/metrics", headers=API) as got:
+        rejected = 'insitu_gateway_rejections_total{reason="unparsed"} '
+        [line] = [line for line in (await got.text()).splitlines() if line.startswith(rejected)]
+        assert float(line.removeprefix(rejected)) >= 50
 
 
 async def test_half_sent_headers_have_a_deadline(start_gateway: StartGateway) -> None:

@@ -21,6 +21,7 @@ from insitu.access.keyring import Holder, Keyring
 from insitu.access.meters import Admission, KeyMeters
 from insitu.access.projects import Project
 from insitu.access.routes import API, Access, Need, need_of
+from insitu.access.strangers import Strangers
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
 from insitu.errors import Forbidden, InsituError, InvalidRequest, LimitReached, Unauthorized
@@ -30,6 +31,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 KNOWN = "insitu.known"
 """The entry of a request's scope that the door calls once the key is found to be right."""
 _PROJECT = "insitu.project"
+_KEY_HINT = "send the header `Authorization: Bearer $INSITU_API_KEY`"
 
 
 async def sender_of(request: Request) -> Project:
@@ -72,7 +74,10 @@ class Door:
             try:
                 receive = self._let_in(scope, receive, under_way)
             except InsituError as error:
-                await MessageResponse(error_body(error), error.status, _headers(error))(scope, receive, send)
+                headers = _headers(error) or {}
+                if _PROJECT not in scope:  # a stranger's next request is judged like its first one
+                    headers["Connection"] = "close"
+                await MessageResponse(error_body(error), error.status, headers)(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 
@@ -139,17 +144,24 @@ class Door:
     def _holder(self, headers: Headers) -> Holder:
         holder = self._keys.holder([key_of(headers)])
         if holder is None:
-            raise Unauthorized(
-                "the key is missing or wrong",
-                hint="send the header `Authorization: Bearer $INSITU_API_KEY`",
-            )
+            raise Unauthorized("the key is missing or wrong", hint=_KEY_HINT)
         return holder
+
+
+def strangers(settings: ApiSettings) -> Strangers:
+    """Return how requests are judged before they are parsed."""
+    keys = Keyring(settings.key_sha256, settings.keys_file)
+    return Strangers(API, lambda sent, _: keys.holder([_key_in(sent)]) is not None, _KEY_HINT)
 
 
 def key_of(headers: Headers) -> str:
     """Return the request's key: a bearer token, or the password of an address (http://any:KEY@host)."""
     sent = headers.getlist("authorization")
-    scheme, _, value = (sent[0] if len(sent) == 1 else "").partition(" ")
+    return _key_in(sent[0]) if len(sent) == 1 else ""
+
+
+def _key_in(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
         try:
             value = base64.b64decode(value, validate=True).decode().partition(":")[2]

@@ -22,7 +22,7 @@ from insitu.backend.api.routes_groups import group_routes, upload_schemas
 from insitu.backend.api.routes_jobs import job_routes
 from insitu.backend.api.routes_runs import run_routes
 from insitu.backend.api.routes_versions import lease_routes, promotion_routes
-from insitu.backend.api.security import Door
+from insitu.backend.api.security import Door, strangers
 from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.http.metrics import CountedRequests, RequestCounts, metrics_routes
@@ -62,7 +62,8 @@ def build_api(
     app = _bare_app(lifespan)
     app.state.services = services
     problems.install(app)
-    counts = RequestCounts()
+    app.state.strangers = strangers(settings)
+    counts = RequestCounts(app.state.strangers)
     routers = [health_routes(services, app.version), metrics_routes(services, app.version, counts)]
     adapters = (adapter_routes, download_routes)
     versions = (lease_routes, promotion_routes)

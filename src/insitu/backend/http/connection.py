@@ -1,4 +1,4 @@
-"""The API's connections: a deadline for headers, and few without a valid key."""
+"""The API's connections: a deadline for headers, few without a valid key, and a flood of them unparsed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import cast
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from insitu.access.strangers import Strangers, Verdict
 from insitu.backend.api.security import KNOWN
 from insitu.backend.api.settings import Limits
 from insitu.system.connections import Newcomers
 
 
-def connection_class(limits: Limits) -> type[asyncio.Protocol]:
+def connection_class(limits: Limits, judges: Strangers) -> type[asyncio.Protocol]:
     """Return the protocol class for one server; its connections share their bounds."""
     newcomers = Newcomers(max_newcomers=limits.max_newcomers, max_connections=limits.max_connections)
 
     class Connection(_Connection):
         bounds = newcomers
+        strangers = judges
         head_seconds = limits.head_seconds
         max_head_bytes = limits.max_head_bytes
 
@@ -29,10 +31,14 @@ class _Connection(H11Protocol):
     """One client connection."""
 
     bounds: Newcomers
+    strangers: Strangers
     head_seconds: float
     max_head_bytes: int
     _head_timer: asyncio.TimerHandle | None = None
     _is_known = False
+    _unjudged: bytes | None = b""
+    """The first bytes until they are judged; None afterwards."""
+    _is_rejected = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's
         super().connection_made(transport)
@@ -47,13 +53,37 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_known:
-            self._receive_in_parts(data)
+            self._receive_as_newcomer(data)
             return  # the deadline of a newcomer does not move
         super().data_received(data)
         if self._is_answering:
             self._stop_timer()
         elif self._head_timer is None:
             self._await_head()
+
+    def _receive_as_newcomer(self, data: bytes) -> None:
+        if self._is_rejected:
+            return  # read, so that the client can read its answer
+        if self._unjudged is None:
+            self._receive_in_parts(data)
+            return
+        received = self._unjudged + data
+        verdict = self.strangers.judge(received)
+        if verdict is Verdict.WAIT:
+            self._unjudged = received
+            return
+        self._unjudged = None
+        if verdict is Verdict.PARSE:
+            self._receive_in_parts(received)
+        else:
+            self._reject(verdict)
+
+    def _reject(self, verdict: Verdict) -> None:
+        """Answer without the parser; the client closes, or the deadline for its key does."""
+        self._is_rejected = True
+        self.transport.write(self.strangers.answers[verdict])
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _receive_in_parts(self, data: bytes) -> None:
         """Let h11 reject a head by its size: it parses one that arrives whole, however large."""

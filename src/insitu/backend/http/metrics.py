@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from insitu.access.strangers import Strangers
 from insitu.backend.api.health import against, read_status
 from insitu.backend.api.settings import Services
 from insitu.exposition import CONTENT_TYPE, Latencies, Metric, exposition, gauge, gauges, merged, total
@@ -19,7 +20,8 @@ from insitu.json_values import as_object
 class RequestCounts:
     """Requests of the API by method and status, and their durations."""
 
-    def __init__(self) -> None:
+    def __init__(self, strangers: Strangers) -> None:
+        self.strangers = strangers
         self.requests: Counter[tuple[str, str]] = Counter()
         self.seconds = Latencies()
 
@@ -92,6 +94,8 @@ def _metrics(services: Services, version: str, counts: RequestCounts, steps: Ste
     text = "Requests of the API, by method and status."
     samples = merged(counts.requests, ("method", "status"))
     yield Metric("insitu_api_requests_total", "counter", text, samples)
+    text = "Requests of a flood without a key, rejected unparsed."
+    yield total("insitu_api_unparsed_total", text, counts.strangers.num_unparsed)
     name, text = "insitu_api_request_duration_seconds", "Time from a request's arrival to its end."
     yield Metric(name, "histogram", text, counts.seconds.samples({}))
     yield gauges("insitu_jobs", "Training jobs in the ledger, by state.", "state", found.jobs)

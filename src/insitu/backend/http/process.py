@@ -18,6 +18,7 @@ from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError
+from insitu.system.connections import reuse_receive_buffers
 from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     log_to(None)  # standard error; the supervisor writes it to logs/api.log
     allow_open_files()
+    reuse_receive_buffers()
     try:
         return serve(options)
     except InsituError as error:
@@ -107,7 +109,7 @@ def server_config(
         server_header=False,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
         # h11 limits the size of headers.
-        http=connection_class(limits),
+        http=connection_class(limits, app.state.strangers),
         h11_max_incomplete_event_size=limits.max_head_bytes,
         ws="none",
         ssl_certfile=None if tls is None else tls.certificate,

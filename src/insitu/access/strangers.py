@@ -1,0 +1,107 @@
+"""Requests without a valid key, judged by their first bytes so that a flood of them costs little.
+
+    head ──► an open route, or a valid key ──► parsed
+         ├─► neither ── within the pace ─────► parsed, and rejected with its reason
+         │                 └─ beyond it ─────► 401, unparsed
+         └─► too large ──────────────────────► 431, unparsed
+
+To parse and reject a request takes a server about a millisecond. Whoever has a key would wait for that.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from insitu.access.routes import Access, Table
+from insitu.errors import InsituError, TooLarge, Unauthorized
+from insitu.wire.answers import error_body
+from insitu.wire.message import encode
+
+PACE = 20.0
+"""Requests per second without a valid key that are parsed."""
+BURST = 40.0
+MOST_HEAD_BYTES = 32 * 2**10
+NO_KEY = "The key is missing or wrong."
+_TOO_LARGE = f"Address and headers are larger than {MOST_HEAD_BYTES:,} bytes."
+_HEAD_END = b"\r\n\r\n"
+_KEYS = re.compile(rb"\r\n(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE)
+
+
+class Verdict(Enum):
+    """The next step for the bytes of a connection that has shown no valid key yet."""
+
+    PARSE = "parse"
+    WAIT = "wait for the rest of the head"
+    REJECT = "reject unparsed"
+    TOO_LARGE = "reject by size"
+
+
+class Strangers:
+    """Judges the requests of connections that have shown no valid key yet."""
+
+    def __init__(
+        self,
+        routes: Table,
+        is_key: Callable[[str, str], bool],
+        hint: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_key` takes the headers `Authorization` and `X-Api-Key`, empty if they are missing."""
+        self.num_unparsed = 0
+        self.answers = {
+            Verdict.REJECT: _answer("401 Unauthorized", Unauthorized(NO_KEY, hint=hint)),
+            Verdict.TOO_LARGE: _answer("431 Request Header Fields Too Large", TooLarge(_TOO_LARGE)),
+        }
+        self._open = tuple(f"{route} ".encode() for route, need in routes.items() if need is Access.OPEN)
+        self._is_key = is_key
+        self._clock = clock
+        self._left, self._at = BURST, clock()
+
+    def judge(self, received: bytes) -> Verdict:
+        """Judge the bytes that a connection has sent so far."""
+        head = received[:MOST_HEAD_BYTES]
+        end = head.find(_HEAD_END)
+        if end < 0 and len(received) > MOST_HEAD_BYTES:
+            verdict = Verdict.TOO_LARGE
+        elif self._take():
+            return Verdict.PARSE
+        elif end < 0:
+            return Verdict.WAIT
+        elif head.startswith(self._open) or self._has_key(head[: end + 2]):
+            return Verdict.PARSE
+        else:
+            verdict = Verdict.REJECT
+        self.num_unparsed += 1
+        return verdict
+
+    def _take(self) -> bool:
+        """Take one of the requests that may be parsed now; they come back with time."""
+        now = self._clock()
+        self._left = min(BURST, self._left + (now - self._at) * PACE)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def _has_key(self, head: bytes) -> bool:
+        sent = {name.lower(): value.decode("latin-1").strip() for name, value in _KEYS.findall(head)}
+        if not sent:
+            return False
+        try:
+            return self._is_key(sent.get(b"authorization", ""), sent.get(b"x-api-key", ""))
+        except InsituError:  # the key has ended, or keys cannot be read: said to those within the pace
+            return False
+
+
+def _answer(status: str, error: InsituError) -> bytes:
+    body = encode(error_body(error))
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nWWW-Authenticate: Bearer\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
