@@ -19,7 +19,7 @@ from insitu.system.connections import Newcomers
 _LINGER_SECONDS = 2.0  # time to read a refusal without a key while the rest of the body is discarded
 _BACKLOG = 2048
 STRANGERS = web.AppKey("strangers", Strangers)
-"""How the application judges requests of connections that have shown no valid key."""
+"""The judge of requests on connections that have shown no valid key."""
 
 
 class Connection(web.RequestHandler):
@@ -83,7 +83,7 @@ class Connection(web.RequestHandler):
 
     @property
     def is_known(self) -> bool:
-        """Whether a request carried a valid key."""
+        """True once a request carried a valid key."""
         return self._is_known
 
     def known(self) -> None:
