@@ -2,11 +2,14 @@
 
     python benchmarks/gateway.py --json
 
-Two parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
+Three parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
 concurrent (throughput) and at 1 (latency). "direct" asks for the ids and logprobs that training needs,
 "direct_plain" for the text only; the gateway's client sends the plain request. *Load*: a stand-in
-upstream in its own process (5-15 s a call, 20-KB answers) with 1,000 calls in flight. Each figure is
-compared with the bound it must meet.
+upstream in its own process (5-15 s a call, 20-KB answers) with 1,000 calls in flight. *Recording*: one
+call at a time, in turn through this gateway and through one that answers before the call is safe from
+`kill -9` (benchmarks/forgetful_gateway.py), first and later calls of a rollout, with a stand-in that takes 50
+ms a call and with one that answers at once. The first call's note of its rollout is written while the engine
+works. Each figure is compared with the bound it must meet.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,7 @@ BOUNDS = {
     "load_errors": ("<=", 0),
     "load_recorded_per_second": (">=", 90.0),
     "load_rss_mb": ("<=", 400.0),
+    "recording_added_p50_ms": ("<=", 2.0),
 }
 
 
@@ -61,12 +66,14 @@ def child(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
-def gateway(upstream: str, folder: str) -> Iterator[tuple[str, psutil.Process]]:
+def gateway(
+    upstream: str, folder: str, program: tuple[str, ...] = ("-m", "insitu.gateway")
+) -> Iterator[tuple[str, psutil.Process]]:
     """Run a standalone gateway that records to a file in `folder`."""
     port, records = free_port(), f"sqlite:///{folder}/calls.db"
     arguments = ["--port", str(port), "--records", records, "--upstream", upstream]
     keys = {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"}
-    with child("-m", "insitu.gateway", *arguments, **keys) as process:
+    with child(*program, *arguments, **keys) as process:
         yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
 
 
@@ -229,6 +236,44 @@ async def load_part(width: int, seconds: float, tokens: int) -> dict[str, Any]:
     }
 
 
+async def recording_part(calls: int, tokens: int) -> dict[str, Any]:
+    """Measure what durable recording adds to a call, with an engine of 50 ms and with one of none."""
+    slow, at_once = [await recording_added(calls, tokens, seconds) for seconds in (0.05, 0.0)]
+    return {
+        "recording_ms": {"engine of 50 ms": slow, "engine of 0 ms": at_once},
+        "recording_added_p50_ms": max(slow["added first"], slow["added later"]),
+        "recording_calls": calls,
+    }
+
+
+async def recording_added(calls: int, tokens: int, seconds: float) -> dict[str, float]:
+    """Alternate single calls through a gateway that records durably and through one that does not."""
+    port = free_port()
+    standin = [str(ROOT / "tests/support/standin_engine.py"), "--port", str(port), "--tokens", str(tokens)]
+    standin += ["--min-seconds", str(seconds), "--max-seconds", str(seconds)]
+    upstream = f"http://127.0.0.1:{port}"
+    body = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with child(*standin), tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        async with client() as session:
+            await wait_up(session, upstream)
+            forgetful = (str(ROOT / "benchmarks/forgetful_gateway.py"),)
+            with gateway(upstream, first) as (url, _), gateway(upstream, second, forgetful) as (other, _):
+                sides = {"durable": url, "forgetful": other}
+                for each in sides.values():
+                    await wait_up(session, each)
+                for number in range(-20, calls):  # the first ones warm up
+                    for side, each in sides.items():
+                        for which in ("first", "later"):
+                            took = await call(session, f"{each}/rollouts/r{number}", body)
+                            if number >= 0:
+                                times[which, side].append(took)
+    medians = {" ".join(key): statistics.median(values) * 1000 for key, values in times.items()}
+    for which in ("first", "later"):
+        medians[f"added {which}"] = medians[f"{which} durable"] - medians[f"{which} forgetful"]
+    return {name: round(value, 2) for name, value in medians.items()}
+
+
 async def watch_gateway(
     session: aiohttp.ClientSession, url: str, process: psutil.Process
 ) -> list[dict[str, float]]:
@@ -265,7 +310,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--part", choices=["engine", "load", "all"], default="all")
+    parser.add_argument("--part", choices=["engine", "load", "recording", "all"], default="all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30)
@@ -279,6 +324,8 @@ def main() -> None:
         figures |= asyncio.run(engine_part(given.rounds, calls_32=192, calls_1=20, tokens=32))
     if given.part in ("load", "all"):
         figures |= asyncio.run(load_part(given.in_flight, given.seconds, given.load_tokens))
+    if given.part in ("recording", "all"):
+        figures |= asyncio.run(recording_part(calls=200, tokens=given.load_tokens))
     figures["met"] = verdict(figures)
     if given.json:
         print(json.dumps(figures, indent=2))

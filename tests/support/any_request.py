@@ -11,6 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 IS_LONG = os.environ.get("INSITU_TESTS") == "long"
+LIMIT_SECONDS = 3600 if IS_LONG else 300
 _EXAMPLES = 400 if IS_LONG else 4
 """Requests for each route and method."""
 

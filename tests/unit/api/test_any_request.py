@@ -9,10 +9,10 @@ import pytest
 import schemathesis
 from fastapi import FastAPI
 
-from tests.support.any_request import ask_each
+from tests.support.any_request import LIMIT_SECONDS, ask_each
 from tests.unit.api.conftest import KEY
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(LIMIT_SECONDS)
 HEADERS = {"Authorization": f"Bearer {KEY}", "Host": "127.0.0.1:7623"}
 
 

@@ -17,10 +17,10 @@ from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.messages import MessagesProtocol
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.shared.settings import Settings
-from tests.support.any_request import IS_LONG, ask_each
+from tests.support.any_request import IS_LONG, LIMIT_SECONDS, ask_each
 from tests.unit.gateway.conftest import API, GatewayUnderTest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(LIMIT_SECONDS)
 PROTOCOLS = {
     "chat/completions": ChatProtocol(),
     "completions": CompletionsProtocol(),
