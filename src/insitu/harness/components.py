@@ -21,6 +21,7 @@ from insitu.harness.interfaces.settings import (
 from insitu.harness.loop.epoch_trainer import EpochTrainer
 from insitu.harness.sinks.langfuse_sink import LangfuseConfig, LangfuseSink
 from insitu.harness.sinks.mlflow_sink import MlflowConfig, MlflowSink
+from insitu.harness.sinks.opentelemetry_sink import OpentelemetryConfig, OpentelemetrySink
 from insitu.harness.sinks.tensorboard_sink import TensorboardConfig, TensorboardSink
 from insitu.harness.sinks.trackio_sink import TrackioConfig, TrackioSink
 from insitu.harness.sinks.wandb_sink import WandbConfig, WandbSink
@@ -36,6 +37,7 @@ for _name in ("insitu", "openpipe_art_trainer_adapter"):
 for _name in ("insitu", "openpipe_art_trainer"):
     register(Kind.TRAINER, _name, TrainerConfig)(EpochTrainer)
 register(Kind.SINK, "langfuse", LangfuseConfig)(LangfuseSink)
+register(Kind.SINK, "opentelemetry", OpentelemetryConfig)(OpentelemetrySink)
 register(Kind.SINK, "mlflow", MlflowConfig)(MlflowSink)
 register(Kind.SINK, "tensorboard", TensorboardConfig)(TensorboardSink)
 register(Kind.SINK, "trackio", TrackioConfig)(TrackioSink)

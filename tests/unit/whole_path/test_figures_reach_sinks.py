@@ -12,7 +12,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -21,12 +20,13 @@ from insitu.errors import InvalidRequest
 from insitu.harness.dry_run import dry_run
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.harness.sinks import feed, sinks
-from insitu.harness.sinks.langfuse_sink import trace_id
+from insitu.harness.sinks.otlp import trace_id
 from insitu.harness.sinks.sink import Figures, RunStart, SentRollout, Sink
 from insitu.plugins import ComponentConfig, Kind, register
 from insitu.types import Ending
 from tests.support.finetune_bench import FinetuneBench, agent, by_generation, one_call, open_bench, rewards
 from tests.support.own_figures import Series, own_figures
+from tests.support.recording_server import RecordingServer
 
 STARTS: list[RunStart] = []
 GOT: list[Figures] = []
@@ -238,46 +238,14 @@ async def test_an_unknown_sink_is_rejected_with_the_nearest(tmp_path, monkeypatc
             bench.loaded()
 
 
-class StandinLangfuse:
-    """A server with the two routes of Langfuse's API that records what it gets."""
-
-    def __init__(self, status: int = 207, errors: Sequence[dict[str, Any]] = ()) -> None:
-        self.got: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.got.append((self.path, dict(self.headers), body))
-                content = json.dumps({"successes": [], "errors": list(errors)}).encode()
-                self.send_response(status if self.path.endswith("ingestion") else 200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def bodies(self, path: str) -> list[dict[str, Any]]:
-        return [body for at, _, body in self.got if at == path]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, server: StandinLangfuse) -> None:
+def point_at(monkeypatch: pytest.MonkeyPatch, server: RecordingServer) -> None:
     monkeypatch.setenv("LANGFUSE_BASE_URL", server.url)
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-lf-2")
 
 
 async def test_langfuse_gets_a_trace_and_a_score_for_each_rollout(tmp_path, monkeypatch):
-    server = StandinLangfuse()
+    server = RecordingServer()
     point_at(monkeypatch, server)
     async with open_bench(tmp_path, monkeypatch, num_examples=4) as bench:
         configure(bench, "langfuse", num_epochs=1)
@@ -311,7 +279,7 @@ async def test_langfuse_gets_a_trace_and_a_score_for_each_rollout(tmp_path, monk
 
 
 async def test_scores_that_langfuse_rejects_are_counted(tmp_path, monkeypatch):
-    server = StandinLangfuse(errors=[{"id": "x", "status": 400, "message": "no such project"}])
+    server = RecordingServer(errors=[{"id": "x", "status": 400, "message": "no such project"}])
     point_at(monkeypatch, server)
     async with open_bench(tmp_path, monkeypatch, num_examples=4) as bench:
         configure(bench, "langfuse", num_epochs=1)

@@ -28,6 +28,8 @@ class RecordedCall(TypedDict):
     answer: NotRequired[JsonObject | None]
     sampling: NotRequired[JsonObject]
     timings: NotRequired[dict[str, float]]
+    started_at: NotRequired[float]
+    protocol: NotRequired[str]
     prompt_ids: NotRequired[list[int]]
     output_ids: NotRequired[list[int]]
     logprobs: NotRequired[list[float]]

@@ -13,21 +13,17 @@ import base64
 import hashlib
 import os
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-import orjson
-
 from insitu.errors import InvalidRequest, UpstreamError
+from insitu.harness.sinks.otlp import Span, post, trace_id, traces
 from insitu.harness.sinks.sink import RunStart, SentRollout, Sink
-from insitu.json_values import JsonObject, JsonValue, as_list, as_object, parse_json
+from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 from insitu.plugins import ComponentConfig, Parts
 
 CLOUD = "https://cloud.langfuse.com"
-_SECONDS = 20.0
 _TAGS = "langfuse.trace.tags"
-_MAX_TEXT_CHARS = 100_000
 
 
 class LangfuseConfig(ComponentConfig):
@@ -67,10 +63,7 @@ class LangfuseSink(Sink):
     def rollouts(self, rollouts: Sequence[SentRollout]) -> None:
         """Send a batch of traces, then their scores."""
         assert self._run is not None
-        spans: list[JsonValue] = [self._span(each, self._run) for each in rollouts]
-        resource: JsonObject = {"attributes": [_attribute("service.name", "insitu")]}
-        scope: JsonObject = {"scope": {"name": "insitu"}, "spans": spans}
-        body: JsonObject = {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
+        body = traces([self._span(each, self._run) for each in rollouts], {"service.name": "insitu"})
         self._post("/api/public/otel/v1/traces", body, {"x-langfuse-ingestion-version": "4"})
         batch: list[JsonValue] = [score for each in rollouts for score in self._scores(each)]
         if batch:
@@ -78,7 +71,7 @@ class LangfuseSink(Sink):
             if errors := as_list(answer.get("errors")):
                 raise UpstreamError(f"Langfuse rejected {len(errors)} scores: {errors[0]}")
 
-    def _span(self, sent: SentRollout, run: RunStart) -> JsonObject:
+    def _span(self, sent: SentRollout, run: RunStart) -> Span:
         rollout, details = sent.rollout, sent.rollout.details()
         began = rollout.started_at or time.time()
         metadata: dict[str, object] = {
@@ -103,16 +96,9 @@ class LangfuseSink(Sink):
             "langfuse.environment": self._config.environment,
             **{f"langfuse.trace.metadata.{name}": value for name, value in metadata.items()},
         }
-        trace = trace_id(rollout.rollout_id)
-        return {
-            "traceId": trace,
-            "spanId": trace[:16],
-            "name": f"{run.name} {sent.store}",
-            "kind": 1,
-            "startTimeUnixNano": str(int(began * 1e9)),
-            "endTimeUnixNano": str(int((began + (rollout.seconds or 0.0)) * 1e9)),
-            "attributes": [_attribute(name, each) for name, each in values.items() if each is not None],
-        }
+        trace, name = trace_id(rollout.rollout_id), f"{run.name} {sent.store}"
+        seconds = rollout.seconds or 0.0
+        return Span(trace, trace[:16], name, began, seconds, values, lists=frozenset({_TAGS}))
 
     def _scores(self, sent: SentRollout) -> Iterator[JsonObject]:
         rollout = sent.rollout
@@ -134,32 +120,4 @@ class LangfuseSink(Sink):
             yield {"id": score, "type": "score-create", "timestamp": now, "body": body}
 
     def _post(self, path: str, body: JsonObject, headers: Mapping[str, str]) -> JsonValue:
-        request = urllib.request.Request(  # noqa: S310 - the address was checked
-            self._url + path,
-            data=orjson.dumps(body),
-            headers={"Authorization": f"Basic {self._key}", "Content-Type": "application/json", **headers},
-            method="POST",
-        )
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - as above
-            content = answer.read()
-        return parse_json(content) if content else None
-
-
-def trace_id(rollout_id: str) -> str:
-    """Return the trace of a rollout: 32 hexadecimal digits."""
-    return hashlib.sha256(rollout_id.encode()).hexdigest()[:32]
-
-
-def _attribute(name: str, value: object) -> JsonObject:
-    """Return an attribute in the JSON of OTLP; what is no plain value becomes JSON text."""
-    if isinstance(value, bool):
-        return {"key": name, "value": {"boolValue": value}}
-    if isinstance(value, int):
-        return {"key": name, "value": {"intValue": str(value)}}
-    if isinstance(value, float):
-        return {"key": name, "value": {"doubleValue": value}}
-    if (items := as_list(value)) is not None and name == _TAGS:
-        tags: list[JsonValue] = [{"stringValue": str(tag)} for tag in items]
-        return {"key": name, "value": {"arrayValue": {"values": tags}}}
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return {"key": name, "value": {"stringValue": text[:_MAX_TEXT_CHARS]}}
+        return post(self._url + path, body, {"Authorization": f"Basic {self._key}", **headers})
