@@ -14,6 +14,8 @@ from safetensors import safe_open
 
 from insitu.backend.fleet.rank_info import limits_of
 from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.errors import InvalidRequest
+from insitu.harness.files.trained_tokens import read_tokens
 from insitu.training.packing import Limits, pack_step
 from insitu.training.token_figures import TokenFigures, token_figures
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence
@@ -110,7 +112,7 @@ def test_they_are_what_the_policy_gave_before_the_first_update(trainer: TrainerR
     for call, (_, logprobs) in found.items():
         assert logprobs == pytest.approx(before[call], abs=1e-5)
     after = trainer.score("run", [each.token_ids.tolist() for each in sequences])
-    assert after != pytest.approx(scores, abs=1e-5), "and not what it gives after two updates"
+    assert after[0] != pytest.approx(scores[0], abs=1e-5), "and not what it gives after two updates"
     assert len(trainer.token_logprobs()) == 0, "they are taken once"
     figures.write(tmp_path)
     with safe_open(tmp_path / "tokens.safetensors", "np") as file:
@@ -125,3 +127,30 @@ def test_a_step_without_a_gradient_has_no_figures(trainer: TrainerRank) -> None:
     packing = pack_step([], SETTINGS, limits_of(trainer.info()), 1)
     trainer.train_step("run", packing.rank_batch(0), SETTINGS)
     assert by_call(token_figures(packing, [trainer.token_logprobs()])) == {}
+
+
+def figures_of_two_calls() -> TokenFigures:
+    return TokenFigures(
+        ["a", "b"],
+        np.array([2, 1], np.int32),
+        np.array([0.5, -1.0], np.float32),
+        np.array([-0.25, -1.5, -3.0], np.float32),
+    )
+
+
+def test_the_harness_reads_what_the_trainer_writes(tmp_path: Path) -> None:
+    figures_of_two_calls().write(tmp_path)
+    found = read_tokens((tmp_path / "tokens.safetensors").read_bytes(), "it")
+    read = {call: (each.advantage, each.logprobs.tolist()) for call, each in found.items()}
+    assert read == {"a": (0.5, [-0.25, -1.5]), "b": (-1.0, [-3.0])}
+
+
+def test_any_other_bytes_are_an_error_with_a_reason(tmp_path: Path) -> None:
+    figures_of_two_calls().write(tmp_path)
+    whole = (tmp_path / "tokens.safetensors").read_bytes()
+    odd = [whole[:end] for end in range(len(whole))]
+    odd += [whole.replace(b'"F32"', b'"F16"'), whole.replace(b'"1"', b'"2"'), b"\xff" * 64]
+    odd += [whole.replace(rb"[\"a\", \"b\"]", rb"[\"a\"]     ")]
+    for content in odd:
+        with pytest.raises(InvalidRequest, match="it is not a file of the trainer's figures"):
+            read_tokens(content, "it")
