@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from insitu.backend.fleet.rank_info import limits_of
+from insitu.backend.fleet.token_figures import TokenFigures, token_figures
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import InvalidRequest
 from insitu.harness.files.trained_tokens import read_tokens
 from insitu.training.packing import Limits, pack_step
-from insitu.training.token_figures import TokenFigures, token_figures
 from insitu.types import LoraSettings, ModelCall, StepSettings, TrainingSequence
 from tests.support.sequences import join
 

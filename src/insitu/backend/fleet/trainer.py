@@ -20,12 +20,12 @@ import ray
 from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
 from insitu.backend.fleet.placement import Reservation, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
+from insitu.backend.fleet.token_figures import TokenFigures, token_figures
 from insitu.backend.plan.settings import ServeSettings, option_of
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
 from insitu.system.processes import free_port
 from insitu.training.packing import Limits, Packing, RankBatch, pack_step
-from insitu.training.token_figures import TokenFigures, token_figures
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
 if TYPE_CHECKING:
