@@ -65,6 +65,8 @@ class TrainingSequence:
     """The temperature at which its tokens are scored; 1 if it is not trained on."""
     teacher_t: NDArray[np.float32] | None = None
     """A teacher's log-probability of each token that enters the loss, if another program computed it."""
+    calls: tuple[str, ...] = ()
+    """The calls that sampled the stretches in the loss, in order; empty if it is not made of calls."""
 
     @property
     def mask(self) -> NDArray[np.bool_]:

@@ -7,13 +7,17 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from insitu.client import InsituClient
 from insitu.gateway_client import GatewayClient
+from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.files.trained_tokens import read_tokens, tokens_file
 from insitu.testing.models import tiny
 from tests.support.addition import Rollouts
 from tests.support.backend import Backend, running_backend
@@ -82,6 +86,33 @@ async def base_model_is_back_without_a_restart(backend: Backend, client: InsituC
     assert backend.engine().pid == before
 
 
+def check_tokens(output: Path, lines: list[dict[str, Any]]) -> None:
+    """Every trained token has the trainer's log-probability, which is the sampler's, and its advantage."""
+    num_tokens = 0
+    for line in lines:
+        if not line["step"]:
+            continue
+        file = tokens_file(output, line["step"])
+        trained = read_tokens(file.read_bytes(), str(file))
+        with RolloutStore(output / "trajectories" / f"epoch-{line['epoch']:04d}.jsonl") as store:
+            calls = {
+                call["id"]: (rollout, call)
+                for rollout in store.rollouts()
+                for call in rollout.details(tokens=True).calls
+            }
+        assert trained, f"step {line['step']} trained on something"
+        signs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for call_id, figures in trained.items():
+            rollout, call = calls[call_id]
+            assert figures.logprobs.tolist() == pytest.approx(call["logprobs"], abs=2e-3)
+            assert rollout.reward is not None
+            signs[rollout.example_id].append((rollout.reward, figures.advantage))
+            num_tokens += len(call["output_ids"])
+        for group in signs.values():
+            assert [pair[1] for pair in sorted(group)] == sorted(pair[1] for pair in group), "better is more"
+    assert num_tokens == sum(line["training"]["num_tokens"] for line in lines if line["step"])
+
+
 @pytest.mark.timeout(600)
 async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
@@ -109,6 +140,7 @@ async def test_basic_configuration_trains_to_the_end(tmp_path: Path, monkeypatch
     assert [line["epoch"] for line in lines] == list(range(20))
     assert [step.step for step in steps] == [line["step"] for line in lines if line["step"]]
     assert len(steps) >= 15, "most epochs have groups with two different rewards"
+    check_tokens(output, lines)
     assert f"Completed epoch {20}/{20}" in done.stdout
     assert (output / "reward_plot.png").stat().st_size > 10_000
     evaluations = output.parent / "eval"

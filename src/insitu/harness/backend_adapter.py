@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from insitu.errors import (
     Forbidden,
     InsituError,
     InvalidRequest,
+    NotFound,
     Unauthorized,
     Unavailable,
     Untrusted,
@@ -43,6 +45,7 @@ from insitu.types import (
     TrajectoryGroup,
 )
 from insitu.wire.answers import JobInfo, RunInfo
+from insitu.wire.starts.adapter_files import TOKENS
 from insitu.wire.transport import ONCE, PATIENT
 
 BACKEND = "insitu"
@@ -249,6 +252,15 @@ class BackendAdapter(TrainerAdapter):
             if other.pinned and other.step not in (0, step):  # step 0 is always kept
                 await self._client.unpin_checkpoint(self._backend.name, other.step)
         return found[0].path
+
+    async def token_figures(self, step: int) -> bytes | None:
+        """Download them; None from a backend that keeps none."""
+        content = BytesIO()
+        try:
+            await self._client.download(self._backend.name, step, TOKENS, content)
+        except (NotFound, InvalidRequest):  # its trainer, or its release, keeps none
+            return None
+        return content.getvalue()
 
     @asynccontextmanager
     async def leased(self, step: int, run: str | None = None) -> AsyncGenerator[str | None]:

@@ -76,6 +76,12 @@ class Passes:
         self._add_up(total_s)
         return dict(zip(_SUM_NAMES, total_s.tolist(), strict=True)) | of_pairs
 
+    def logprobs(self) -> Tensor:
+        """Return this rank's log-probabilities before the first update, in the order of its micro-batches."""
+        batches = zip(self._batches, self._olds, strict=True)
+        kept = [old_t for batch, old_t in batches if not batch.is_filler]
+        return torch.cat(kept) if kept else torch.empty(0)
+
     def _earlier(self, score: Score, score_reference: Score) -> tuple[Sequence[Earlier | None], Metrics]:
         """Return what is known before the pass: per micro-batch, and of the pairs of all ranks."""
         olds = self._olds or [None] * len(self._batches)

@@ -64,6 +64,7 @@ def _sequence(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
     runs: Iterable[tuple[_Stretch, int]],
+    calls: Sequence[str] = (),
 ) -> TrainingSequence:
     """Write the stretches, each with its number of tokens, as columns."""
     kept = [(stretch, count) for stretch, count in runs if count]
@@ -76,6 +77,7 @@ def _sequence(
         np.array([stretch.advantage for stretch, _ in kept], np.float32),
         np.array([stretch.constrained for stretch, _ in kept], np.bool_),
         np.array([stretch.temperature for stretch, _ in kept], np.float32),
+        calls=tuple(calls),
     )
 
 
@@ -177,7 +179,8 @@ def _joined(rollout_id: str, members: Sequence[_Member], as_sampled: bool) -> Tr
         written = place.end
     # A copy: the strand may be longer, or the beginning of other sequences.
     ids = last.strand.ids(last.end).copy()
-    return _sequence(rollout_id, ids, logprobs, runs)
+    calls = [member.call.id for member in members if member.trained and member.call.num_output]
+    return _sequence(rollout_id, ids, logprobs, runs, calls)
 
 
 def _differs(call: CallTokens) -> bool:

@@ -20,6 +20,7 @@ import ray
 from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
 from insitu.backend.fleet.placement import Reservation, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
+from insitu.backend.fleet.token_figures import TokenFigures, token_figures
 from insitu.backend.plan.settings import ServeSettings, option_of
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
@@ -66,6 +67,8 @@ class TrainerGroup:
         self._gpus: Reservation | None = None
         self.opened: dict[str, int] = {}
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
+        self._figures: dict[str, TokenFigures] = {}
+        """Of the steps that are in memory only."""
         self.ranks: list[LoadedRank] = []
         self.limits: Limits
         """Limits of the ranks, known once they have started for the first time."""
@@ -122,6 +125,7 @@ class TrainerGroup:
         for actor in self._actors:
             actor.kill()
         self._actors, self.opened, self.ranks = [], {}, []
+        self._figures.clear()
         if self._gpus is not None:
             self._gpus.release()
             self._gpus = None
@@ -143,6 +147,7 @@ class TrainerGroup:
     async def forget_run(self, run: str) -> None:
         """Discard a run's state in memory, which may be ahead of the committed step."""
         self.opened.pop(run, None)
+        self._figures.pop(run, None)
         if self.running:
             await self._all("close_run", run, deadline="handover")
 
@@ -164,6 +169,8 @@ class TrainerGroup:
             for actor, batch in zip(self._actors, batches, strict=True)
         ]
         results = await self._together(calls, "step", "the trainer's train_step")
+        logprobs = await self._all("token_logprobs", deadline="score")
+        self._figures[run] = await asyncio.to_thread(token_figures, packing, logprobs)
         self.opened[run] = step + 1
         return results[0]
 
@@ -172,7 +179,10 @@ class TrainerGroup:
         return (await self._all("score", run, token_ids, deadline="score"))[0]
 
     async def save(self, run: str, staging: Path) -> None:
+        """Write the run as it is in memory, and the figures of the tokens that its last step trained on."""
         await self._all("save", run, str(staging), deadline="publish")
+        if (figures := self._figures.pop(run, None)) is not None:
+            await asyncio.to_thread(figures.write, staging)
 
     async def export_merged(self, run: str, directory: Path) -> None:
         await self._all("export_merged", run, str(directory), self._settings.dtype, deadline="publish")

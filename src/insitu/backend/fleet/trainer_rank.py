@@ -18,7 +18,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
 from insitu.backend.fleet.collective import Collective
@@ -85,6 +87,7 @@ class TrainerRank:
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}
         self._frozen_exports: dict[torch.dtype, Path] = {}
+        self._token_logprobs = torch.empty(0)
         self._load_seconds = time.perf_counter() - started
         log.info("rank %d/%d loaded %s in %.1f s", rank, world_size, base_model, self._load_seconds)
 
@@ -155,6 +158,7 @@ class TrainerRank:
         totals, updates = (
             self._learn(learner, passes, settings, reference) if counts.num_sequences else ([], [])
         )
+        self._token_logprobs = passes.logprobs() if totals else torch.empty(0)
         learner.step += 1
         seconds = time.perf_counter() - started
         speed = {"time/train_seconds": seconds, "tokens_per_second": counts.num_input_tokens / seconds}
@@ -164,6 +168,11 @@ class TrainerRank:
         if self._dtype is torch.float16:
             metrics["loss_scale"] = scale
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+    def token_logprobs(self) -> NDArray[np.float32]:
+        """Return the log-probabilities of the last step's tokens on this rank, before its first update."""
+        logprob_t, self._token_logprobs = self._token_logprobs, torch.empty(0)
+        return logprob_t.float().cpu().numpy()
 
     def _learn(
         self, learner: Learner, passes: Passes, settings: StepSettings, reference: Path | None

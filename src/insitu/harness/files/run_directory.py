@@ -4,6 +4,7 @@
     journal.jsonl        the run's events
     trajectories/        every rollout; per epoch (or step) and validation a file of lines and one of tokens
     left_out/            which of an epoch's or a step's rollouts were not trained on, and why
+    tokens/              the trainer's log-probability and advantage of every token, a file per step
     sinks/               how far each sink has got, and the run's id there
     …                    metrics and the plot, derived from the journal
 
@@ -31,6 +32,7 @@ from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
+from insitu.harness.files.trained_tokens import TOKENS_FOLDER, tokens_file
 from insitu.harness.files.watcher import RunWatcher
 from insitu.json_values import JsonObject, as_object, parse_json
 from insitu.system.durable import Closing, make_directories, sync_path, write_atomic
@@ -48,7 +50,7 @@ DERIVED_FILES = (
     "curriculum_state.json",
     "reward_plot.png",
 )
-_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, SINKS, *DERIVED_FILES)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, TOKENS_FOLDER, SINKS, *DERIVED_FILES)
 _BEFORE_RESULTS = ("inputs", "registered")
 """Events of a run that has not begun to roll out."""
 EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
@@ -117,6 +119,11 @@ class RunDirectory(Closing):
         """Record why rollouts of an epoch or a step were dropped, by id; those not listed are trained on."""
         make_directories(self.path / DROPPED)
         write_atomic(self.path / DROPPED / f"{name}.json", orjson.dumps(reasons))
+
+    def write_tokens(self, step: int, content: bytes) -> None:
+        """Keep the trainer's figures of a step's tokens."""
+        make_directories(self.path / TOKENS_FOLDER)
+        write_atomic(tokens_file(self.path, step), content)
 
     def store_names(self) -> list[str]:
         """Return the names of all stored epochs, steps and validations."""

@@ -66,6 +66,10 @@ class TrainerAdapter(ABC):
     async def keep(self, step: int) -> str | None:
         """Keep the checkpoint of this step, the best so far; return its path, if any."""
 
+    async def token_figures(self, step: int) -> bytes | None:  # noqa: ARG002 - the interface's
+        """Return the file of the trainer's figures of the tokens of a step; None if there is none."""
+        return None
+
     def leased(self, step: int, run: str | None = None) -> AbstractAsyncContextManager[str | None]:  # noqa: ARG002 - the interface's
         """Keep a step served inside the block, 0 for the run's start; give the model name to call.
 

@@ -10,12 +10,13 @@ rollout store, on disk before the next stage begins; after a crash the same call
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from insitu.errors import InvalidRequest
+from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.files.metrics import (
     STEPS_FILE,
     StepLine,
@@ -260,8 +261,23 @@ class EpochTrainer(Trainer):
                 "step": step if isinstance(step, int) else None,
                 "training": counted,
             }
+            if isinstance(step, int):
+                await self._keep_tokens(step)
             self._step_over(events.StepEnded(epoch, line, submitted.curriculum))
         return status
+
+    async def _keep_tokens(self, step: int) -> None:
+        """Keep the trainer's figures of the tokens, for pages; the run needs none of them."""
+        run = self.loop.run
+        try:
+            content = await self.loop.adapter.token_figures(step)
+        except InsituError as error:
+            run.progress.warn(
+                f"Step {step}: the trainer's figures of its tokens are not kept: {error.message}"
+            )
+            return
+        if content is not None:
+            await asyncio.to_thread(run.directory.write_tokens, step, content)
 
     def _step_over(self, ended: events.StepEnded) -> None:
         loop = self.loop

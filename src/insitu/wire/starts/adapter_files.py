@@ -1,4 +1,4 @@
-"""The files of an adapter: their names in a directory of PEFT, and in a checkpoint."""
+"""The files that leave a checkpoint: an adapter's, their names in a directory of PEFT, and the tokens'."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Literal, TypeAlias
 CONFIG: Literal["adapter_config.json"] = "adapter_config.json"
 WEIGHTS: Literal["adapter_model.safetensors"] = "adapter_model.safetensors"
 MANIFEST: Literal["manifest.json"] = "manifest.json"
-CheckpointFile: TypeAlias = Literal["manifest.json", "adapter_config.json", "adapter_model.safetensors"]
+TOKENS: Literal["tokens.safetensors"] = "tokens.safetensors"
+"""The trainer's log-probability and advantage of the tokens that the step trained on."""
+CheckpointFile: TypeAlias = Literal[
+    "manifest.json", "adapter_config.json", "adapter_model.safetensors", "tokens.safetensors"
+]
 """Files of a checkpoint that can be downloaded; the optimizer's state stays on the backend."""
 
 
 def in_checkpoint(file: CheckpointFile) -> str:
     """Return the file's path within a checkpoint, by which the manifest lists it."""
-    return file if file == MANIFEST else f"adapter/{file}"
+    return file if file in (MANIFEST, TOKENS) else f"adapter/{file}"
