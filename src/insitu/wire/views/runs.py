@@ -53,6 +53,8 @@ class RunSummary(Answer):
     step: Count
     """The step of the current weights."""
     num_rollouts: Count
+    indexed: float
+    """The share of its rollouts that pages show by now; 1 once all are read."""
     reward: float | None
     """The mean reward of the last step."""
     validation: float | None
