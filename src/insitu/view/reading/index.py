@@ -47,6 +47,19 @@ class Progress:
     """Of the files' bytes that are in the index."""
 
 
+class _Budget:
+    """Time for some work, of which at least one piece is done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._begun = False
+
+    def take(self) -> bool:
+        """Return True if another piece may be done."""
+        begun, self._begun = self._begun, True
+        return not begun or time.monotonic() < self._end
+
+
 class RunIndex:
     """The index of one run; its methods may be called from several threads."""
 
@@ -101,15 +114,18 @@ class RunIndex:
         ]
 
     def refresh(self, budget_seconds: float = 1.0) -> bool:
-        """Read what is new, for about `budget_seconds`; return True if nothing is left to read."""
-        deadline = time.monotonic() + budget_seconds
+        """Read what is new, for about `budget_seconds`; return True if nothing is left to read.
+
+        Some lines are read however small the budget is.
+        """
+        budget = _Budget(budget_seconds)
         changed = False
         files = self._files.stores()
         with self._lock:
             changed |= self._forget(files)
             done = True
             for name, path in files.items():
-                more, grew = self._read_store(name, path, deadline)
+                more, grew = self._read_store(name, path, budget)
                 changed |= grew
                 if more:
                     done = False
@@ -147,14 +163,14 @@ class RunIndex:
                 db.execute("DELETE FROM stores WHERE id = ?", (store,))
         return bool(gone)
 
-    def _read_store(self, name: str, path: Path, deadline: float) -> tuple[bool, bool]:
+    def _read_store(self, name: str, path: Path, budget: _Budget) -> tuple[bool, bool]:
         """Read new lines; return whether some are left, and whether there were any."""
         grew = False
         while True:
             known = self._db.execute("SELECT offset FROM stores WHERE name = ?", (name,)).fetchone()
             if known is not None and path.stat().st_size <= known[0]:
                 return False, grew
-            if time.monotonic() > deadline:
+            if not budget.take():
                 return True, grew
             with self._transaction():
                 num_lines = self._read_lines(name, path)
