@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from insitu.errors import InsituError
+from insitu.harness.files.trained_tokens import TrainedCall, read_tokens, tokens_file
 from insitu.view.reading.index import Progress, RunIndex
 from insitu.view.reading.run_files import RunFiles
 from insitu.view.texts import TokenNames
@@ -60,6 +62,14 @@ class ViewedRun:
         """The number of rollouts in the index; None if it is not open."""
         return None if self._index is None else self._index.progress().num_rollouts
 
+    def trained_calls(self, step: int) -> Mapping[str, TrainedCall]:
+        """Return the trainer's figures of the calls that a step trained on; none if they are not kept."""
+        path = tokens_file(self.path, step)
+        try:
+            return _read_tokens(path, path.stat().st_mtime_ns)
+        except FileNotFoundError:
+            return {}
+
     @property
     def files(self) -> RunFiles:
         """The files, for what never changes: paths, configuration and settings."""
@@ -99,3 +109,8 @@ class ViewedRun:
             if done:
                 self._ready.set()
                 self._stop.wait(_PAUSE_SECONDS)
+
+
+@functools.lru_cache(maxsize=16)
+def _read_tokens(path: Path, _changed: int) -> Mapping[str, TrainedCall]:
+    return read_tokens(path.read_bytes(), str(path))

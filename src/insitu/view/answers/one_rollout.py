@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from insitu.harness.files.trained_tokens import TrainedCall
 from insitu.harness.rollouts.capture import OTHER_FUNCTION, OTHER_MODEL
 from insitu.harness.rollouts.recorded_call import RecordedCall
 from insitu.harness.rollouts.rollout import Rollout, RolloutDetails
 from insitu.json_values import JsonObject, as_object
 from insitu.user_traceback import UserTraceback
-from insitu.view.answers.stored import StoredRollout, find_rollout, judged_group
+from insitu.view.answers.stored import StoredRollout, find_rollout, judged_group, trained_calls
 from insitu.view.reading.fates import Judged, basis_of
 from insitu.view.reading.query import Filters, rollout_page
 from insitu.view.run import ViewedRun
@@ -64,7 +65,8 @@ def rollout_view(run: ViewedRun, rollout_id: str, *, tokens: bool = True) -> Rol
     details, problem = found.details()
     judged = judged_group(run, found.row.store, found.row.index)
     fates = CallFates(found.row, found.rollout, details, judged.get(rollout_id))
-    calls = [_call(run, fates, call, tokens=tokens) for call in details.calls[:MAX_CALLS]]
+    trained: Mapping[str, TrainedCall] = trained_calls(run, found.row) if tokens else {}
+    calls = [_call(run, fates, call, trained, tokens=tokens) for call in details.calls[:MAX_CALLS]]
     capture = found.rollout.figures.capture
     return RolloutView(
         row=found.row,
@@ -88,7 +90,14 @@ def run_basis(run: ViewedRun, row: RolloutRow) -> AdvantageBasis:
     return basis_of(run.files.settings) if row.fate in ("trained", "dropped") else "none"
 
 
-def _call(run: ViewedRun, fates: CallFates, call: RecordedCall, *, tokens: bool) -> CallView:
+def _call(
+    run: ViewedRun,
+    fates: CallFates,
+    call: RecordedCall,
+    trained: Mapping[str, TrainedCall],
+    *,
+    tokens: bool,
+) -> CallView:
     fate, reason, advantage = fates.of(call["id"])
     rewards, place = fates.rollout.call_rewards, fates.place(call["id"])
     prompt, output = call.get("prompt_ids"), call.get("output_ids")
@@ -119,18 +128,25 @@ def _call(run: ViewedRun, fates: CallFates, call: RecordedCall, *, tokens: bool)
         num_prompt_tokens=call.get("num_prompt_tokens", len(prompt or [])),
         num_output_tokens=call.get("num_output_tokens", len(output or [])),
         prompt=_column(run, call, prompt, None) if tokens else None,
-        output=_column(run, call, output, call.get("logprobs")) if tokens else None,
+        output=_column(run, call, output, call.get("logprobs"), trained.get(call["id"])) if tokens else None,
     )
 
 
 def _column(
-    run: ViewedRun, call: RecordedCall, ids: list[int] | None, logprobs: list[float] | None
+    run: ViewedRun,
+    call: RecordedCall,
+    ids: list[int] | None,
+    logprobs: list[float] | None,
+    trained: TrainedCall | None = None,
 ) -> TokenColumn | None:
     if ids is None:
         return None
     # Another model has another tokenizer.
     known = call.get("run") is not None or call["model"] == run.files.backend.get("base_model")
-    return TokenColumn(ids, run.names.texts(ids) if known else None, logprobs)
+    own: list[float] | None = None
+    if trained is not None and len(trained.logprobs) == len(ids):
+        own = trained.logprobs.tolist()
+    return TokenColumn(ids, run.names.texts(ids) if known else None, logprobs, own)
 
 
 def _siblings(run: ViewedRun, found: StoredRollout) -> list[Sibling]:

@@ -13,6 +13,7 @@ from insitu.harness.files.json_lines import DamagedFile, Span, read_record
 from insitu.harness.files.rollout_line import from_line, tokens_of
 from insitu.harness.files.rollout_store import Stored
 from insitu.harness.files.run_directory import TRAJECTORIES
+from insitu.harness.files.trained_tokens import TrainedCall
 from insitu.harness.rollouts.rollout import Rollout, RolloutDetails
 from insitu.view.reading.entry import member_of
 from insitu.view.reading.fates import Judged, judge
@@ -67,6 +68,14 @@ def judged_group(run: ViewedRun, store: str, index: int) -> dict[str, Judged]:
     members = [member_of(row[3]) for row in rows]
     judged = judge(members, dropped, run.files.settings, None if step is None else step - 1)
     return {member.rollout_id: each for member, each in zip(members, judged, strict=True)}
+
+
+def trained_calls(run: ViewedRun, row: RolloutRow) -> Mapping[str, TrainedCall]:
+    """Return the trainer's own figures of the calls of a rollout's step; none if it keeps none."""
+    rows = run.index.read(lambda db: _group_rows(db, row.store, row.index))
+    selected = run.with_files(lambda files: _selection(files, row.store))
+    step = None if selected is None or not rows else selected[1].get((rows[0][0], rows[0][1]))
+    return {} if step is None else run.trained_calls(step)
 
 
 def _group_rows(db: sqlite3.Connection, store: str, index: int) -> list[tuple[int, int, str, str]]:

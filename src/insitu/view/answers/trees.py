@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from insitu.errors import InvalidRequest, TooLarge
+from insitu.harness.files.trained_tokens import TrainedCall
 from insitu.harness.rollouts.recorded_call import complete
 from insitu.json_values import JsonObject
 from insitu.view.answers.one_rollout import CallFates, run_basis
 from insitu.view.answers.prefix_tree import Node, PrefixTree, build_tree
 from insitu.view.answers.sequences import Stretch, TokenPath, sequences_of
-from insitu.view.answers.stored import StoredRollout, judged_group
+from insitu.view.answers.stored import StoredRollout, judged_group, trained_calls
 from insitu.view.reading.fates import Judged
 from insitu.view.run import ViewedRun
 from insitu.wire.views.groups import Branch, TreeNode, TreeSpan, TreeView
@@ -30,6 +31,8 @@ class _Use:
     advantage: float | None
     reason: str | None
     policy_step: int
+    trainer: Sequence[float] = ()
+    """The trainer's log-probability of each token; empty if it is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ def tree_view(run: ViewedRun, rollouts: Sequence[StoredRollout]) -> TreeView:
     paths: list[_Path] = []
     prompt: list[JsonObject] = []
     for sibling, each in enumerate(rollouts):
-        made, messages = _paths(sibling, each, judged.get(each.row.rollout_id))
+        of_step = trained_calls(run, each.row)
+        made, messages = _paths(sibling, each, judged.get(each.row.rollout_id), of_step)
         paths += made
         prompt = prompt or messages
     if (total := sum(len(path.tokens.ids) for path in paths)) > _MAX_TOKENS:
@@ -80,7 +84,9 @@ def tree_view(run: ViewedRun, rollouts: Sequence[StoredRollout]) -> TreeView:
     )
 
 
-def _paths(sibling: int, found: StoredRollout, judged: Judged | None) -> tuple[list[_Path], list[JsonObject]]:
+def _paths(
+    sibling: int, found: StoredRollout, judged: Judged | None, trained: Mapping[str, TrainedCall]
+) -> tuple[list[_Path], list[JsonObject]]:
     details, _ = found.details()
     fates = CallFates(found.row, found.rollout, details, judged)
     chosen = set(found.rollout.call_ids)
@@ -91,7 +97,10 @@ def _paths(sibling: int, found: StoredRollout, judged: Judged | None) -> tuple[l
         if stretch.call_id is None:
             return None
         fate, reason, advantage = fates.of(stretch.call_id)
-        return _Use(fate == "trained", advantage, reason, steps[stretch.call_id])
+        own = trained.get(stretch.call_id)
+        is_whole = own is not None and len(own.logprobs) == stretch.length
+        trainer: list[float] = own.logprobs.tolist() if own is not None and is_whole else []
+        return _Use(fate == "trained", advantage, reason, steps[stretch.call_id], trainer)
 
     made = [
         _Path(sibling, number, tokens, [use(stretch) for stretch in tokens.stretches])
@@ -141,17 +150,20 @@ def _spans(node: Node, paths: Sequence[_Path]) -> list[TreeSpan]:
 
 def _span(paths: Sequence[_Path], begin: int, end: int) -> TreeSpan:
     sampled: list[tuple[_Use, Sequence[float]]] = []
+    trainers: list[Sequence[float]] = []
     for path in paths:
         at = 0
         for stretch, use in zip(path.tokens.stretches, path.uses, strict=True):
             if at <= begin < at + stretch.length:
                 if use is not None:
                     sampled.append((use, stretch.logprobs[begin - at : end - at]))
+                    trainers.append(use.trainer[begin - at : end - at])
                 break
             at += stretch.length
     trained = [use for use, _ in sampled if use.trained]
     known = [use.advantage for use in trained if use.advantage is not None]
     logprobs = [each for _, each in sampled if len(each) == end - begin]
+    trainers = [each for each in trainers if len(each) == end - begin]
     return TreeSpan(
         length=end - begin,
         kind="sampled" if sampled else "context",
@@ -161,6 +173,7 @@ def _span(paths: Sequence[_Path], begin: int, end: int) -> TreeSpan:
         reasons=sorted({use.reason for use, _ in sampled if not use.trained and use.reason}),
         policy_steps=sorted({use.policy_step for use, _ in sampled}),
         logprobs=_means(logprobs) if logprobs else None,
+        trainer_logprobs=_means(trainers) if trainers else None,
     )
 
 
