@@ -12,6 +12,12 @@ ZIZMOR := 1.32.0
 CHECK_JSONSCHEMA := 0.39.0
 CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-check-jsonschema-$(CHECK_JSONSCHEMA)
 
+# What checks the recipes of deploy/, likewise.
+DOCKERFILE_PARSE := 2.0.1
+RECIPES := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/check-jsonschema-$(CHECK_JSONSCHEMA)-dockerfile-parse-$(DOCKERFILE_PARSE)
+SKYPILOT_VERSION := 0.14.1
+SKYPILOT := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/skypilot-$(SKYPILOT_VERSION)
+
 # What checks the dependencies, likewise.
 PIP_AUDIT := 2.10.1
 CYCLONEDX := 11.12.0
@@ -23,7 +29,7 @@ MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
-.PHONY: demo postgres lock sbom audit clean export-check site
+.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -139,6 +145,24 @@ workflows: $(CHECKERS)/.ready  ## check .github: schemas, timeouts, permissions,
 $(CHECKERS)/.ready:
 	$(PYTHON) -m venv --clear $(CHECKERS)
 	$(CHECKERS)/bin/pip install --quiet zizmor==$(ZIZMOR) check-jsonschema==$(CHECK_JSONSCHEMA)
+	touch $@
+
+recipes: $(RECIPES)/.ready  ## check deploy/: the schema of Compose, the stages of the Dockerfile, `docker compose config` if there is one
+	$(RECIPES)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(RECIPES)/bin/python tools/check_dockerfile.py deploy/Dockerfile
+	if docker compose version >/dev/null 2>&1; then INSITU_API_KEY=any docker compose --file deploy/compose.yaml config --quiet; else echo "docker compose is not installed: config not checked"; fi
+
+$(RECIPES)/.ready:
+	$(PYTHON) -m venv --clear $(RECIPES)
+	$(RECIPES)/bin/pip install --quiet check-jsonschema==$(CHECK_JSONSCHEMA) dockerfile-parse==$(DOCKERFILE_PARSE)
+	touch $@
+
+recipes-sky: $(SKYPILOT)/.ready  ## let SkyPilot itself read deploy/sky.yaml; its installation takes minutes
+	$(SKYPILOT)/bin/python -c "import sky; print(sky.Task.from_yaml('deploy/sky.yaml'))"
+
+$(SKYPILOT)/.ready:
+	$(PYTHON) -m venv --clear $(SKYPILOT)
+	$(SKYPILOT)/bin/pip install --quiet skypilot==$(SKYPILOT_VERSION)
 	touch $@
 
 site: $(SITE)/.ready  ## the docs as a site, in dist/site; a dead link or a page outside the menu is an error

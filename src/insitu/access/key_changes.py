@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -50,12 +51,14 @@ def create_key(
         now = time.time()
         if any(key.name == name and key.state(now) == "active" for key in keys):
             raise Conflict(
-                f"there is a key named {name!r}", hint=f"choose another name, or: insitu keys revoke {name}"
+                f"there is a key named {name!r}",
+                hint=f"choose another name, or: insitu keys revoke {name} --state-dir {_quoted(state_dir)}",
             )
         if len(keys) >= MAX_KEYS:
             raise Conflict(
                 f"{state_dir / KEYS_FILE} holds {MAX_KEYS} keys, which is the most",
-                hint="revoke some with `insitu keys revoke NAME`; ended keys are forgotten after 30 days",
+                hint=f"revoke some with `insitu keys revoke NAME --state-dir {_quoted(state_dir)}`; ended "
+                "keys are forgotten after 30 days",
             )
         # The hash of 256 random bits cannot be reversed by guessing, so it needs neither salt nor a slow
         # function, which every request would pay for.
@@ -106,6 +109,10 @@ def _changing(state_dir: Path) -> Generator[list[StoredKey]]:
             yield keys
             if keys != before:
                 write_keys(path, keys)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _note(state_dir: Path, change: str, project: str | None) -> None:

@@ -40,6 +40,8 @@ def restore(directory: Path, state_dir: Path | None) -> None:
     backup's manifest before anything is written; afterwards the ledger is opened, and each run's newest
     checkpoint is checked. Keys that were revoked after the backup are valid again: revoke them again.
     """
+    import shlex
+
     from insitu.backend.backup.restore import restore_state
 
     target = state_dir_of(state_dir)
@@ -47,4 +49,6 @@ def restore(directory: Path, state_dir: Path | None) -> None:
     for part in restored.missing:
         click.echo(f"warning: the backup was made without {part.path}: {part.reason}", err=True)
     size = f"{len(restored.files)} files, {restored.num_bytes / _MIB:.1f} MiB"
-    click.echo(f"restored {size}, to {target}; start it: insitu serve --state-dir {target} …")
+    click.echo(
+        f"restored {size}, to {target}; start it: insitu serve --state-dir {shlex.quote(str(target))} …"
+    )

@@ -93,6 +93,8 @@ def _json(config: Path, target: Path | None, result: Migration) -> str:
 
 
 def _lines(config: Path, target: Path | None, result: Migration) -> list[str]:
+    import shlex
+
     from insitu.harness.screen.safe_output import visible
 
     lines = [f"{config} → {target or 'standard output'}"]
@@ -100,7 +102,7 @@ def _lines(config: Path, target: Path | None, result: Migration) -> list[str]:
         if notes:
             lines += ["", title]
             lines += [visible(line) for note in notes for line in _note(note)]
-    name = target or "FILE"
+    name = shlex.quote(str(target or "FILE"))
     lines += ["", f"next: insitu finetune --config_file={name} --dry-run"]
     if result.by_hand:
         lines[-1] = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from insitu.cli.options.backend_url import ask, url_option
+from insitu.cli.options.backend_url import ask, elsewhere, url_option
 
 if TYPE_CHECKING:
     from insitu.wire.answers import PromotionInfo
@@ -37,7 +37,7 @@ def promote(version: str, newest: bool, url: str, as_json: bool) -> None:
             if newest
             else f"{run!r} names no step: write {run}@STEP, or {run} --newest"
         )
-    _say(ask(url, lambda client: decide(client, run, step)), as_json=as_json)
+    _say(ask(url, lambda client: decide(client, run, step)), url, as_json=as_json)
 
 
 @click.command()
@@ -48,10 +48,10 @@ def rollback(name: str, url: str, as_json: bool) -> None:
     """Give calls to NAME what they got before the last `insitu promote`. Repeat it to go further back."""
     from insitu.trained.promotion import roll_back
 
-    _say(ask(url, lambda client: roll_back(client, name)), as_json=as_json)
+    _say(ask(url, lambda client: roll_back(client, name)), url, as_json=as_json)
 
 
-def _say(promotion: PromotionInfo, *, as_json: bool) -> None:
+def _say(promotion: PromotionInfo, url: str, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
@@ -66,4 +66,4 @@ def _say(promotion: PromotionInfo, *, as_json: bool) -> None:
         click.echo(f"calls to {promotion.run} get {what}")
         return
     click.echo(f"recorded, not served yet: calls to {promotion.run} will get {what}")
-    click.echo(visible(f"  {promotion.reason}; see insitu runs show {promotion.run}"))
+    click.echo(visible(f"  {promotion.reason}; see insitu runs show {promotion.run}{elsewhere(url)}"))

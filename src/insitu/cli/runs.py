@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from insitu.cli.options.backend_url import DEFAULT_URL, ask, url_option
+from insitu.cli.options.backend_url import ask, elsewhere, url_option
 
 
 @click.group()
@@ -109,11 +109,4 @@ def fork(version: str, new: str, url: str, whole: bool, as_json: bool) -> None:
         click.echo(json.dumps(asdict(made)))
         return
     click.echo(f"{made.name} is {made.state} and starts from {made.source}. See when it is ready:")
-    click.echo(f"  insitu runs show {made.name}{_elsewhere(url)}")
-
-
-def _elsewhere(url: str) -> str:
-    """Return the option that a further command needs to reach the same backend."""
-    import shlex
-
-    return "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
+    click.echo(f"  insitu runs show {made.name}{elsewhere(url)}")

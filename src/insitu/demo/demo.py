@@ -6,6 +6,7 @@ files in a folder ──► insitu serve ──► insitu finetune ──► hel
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -96,7 +97,7 @@ class Demo:
         if code:
             raise InsituError(
                 f"the training ended with exit code {code}; its reason is above",
-                hint=f"continue with the same command: insitu demo --dir {self.folder}",
+                hint=f"continue with the same command: insitu demo --dir {shlex.quote(str(self.folder))}",
             )
 
     def _tell(self, figures: Figures, commands: Commands) -> None:
@@ -106,7 +107,7 @@ class Demo:
             self.say(f"  {answers.question}\n    before: {answers.before}\n    after:  {answers.after}")
         self.say(f"\nEverything is in {self.folder}; the model is in {commands.model}.")
         self.say("Nothing runs any more. Look at single rollouts, with every token:")
-        self.say(f"  insitu trajectories list {self.folder / _OUTPUT}")
+        self.say(f"  insitu trajectories list {shlex.quote(str(self.folder / _OUTPUT))}")
         self.say(f"Serve the trained model again, as `adder` at http://127.0.0.1:{commands.gateway_port}/v1:")
         self.say(f"  {as_typed(commands.serve)}")
         self.say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_figures(output: Path, seconds: float) -> Figures:
     if before is None or after is None or gain is None or gain["low"] is None or gain["high"] is None:
         raise InsituError(
             f"the demo's run has no gain with an interval in {output / 'validation_history.json'}",
-            hint=f"see what happened: insitu trajectories list {output}",
+            hint=f"see what happened: insitu trajectories list {shlex.quote(str(output))}",
         )
     return Figures(
         before=before,

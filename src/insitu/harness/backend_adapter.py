@@ -28,7 +28,7 @@ from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.schedule import Schedule, planned_updates
 from insitu.harness.interfaces.settings import API_PORT, GATEWAY_PORT, AdapterConfig
-from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trained_model import TrainedModel, serve_command
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.rollouts.episode import TrajectoryCollection
@@ -186,7 +186,7 @@ class BackendAdapter(TrainerAdapter):
                 ) from error
             raise Unavailable(
                 f"no insitu backend answers at {url}",
-                hint=f"start one: insitu serve --model {self._backend.base_model}; or correct its address: "
+                hint=f"start one: {serve_command(self._backend.base_model)}; or correct its address: "
                 "`backend` in the short form, else trainer_adapters.<name>.backend.ip, .port and .tls",
             ) from error
 

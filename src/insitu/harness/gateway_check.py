@@ -6,7 +6,7 @@ from insitu.client import InsituClient
 from insitu.errors import Forbidden, InsituError, InvalidRequest, Unauthorized, Unavailable, Untrusted
 from insitu.gateway_client import GatewayClient
 from insitu.harness.interfaces.settings import GATEWAY_PORT
-from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trained_model import TrainedModel, serve_command
 from insitu.system.keys import DEFAULT_KEY
 from insitu.wire.transport import BROKEN, ONCE, text_of
 from insitu.workflow.binding import LLMBinding
@@ -51,7 +51,7 @@ def _unreachable(cause: Exception, binding: LLMBinding, model: TrainedModel) -> 
     elif model.gateway_known:
         hint = f"look at gateway.log in the backend's state directory; behind a proxy or tunnel set {setting}"
     else:
-        hint = f"start it: insitu serve --model {model.base_model}; or set {setting} to the address of the "
+        hint = f"start it: {serve_command(model.base_model)}; or set {setting} to the address of the "
         hint += "gateway, which `insitu serve` prints"
     return Unavailable(f"{said}: {text_of(cause)}", hint=hint)
 

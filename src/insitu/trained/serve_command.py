@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from insitu.harness.screen.vllm_flags import adapter_flags
+from insitu.harness.screen.vllm_flags import SERVER, adapter_flags
 
-_SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server")
-"""In every build of vLLM; some have no `vllm` command."""
 # As insitu serves it: the sampling that a call does not name is vLLM's, not the base model's.
 _SAMPLING = ("--generation-config", "vllm")
 
 
 def adapter_command(name: str, directory: Path, base_model: str, rank: int) -> list[str]:
     """Return the words that serve an adapter on its base model, as the model `name`."""
-    return [*_SERVER, "--model", base_model, *adapter_flags(name, str(directory), rank), *_SAMPLING]
+    return [*SERVER, "--model", base_model, *adapter_flags(name, str(directory), rank), *_SAMPLING]
 
 
 def merged_command(name: str, directory: Path, dtype: str | None = None) -> list[str]:
     """Return the words that serve merged weights as the model `name`; `dtype` if it is not the base's own."""
     precision = [] if dtype is None else ["--dtype", dtype]
-    return [*_SERVER, "--model", str(directory), "--served-model-name", name, *precision, *_SAMPLING]
+    return [*SERVER, "--model", str(directory), "--served-model-name", name, *precision, *_SAMPLING]

@@ -72,7 +72,7 @@ async def test_every_error_names_the_setting(bench: FinetuneBench) -> None:
         assert "INSITU_API_KEY" in hint
 
     _, hint = await failure(Unavailable, nowhere, (PORT, "9"))
-    assert f"insitu serve --model tiny; or set {ADDRESS}" in hint
+    assert f"insitu serve --model DIRECTORY_OR_HUB_ID --model-name tiny; or set {ADDRESS}" in hint
 
     async with Assembly(load_config("config.yml", [(PORT, str(backend.gateway_port))])) as parts:
         made = await build_components(parts)

@@ -69,15 +69,16 @@ def test_the_curl_line_asks_the_newest_step_which_is_always_served() -> None:
 
 
 def test_the_vllm_line_is_quoted_and_survives_odd_paths() -> None:
-    words = _command(replace(GOOD, base_path="/models/my small one"), "vllm")
+    words = _command(replace(GOOD, base_path="/models/my small one"), "python")
     assert words == [
-        *("vllm", "serve", "/models/my small one", "--enable-lora", "--lora-modules"),
+        *("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/my small one"),
+        *("--enable-lora", "--lora-modules"),
         "adder=/data/my runs/adder/checkpoints/000015/adapter",
     ]
     # What has a comma is JSON to vLLM.
-    odd = _command(replace(GOOD, base_path="/m", checkpoint_path="/a,b'c"), "vllm")
+    odd = _command(replace(GOOD, base_path="/m", checkpoint_path="/a,b'c"), "python")
     assert json.loads(odd[-1]) == {"name": "adder", "path": "/a,b'c/adapter"}
-    large = _command(replace(GOOD, lora_rank=48), "vllm")
+    large = _command(replace(GOOD, lora_rank=48), "python")
     assert large[large.index("--max-lora-rank") + 1] == "64"
 
 
@@ -86,8 +87,9 @@ def test_elsewhere_the_vllm_line_reads_the_base_model_from_the_checkpoint(tmp_pa
     (checkpoint / "adapter").mkdir(parents=True)
     config = checkpoint / "adapter" / "adapter_config.json"
     config.write_text(json.dumps({"base_model_name_or_path": "/models/my small one"}))
-    (line,) = [line for line in lines(replace(GOOD, checkpoint_path=str(checkpoint))) if "vllm serve" in line]
-    printed = line.strip().replace("vllm serve", "printf '%s\\n'", 1)
+    server = "python -m vllm.entrypoints.openai.api_server --model"
+    (line,) = [line for line in lines(replace(GOOD, checkpoint_path=str(checkpoint))) if server in line]
+    printed = line.strip().replace(server, "printf '%s\\n'", 1)
     words = subprocess.run(
         ["sh", "-c", printed], check=True, capture_output=True, text=True
     ).stdout.splitlines()

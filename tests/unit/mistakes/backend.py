@@ -25,7 +25,7 @@ MISTAKES = [
         config(backend={"port": 9}),
         "no insitu backend answers",
         "http://127.0.0.1:9",
-        "insitu serve --model tiny",
+        "insitu serve --model DIRECTORY_OR_HUB_ID --model-name tiny",
     ),
     Mistake(
         "the port is the gateway's",
@@ -81,7 +81,7 @@ MISTAKES = [
         config("try", "config.yml", model={"model_name": "other"}),
         "serves neither the run 'first' nor 'other'; it serves tiny",
         "http://127.0.0.1:",
-        "insitu serve --model other",
+        "insitu serve --model DIRECTORY_OR_HUB_ID --model-name other",
     ),
     Mistake(
         "the address has no scheme",

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.tasks import guess, search, sql, tictactoe
 from benchmarks.tasks.conversation import Ask, Message
+from examples.tictactoe import rules
 from insitu import EvalItem, EvalResult
 
 TASKS = (guess, tictactoe, search, sql)
@@ -58,7 +59,7 @@ def winning(said: str) -> str:
     free = sides["Free"]
     for side in ("X", "O"):
         for square in free:
-            if tictactoe.has_line([*sides.get(side, []), square]):
+            if rules.has_line([*sides.get(side, []), square]):
                 return str(square)
     return str(next(square for square in (5, 1, 9, 3, 7, 2, 4, 6, 8) if square in free))
 
@@ -154,12 +155,12 @@ def test_the_middle_tells_most_and_luck_earns_nothing() -> None:
     ("reply", "move"), [("4", 4), (" Square 4!", 4), ("45", None), ("5", None), ("x", None)]
 )
 def test_a_move_is_the_first_number_if_that_square_is_free(reply: str, move: int | None) -> None:
-    assert tictactoe.legal_move(reply, tictactoe.free([5], [1])) == move
+    assert rules.legal_move(reply, rules.free([5], [1])) == move
 
 
 def test_the_board_names_both_sides_and_what_is_free() -> None:
-    assert tictactoe.shown([], []) == "Free: 1 2 3 4 5 6 7 8 9"
-    assert tictactoe.shown([5, 9], [1]) == "X: 5 9 O: 1 Free: 2 3 4 6 7 8"
+    assert rules.shown([], []) == "Free: 1 2 3 4 5 6 7 8 9"
+    assert rules.shown([5, 9], [1]) == "X: 5 9 O: 1 Free: 2 3 4 6 7 8"
 
 
 async def test_the_same_moves_meet_the_same_opponent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 DEFAULT_URL = "http://127.0.0.1:7623"
+
+# Commands with --url, as hints write them.
+_TALKING = re.compile(
+    r"\binsitu (runs list|runs (show|close) [^\s`;,]+|promote [^\s`;,]+( --newest)?|rollback [^\s`;,]+|"
+    r"export [^\s`;,]+ [^\s`;,]+)"
+)
 
 url_option = click.option(
     "--url",
@@ -26,7 +33,7 @@ def ask(url: str, question: Callable[[InsituClient], Coroutine[Any, Any, Result]
     import asyncio
 
     from insitu.client import InsituClient
-    from insitu.errors import Unauthorized, Unavailable
+    from insitu.errors import InsituError, Unauthorized, Unavailable
     from insitu.system.keys import key_of
     from insitu.wire.transport import BROKEN, text_of
 
@@ -51,3 +58,18 @@ def ask(url: str, question: Callable[[InsituClient], Coroutine[Any, Any, Result]
             f"no insitu backend answers at {url}: {text_of(error.__cause__)}",
             hint="start one with `insitu serve`, or name its API with --url",
         ) from error
+    except InsituError as error:
+        error.hint = reaching(error.hint, url)
+        raise
+
+
+def elsewhere(url: str) -> str:
+    """Return the option that a further command needs to reach the same backend."""
+    import shlex
+
+    return "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
+
+
+def reaching(hint: str, url: str) -> str:
+    """Return a hint whose commands reach the backend that gave it."""
+    return _TALKING.sub(lambda found: found[0] + elsewhere(url), hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 
 
@@ -21,3 +22,10 @@ class TrainedModel:
     """Its step 0; None: the base model."""
     gateway_known: bool = False
     """True if the backend itself named `gateway_url`."""
+
+
+def serve_command(base_model: str) -> str:
+    """Return the command that serves this model. A name without a slash is one of `--model-name`."""
+    if "/" in base_model:
+        return f"insitu serve --model {shlex.quote(base_model)}"
+    return f"insitu serve --model DIRECTORY_OR_HUB_ID --model-name {shlex.quote(base_model)}"

@@ -83,7 +83,8 @@ class Capture:
                 f"{self.trained} model calls were submitted for training, and the backend accounts for "
                 f"{accounted} of {given}: {trained} trained, {parts or 'none dropped'}",
                 hint="the step was trained, but not on these calls: compare account/calls* in the metrics of "
-                "the backend's job with `insitu trajectories list`; start over in another output_dir",
+                "the backend's job with `insitu trajectories list OUTPUT_DIR`; start over in another "
+                "output_dir",
             )
         return replace(self, trained=trained, dropped=_sum(self.dropped, dropped_there))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class RunReader:
             stores = ", ".join(self.stores()) or "nothing yet"
             raise NotFound(
                 f"no rollout of {self.path} has {rollout!r} in its id; it has rollouts of {stores}",
-                hint=f"see them with `insitu trajectories list {self.path}`",
+                hint=f"see them with `insitu trajectories list {shlex.quote(str(self.path))}`",
             )
         raise InvalidRequest(
             f"{len(matches)} rollouts have {rollout!r} in their id: {listed}"
@@ -155,5 +156,5 @@ def _no_run(given: Path, path: Path) -> NotFound:
     if runs:
         return NotFound(what, hint=f"runs near it: {', '.join(map(str, runs[:_MAX_NAMED]))}")
     if given != path:
-        return NotFound(what, hint=f"start the run: insitu finetune --config_file={given}")
+        return NotFound(what, hint=f"start the run: insitu finetune --config_file={shlex.quote(str(given))}")
     return NotFound(what, hint="name the finetuning.output_dir of a run, or its configuration file")

@@ -12,7 +12,7 @@ from insitu.harness.gains.gain import Gain
 from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.screen.safe_output import printable
-from insitu.harness.screen.vllm_flags import adapter_flags
+from insitu.harness.screen.vllm_flags import SERVER, adapter_flags
 
 _EXIT_CODES = {"succeeded": 0, "failed": 1, "interrupted": 130}
 ADAPTER_CONFIG, BASE_MODEL = "adapter_config.json", "base_model_name_or_path"
@@ -156,7 +156,7 @@ def _curl(summary: Summary) -> str:
 def _vllm(summary: Summary) -> str:
     path = f"{(summary.checkpoint_path or '').rstrip('/')}/adapter"
     flags = shlex.join(adapter_flags(summary.model_name, path, summary.lora_rank))
-    return f"vllm serve {_base(summary, path)} {flags}"
+    return f"{shlex.join(SERVER)} --model {_base(summary, path)} {flags}"
 
 
 def _base(summary: Summary, adapter: str) -> str:

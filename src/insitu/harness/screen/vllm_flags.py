@@ -1,8 +1,11 @@
-"""The options by which vLLM serves an adapter."""
+"""The words by which a plain vLLM serves an adapter."""
 
 from __future__ import annotations
 
 import json
+
+SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server")
+"""In every build of vLLM; some have no `vllm` command."""
 
 _RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Values that `--max-lora-rank` accepts; the default is 16."""

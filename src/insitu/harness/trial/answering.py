@@ -10,7 +10,7 @@ from insitu.errors import InsituError, InvalidRequest, Unavailable
 from insitu.gateway_client import GatewayClient
 from insitu.harness.assembly import outside_binding
 from insitu.harness.gateway_check import explained, served_models
-from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trained_model import TrainedModel, serve_command
 from insitu.wire.transport import SOON
 from insitu.workflow.binding import LLMBinding
 
@@ -47,8 +47,8 @@ async def answering(binding: LLMBinding, model: TrainedModel) -> AsyncGenerator[
             raise InvalidRequest(
                 f"the gateway at {binding.gateway_url} serves neither the run {model.name!r} nor "
                 f"{model.base_model!r}; it serves {', '.join(served) or 'nothing'}",
-                hint="name a served model in the configuration, or serve this one: insitu serve --model "
-                f"{model.base_model}",
+                hint="name a served model in the configuration, or serve this one: "
+                f"{serve_command(model.base_model)}",
             )
 
 

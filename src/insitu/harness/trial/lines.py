@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 from insitu.errors import one_line
@@ -61,8 +62,9 @@ def end_lines(trial: Trial, config_file: str) -> list[str]:
             "`await asyncio.to_thread(...)`, or write the agent as `def`: it then gets a thread of its own.",
         ]
     lines += [f"note: {visible(note)}" for note in trial.notes]
-    again = f"insitu try {config_file}"
-    following = f"insitu finetune --config_file={config_file} --dry-run"
+    file = shlex.quote(config_file)
+    again = f"insitu try {file}"
+    following = f"insitu finetune --config_file={file} --dry-run"
     return [*lines, "", f"next: {following}" if trial.ok else f"next: repair what FAILED, then {again}"]
 
 

@@ -8,8 +8,10 @@ examples ──► AgentRollouts (the harness's own, on a gateway or any server)
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from insitu.config.load import LoadedConfig
 from insitu.datasets.example import Example
@@ -39,7 +41,7 @@ async def try_out(loaded: LoadedConfig, limit: int, on_start: OnStart, on_exampl
     """Roll out the first examples one by one, score each, and check the reward with made-up answers."""
     async with Assembly(loaded) as parts:
         made = await build_components(parts)
-        task = await _task(parts, made)
+        task = await _task(parts, made, loaded.path)
         async with answering(task.agent.binding, made.adapter.trained_model) as who:
             on_start(who)
             trial = _Trial(loaded, task.with_binding(who.binding), who, f"try_{secrets.token_hex(4)}.e0")
@@ -50,7 +52,7 @@ async def try_out(loaded: LoadedConfig, limit: int, on_start: OnStart, on_exampl
     return Trial(who.binding.model, who.address, who.gateway is not None, tried, parts.notes)
 
 
-async def _task(parts: Assembly, made: Components) -> Task:
+async def _task(parts: Assembly, made: Components, file: Path | None) -> Task:
     """Return the training examples; those of validation if training does not run the agent."""
     task = await made.training_task(parts)
     if made.builder.runs_agent:
@@ -59,8 +61,8 @@ async def _task(parts: Assembly, made: Components) -> Task:
     if validation is None:
         raise InvalidRequest(
             f"training by {made.adapter.method} from given rollouts does not run the agent",
-            hint="check the configuration with insitu finetune --dry-run, or add a validation dataset to run "
-            "the agent on",
+            hint=f"check it with `insitu finetune --config_file={shlex.quote(str(file))} --dry-run`, or add "
+            "a validation dataset to run the agent on",
         )
     return validation
 

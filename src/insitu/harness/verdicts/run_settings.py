@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 
 from insitu.harness.interfaces.run import FinetuneRun
@@ -50,5 +51,5 @@ class RunSettings:
             "training": f"trainer_adapters.{self.adapter}.training",
             "builder": f"trajectory_builders.{self.builder}",
             "evaluator": f"eval.evaluators.{self.evaluator}",
-            "output_dir": self.output_dir,
+            "output_dir": shlex.quote(self.output_dir),
         }
