@@ -5,17 +5,18 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import LiteralString, TypeAlias
 
 from insitu.errors import InvalidRequest, NotFound
 from insitu.view.answers.stored import find_rollouts
 from insitu.view.answers.trees import tree_view
 from insitu.view.reading.query import Filters, make_cursor, read_cursor, where_of
+from insitu.view.reading.statement import ask, marks
 from insitu.view.run import ViewedRun
 from insitu.wire.views.groups import GroupAtStep, GroupPage, GroupRow, GroupView
 
-_SIGNS = {"oldest": ">", "newest": "<", "spread": ""}
-_FIGURES = (
+_SIGNS: dict[str, LiteralString] = {"oldest": ">", "newest": "<", "spread": ""}
+_FIGURES: LiteralString = (
     "count(*), avg(r.reward), min(r.reward), max(r.reward), sum(r.fate = 'trained'), "
     "min(nullif(r.policy_steps, '[]')), max(nullif(r.policy_steps, '[]'))"
 )
@@ -37,7 +38,8 @@ def _page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: str | Non
     conditions, values = filters.where()
     where = where_of(conditions)
     joined = "FROM rollouts r JOIN stores s ON s.id = r.store"
-    (total,) = db.execute(
+    (total,) = ask(
+        db,
         f"SELECT count(*) FROM (SELECT 1 {joined} {where} GROUP BY r.store, r.position)",  # noqa: S608
         values,
     ).fetchone()
@@ -49,12 +51,13 @@ def _page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: str | Non
         order = "ORDER BY coalesce(max(r.reward) - min(r.reward), -1) DESC, s.seq, r.store, r.position"
     else:
         if cursor is not None:
-            conditions = [*conditions, f"(s.seq, r.store, r.position) {_SIGNS[sort]} (?, ?, ?)"]
+            conditions.append(f"(s.seq, r.store, r.position) {_SIGNS[sort]} (?, ?, ?)")
             values = [*values, *read_cursor(cursor, sort, 3)]
             where = where_of(conditions)
         word = " DESC" if sort == "newest" else ""
         order = f"ORDER BY s.seq{word}, r.store{word}, r.position{word}"
-    rows = db.execute(
+    rows = ask(
+        db,
         f"SELECT s.name, s.epoch, s.step_of_epoch, r.position, r.example_id, r.question, "
         f"{_FIGURES}, s.seq, r.store {joined} {where} GROUP BY r.store, r.position {order} LIMIT ? OFFSET ?",
         [*values, limit + 1, start],
@@ -108,15 +111,14 @@ def _steps(db: sqlite3.Connection, example_id: str, store: str) -> list[GroupAtS
     """Return the example in the files of the same kind; the two kinds of validation go together."""
     (kind,) = db.execute("SELECT kind FROM stores WHERE name = ?", (store,)).fetchone()
     kinds = ["validation", "remeasured"] if kind in ("validation", "remeasured") else [kind]
-    rows: Sequence[tuple[str, int, int, int, int, float, float, float, int, str | None, str | None]] = (
-        db.execute(
-            f"SELECT s.name, s.epoch, s.step_of_epoch, r.position, {_FIGURES} "  # noqa: S608
-            f"FROM rollouts r JOIN stores s ON s.id = r.store WHERE r.example_id = ? "
-            f"AND s.kind IN ({', '.join('?' * len(kinds))}) "
-            "GROUP BY r.store, r.position ORDER BY s.seq, r.store, r.position LIMIT ?",
-            (example_id, *kinds, _MAX_STEPS),
-        ).fetchall()
-    )
+    rows: Sequence[tuple[str, int, int, int, int, float, float, float, int, str | None, str | None]] = ask(
+        db,
+        f"SELECT s.name, s.epoch, s.step_of_epoch, r.position, {_FIGURES} "  # noqa: S608
+        f"FROM rollouts r JOIN stores s ON s.id = r.store WHERE r.example_id = ? "
+        f"AND s.kind IN ({marks(len(kinds))}) "
+        "GROUP BY r.store, r.position ORDER BY s.seq, r.store, r.position LIMIT ?",
+        (example_id, *kinds, _MAX_STEPS),
+    ).fetchall()
     return [
         GroupAtStep(
             store=name,

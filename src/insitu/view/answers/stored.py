@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 import orjson
 
@@ -19,6 +20,7 @@ from insitu.view.reading.entry import member_of
 from insitu.view.reading.fates import Judged, judge
 from insitu.view.reading.query import ROLLOUTS, row_of
 from insitu.view.reading.run_files import RunFiles
+from insitu.view.reading.statement import ask
 from insitu.view.run import ViewedRun
 from insitu.wire.views.rollouts import RolloutRow
 
@@ -50,10 +52,10 @@ def find_rollout(run: ViewedRun, rollout_id: str) -> StoredRollout:
     return found[0]
 
 
-def find_rollouts(run: ViewedRun, condition: str, values: Sequence[object]) -> list[StoredRollout]:
+def find_rollouts(run: ViewedRun, condition: LiteralString, values: Sequence[object]) -> list[StoredRollout]:
     """Return the rollouts that an SQL condition selects."""
     sql = ROLLOUTS.replace(", r.id FROM", ", r.line_offset, r.line_length FROM")
-    rows = run.index.read(lambda db: db.execute(f"{sql} WHERE {condition}", list(values)).fetchall())
+    rows = run.index.read(lambda db: ask(db, f"{sql} WHERE {condition}", values).fetchall())
     return [_load(run, row_of(row), Span(row[-2], row[-1])) for row in rows]
 
 

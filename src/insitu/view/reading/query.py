@@ -7,21 +7,22 @@ import binascii
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import LiteralString, TypeAlias, cast
 
 import orjson
 
 from insitu.errors import InvalidRequest
 from insitu.json_values import as_list
+from insitu.view.reading.statement import ask, marks
 from insitu.wire.views.rollouts import RolloutRow
 
 Value: TypeAlias = "str | int | float | None"
-_COLUMNS = (
+_COLUMNS: LiteralString = (
     "r.rollout_id, s.name, s.epoch, s.step_of_epoch, r.example_id, r.position, r.generation, r.question, "
     "r.answer, r.reward, r.advantage, r.ending, r.failure, r.fate, r.reason, r.num_calls, "
     "r.num_output_tokens, r.policy_steps, r.seconds, r.started_at"
 )
-ROLLOUTS = f"SELECT {_COLUMNS}, r.id FROM rollouts r JOIN stores s ON s.id = r.store"  # noqa: S608
+ROLLOUTS: LiteralString = f"SELECT {_COLUMNS}, r.id FROM rollouts r JOIN stores s ON s.id = r.store"  # noqa: S608
 """Rows for `row_of`."""
 _NUM_COLUMNS = 20
 
@@ -30,23 +31,23 @@ _NUM_COLUMNS = 20
 class Order:
     """Columns to sort by; the last one is unique."""
 
-    columns: tuple[str, ...]
+    columns: tuple[LiteralString, ...]
     descending: bool = False
 
     @property
-    def clause(self) -> str:
+    def clause(self) -> LiteralString:
         """The ORDER BY clause."""
         word = " DESC" if self.descending else ""
         return "ORDER BY " + ", ".join(column + word for column in self.columns)
 
     @property
-    def after(self) -> str:
+    def after(self) -> LiteralString:
         """The condition for rows after a cursor."""
         sign = "<" if self.descending else ">"
-        return f"({', '.join(self.columns)}) {sign} ({', '.join('?' * len(self.columns))})"
+        return f"({', '.join(self.columns)}) {sign} ({marks(len(self.columns))})"
 
 
-_PLACE = ("r.seq", "r.store", "r.position", "r.generation", "r.id")
+_PLACE: tuple[LiteralString, ...] = ("r.seq", "r.store", "r.position", "r.generation", "r.id")
 ROLLOUT_ORDERS = {
     "oldest": Order(_PLACE),
     "newest": Order(_PLACE, descending=True),
@@ -73,9 +74,9 @@ class Filters:
     text: str | None = None
     example_id: str | None = None
 
-    def where(self) -> tuple[list[str], list[Value]]:
+    def where(self) -> tuple[list[LiteralString], list[Value]]:
         """Return the conditions and their values."""
-        wanted: list[tuple[str, Value]] = [
+        wanted: list[tuple[LiteralString, Value]] = [
             ("r.store = (SELECT id FROM stores WHERE name = ?)", self.store),
             ("s.epoch = ?", self.epoch),
             ("s.kind = ?", self.kind),
@@ -88,8 +89,8 @@ class Filters:
             ("r.example_id = ?", self.example_id),
             ("r.id IN (SELECT id FROM words WHERE instr(words, ?))", self.text and self.text.casefold()),
         ]
-        given = [(condition, value) for condition, value in wanted if value not in (None, "")]
-        return [condition for condition, _ in given], [value for _, value in given]
+        given = [each for each in wanted if each[1] not in (None, "")]
+        return [each[0] for each in given], [each[1] for each in given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def rollout_page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: st
         conditions.append(order.after)
         values += read_cursor(cursor, sort, len(order.columns))
     places = ", ".join(order.columns)
-    rows = db.execute(
+    rows = ask(
+        db,
         f"SELECT {_COLUMNS}, {places} FROM rollouts r JOIN stores s ON s.id = r.store "  # noqa: S608
         f"{where_of(conditions)} {order.clause} LIMIT ?",
         [*values, limit + 1],
@@ -126,7 +128,7 @@ def rollout_page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: st
     return Page([row_of(row) for row in rows], following, total)
 
 
-def where_of(conditions: Sequence[str]) -> str:
+def where_of(conditions: Sequence[LiteralString]) -> LiteralString:
     """Return a WHERE clause, empty without conditions."""
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""
 
@@ -160,10 +162,11 @@ def read_cursor(cursor: str, sort: str, count: int) -> list[Value]:
     return cast("list[Value]", values)
 
 
-def _count(db: sqlite3.Connection, conditions: Sequence[str], values: Sequence[Value]) -> int:
+def _count(db: sqlite3.Connection, conditions: Sequence[LiteralString], values: Sequence[Value]) -> int:
     joined = "JOIN stores s ON s.id = r.store" if any("s." in each for each in conditions) else ""
-    (count,) = db.execute(
+    (count,) = ask(
+        db,
         f"SELECT count(*) FROM rollouts r {joined} {where_of(conditions)}",  # noqa: S608
-        list(values),
+        values,
     ).fetchone()
     return count

@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from insitu.errors import Unavailable
+from insitu.view.reading.statement import ask
 
 _VERSION = 1
 """Another version of the tables: the index is rebuilt."""
@@ -79,10 +80,10 @@ def _prepared(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=OFF")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
-            for table in ("stores", "rollouts", "words"):
-                connection.execute(f"DROP TABLE IF EXISTS {table}")
+            for dropped in ("stores", "rollouts", "words"):
+                ask(connection, f"DROP TABLE IF EXISTS {dropped}")
         connection.executescript(_TABLES)
-        connection.execute(f"PRAGMA user_version={_VERSION}")
+        connection.execute("PRAGMA user_version=1")  # _VERSION
     except BaseException:  # also when interrupted: the file must not stay open
         connection.close()
         raise
