@@ -1,5 +1,6 @@
 // Debian's Chromium, driven by playwright-core; every page reports its errors and policy violations.
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
 
 import { chromium } from "playwright-core";
 
@@ -35,4 +36,16 @@ export async function open(browser, { width = 1280, height = 900, dark = false }
     violations: () => page.evaluate(() => window.violations),
     close: () => context.close(),
   };
+}
+
+/** Serious and critical findings of axe-core, in words. */
+export async function axe(page) {
+  await page.evaluate(readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8"));
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return found.violations.filter((entry) => ["serious", "critical"].includes(entry.impact)).map((entry) => `${entry.id}: ${entry.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3).join(" | ")}`);
+}
+
+/** Pixels by which the document is wider than the window. */
+export function overflow(page) {
+  return page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 }

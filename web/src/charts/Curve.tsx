@@ -101,7 +101,7 @@ export function Curve({ label, unit, points, marks, height = 210 }: Props) {
         </svg>
       )}
       <p class="readout" aria-live="polite">
-        {cursor !== null && cursor !== undefined && <Values x={cursor} unit={unit} points={points} marks={marks} />}
+        {xs.length > 0 && <Values x={cursor ?? last} unit={unit} points={points} marks={marks} />}
       </p>
     </div>
   );

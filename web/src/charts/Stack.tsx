@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 
-import { count } from "../format";
+import { figure } from "../format";
 import { bins } from "../paging";
 import { useWidth } from "../parts/hooks";
 import { wholeTicks } from "../scale";
@@ -28,14 +28,14 @@ interface Props {
 const TOP = 10;
 const BOTTOM = 22;
 
-/** One bar a step, each as high as its rollouts; many steps share a bar. */
+/** One bar a step, as high as its rollouts; where steps are too many for the width, a bar is the mean of several. */
 export function Stack({ label, unit, shares, bars, height = 210 }: Props) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const [at, setAt] = useState<number | null>(null);
   const groups = bins(bars.length, Math.max(1, Math.floor(width / 8))).map(({ first, end }) => {
     const members = bars.slice(first, end);
     const values: Record<string, number> = {};
-    for (const share of shares) values[share.key] = members.reduce((sum, bar) => sum + (bar.values[share.key] ?? 0), 0);
+    for (const share of shares) values[share.key] = members.reduce((sum, bar) => sum + (bar.values[share.key] ?? 0), 0) / members.length;
     return { from: members[0]?.x ?? 0, to: members[members.length - 1]?.x ?? 0, values };
   });
   const total = (values: Readonly<Record<string, number>>) => shares.reduce((sum, share) => sum + (values[share.key] ?? 0), 0);
@@ -43,7 +43,7 @@ export function Stack({ label, unit, shares, bars, height = 210 }: Props) {
   const wide = width / Math.max(1, groups.length);
   const room = height - TOP - BOTTOM;
   const move = (step: number) => setAt((now) => Math.max(0, Math.min(groups.length - 1, (now ?? (step > 0 ? -1 : groups.length)) + step)));
-  const chosen = at === null ? undefined : groups[at];
+  const chosen = groups[at ?? groups.length - 1];
   const ticks = wholeTicks(0, groups.length - 1, Math.max(2, Math.floor(width / 90)));
   return (
     <div
@@ -89,10 +89,11 @@ export function Stack({ label, unit, shares, bars, height = 210 }: Props) {
       <p class="readout" aria-live="polite">
         {chosen && (
           <>
-            {unit} <b>{chosen.from === chosen.to ? chosen.from : `${chosen.from} to ${chosen.to}`}</b>:{" "}
+            {unit} <b>{chosen.from === chosen.to ? chosen.from : `${chosen.from} to ${chosen.to}`}</b>
+            {chosen.from === chosen.to ? ": " : ", each: "}
             {shares
               .filter((share) => (chosen.values[share.key] ?? 0) > 0)
-              .map((share) => `${count(chosen.values[share.key])} ${share.label}`)
+              .map((share) => `${figure(chosen.values[share.key])} ${share.label}`)
               .join(", ") || "no rollouts"}
           </>
         )}

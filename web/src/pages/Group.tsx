@@ -277,7 +277,7 @@ function Node(props: NodeProps) {
         />
       ));
   return (
-    <li class={shown > LONG && children.length > 0 ? "below" : ""}>
+    <li class={children.length > 0 && (shown > LONG || children.some((child) => child.ids.length > LONG)) ? "below" : ""}>
       <div class="seg">
         {head && spans(head)}
         {left > 0 && (

@@ -41,7 +41,7 @@ export function VirtualTable<T>({ label, kind, columns, rows, total, hasMore, on
   useLayoutEffect(() => {
     const element = box.current;
     if (!element) return;
-    const observer = new ResizeObserver(() => setHeight(element.clientHeight));
+    const observer = new ResizeObserver(() => setHeight(element.clientHeight || 600));
     observer.observe(element);
     return () => observer.disconnect();
   }, []);
@@ -113,9 +113,11 @@ export function VirtualTable<T>({ label, kind, columns, rows, total, hasMore, on
           );
         })}
       </div>
-      <p class="vfoot" role="status">
-        {rows.length < total ? `${count(rows.length)} of ${count(total)} loaded; the rest comes as you scroll.` : ""}
-      </p>
+      {rows.length < total && (
+        <p class="vfoot">
+          {count(rows.length)} of {count(total)} loaded; the rest comes as you scroll.
+        </p>
+      )}
     </div>
   );
 }
