@@ -26,6 +26,7 @@ _COMMANDS = {
     "restore": ("insitu.cli.backup", "Restore a backend's state from a backup."),
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
     "doctor": ("insitu.cli.doctor", "Check that this machine computes what insitu expects of it."),
+    "view": ("insitu.cli.project.view", "Look at runs in a browser: curves, rollouts, every token."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
     "gateway": ("insitu.cli.gateway", "Record the calls to any vLLM server."),
 }

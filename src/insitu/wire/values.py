@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 from annotated_types import Interval, MaxLen, MinLen
 
-from insitu.json_values import JsonObject, as_list, as_object
+from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -222,8 +222,11 @@ LeaseStateValue = Annotated[LeaseState, Spelled()]
 if TYPE_CHECKING:
     AnyObject: TypeAlias = JsonObject
     """Any JSON object; only passed on."""
-else:  # pydantic would look for the parts of this recursive alias in the module of each message
+    AnyValue: TypeAlias = JsonValue
+    """Any JSON value; only passed on."""
+else:  # pydantic would look for the parts of these recursive aliases in the module of each message
     AnyObject = dict
+    AnyValue = object
 Metadata = Annotated[AnyObject, FreeJson(frozenset({"__proto__", "prototype", "constructor"}))]
 """Free-form JSON that a dashboard may show: no keys that pollute JavaScript prototypes."""
 FreeObject = Annotated[AnyObject, FreeJson(frozenset({"__proto__"}))]

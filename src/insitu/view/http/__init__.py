@@ -1,0 +1,1 @@
+"""The server of `insitu view`: loopback only, read-only, no key."""

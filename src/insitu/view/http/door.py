@@ -1,0 +1,94 @@
+"""The door: which requests are answered, and the headers of every answer.
+
+The server has no key, so a web page elsewhere must not reach it. A page cannot set the Host header: after its
+own name is pointed at 127.0.0.1 (DNS rebinding), the browser still sends that name, and it is rejected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from insitu.errors import Forbidden, InsituError, InvalidRequest
+from insitu.view.http.responses import ErrorResponse
+
+_METHODS = frozenset({"GET", "HEAD"})
+_MAX_HEAD_BYTES = 16_384
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "font", "connect")),
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+def own_hosts(port: int) -> frozenset[str]:
+    """Return the Host headers under which a browser on this machine reaches the server."""
+    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+
+
+class Door:
+    """ASGI middleware around everything."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or reject; add the headers either way."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise InvalidRequest(f"this server does not speak {scope['type']}")
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            self._check(scope)
+        except InsituError as error:
+            await ErrorResponse(error)(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > _MAX_HEAD_BYTES:
+            raise InvalidRequest(f"address and headers are {size:,} bytes, more than {_MAX_HEAD_BYTES:,}")
+        if headers.get("host", "").lower() not in self._hosts:
+            raise Forbidden(
+                "the Host header names another server",
+                hint=f"open http://{min(self._hosts)}/ on this machine",
+            )
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"].startswith(
+            "/view/"
+        ):
+            raise Forbidden("a page of another site asked for this")
+        if scope["method"] not in _METHODS:
+            raise _NotAllowed(f"{scope['method']} is not allowed: nothing here can be changed")
+
+
+class _NotAllowed(InsituError):
+    """The method would change something."""
+
+    status = 405

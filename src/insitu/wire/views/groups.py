@@ -1,0 +1,147 @@
+"""Groups: one example's rollouts as a prefix tree, and the example over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from insitu.wire.message import Answer
+from insitu.wire.values import AnyObject, AnyValue, Count
+from insitu.wire.views.rollouts import AdvantageBasis, RolloutRow
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSpan(Answer):
+    """A stretch of a node's tokens that all siblings through the node treat alike."""
+
+    length: Count
+    kind: Literal["context", "sampled"]
+    """`sampled` if at least one sibling sampled it."""
+    num_sampled: Count
+    """Siblings that sampled these tokens; others read them."""
+    num_trained: Count
+    """Siblings that are trained on these tokens."""
+    advantage_sum: float | None
+    """The sum of the advantages of those; null if there are none."""
+    reasons: list[str]
+    """Why siblings that sampled these tokens are not trained on them."""
+    policy_steps: list[Count]
+    """The weights that sampled them."""
+    logprobs: list[float] | None
+    """The mean over the siblings that sampled each token; null if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode(Answer):
+    """A stretch of tokens between two forks."""
+
+    id: Count
+    """Its place in the list of nodes; 0 is the root."""
+    parent: Count | None
+    children: list[Count]
+    depth: Count
+    """Tokens before it."""
+    ids: list[int]
+    texts: list[str] | None
+    """One per id; null if the tokenizer is not known here."""
+    spans: list[TreeSpan]
+    """Their lengths add up to the number of ids."""
+    branches: list[Count]
+    """Places of the branches that pass through it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Answer):
+    """A path from the root: one sequence of tokens of one sibling.
+
+    A rollout whose calls extend one another has one branch, others one for each sequence.
+    """
+
+    sibling: Count
+    """Its place in the list of siblings."""
+    sequence: Count
+    """Its number among the sequences of the rollout, from 0."""
+    node: Count
+    """The node at whose last token it ends."""
+    num_tokens: Count
+    call_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView(Answer):
+    """`GET /view/v1/runs/{run}/tree`: any rollouts as a prefix tree that forks at the first other token."""
+
+    siblings: list[RolloutRow]
+    advantages: list[list[float] | None]
+    """Of each sibling: the advantage of each call that may be trained on; null if it has none."""
+    nodes: list[TreeNode]
+    branches: list[Branch]
+    num_prompt_tokens: Count
+    """Tokens that all branches share before any of them was sampled."""
+    prompt: list[AnyObject]
+    """The messages of the first call, for the head of the page."""
+    basis: AdvantageBasis
+    without_tokens: list[str]
+    """Rollouts without any tokens, which have no branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAtStep(Answer):
+    """The same example in another file of rollouts."""
+
+    store: str
+    epoch: Count | None
+    step_of_epoch: Count | None
+    index: Count
+    policy_step: Count | None
+    num_rollouts: Count
+    reward: float | None
+    """The mean over its rollouts."""
+    reward_min: float | None
+    reward_max: float | None
+    num_trained: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView(Answer):
+    """`GET /view/v1/runs/{run}/groups/{store}/{index}`."""
+
+    store: str
+    index: Count
+    example_id: str
+    input: AnyValue
+    expected: AnyValue
+    reward: float | None
+    """The mean reward."""
+    reward_std: float | None
+    tree: TreeView
+    steps: list[GroupAtStep]
+    """The example in every file of training rollouts (or of validations, if this is one), in order."""
+    num_left_out: Count
+    """Siblings beyond the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow(Answer):
+    """A group in a table."""
+
+    store: str
+    epoch: Count | None
+    step_of_epoch: Count | None
+    index: Count
+    example_id: str
+    question: str
+    num_rollouts: Count
+    reward: float | None
+    reward_min: float | None
+    reward_max: float | None
+    num_trained: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage(Answer):
+    """`GET /view/v1/runs/{run}/groups`."""
+
+    groups: list[GroupRow]
+    next: str | None
+    total: Count
