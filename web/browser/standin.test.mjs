@@ -161,7 +161,7 @@ describe("keyboard alone", () => {
   it("keeps filters in the address", async () => {
     const opened = await visit(server, PAGES.rollouts);
     const { page } = opened;
-    await page.getByLabel("text").fill("seven & eight");
+    await page.getByRole("searchbox").fill("seven & eight");
     await page.waitForFunction(`location.hash.includes("text=seven")`);
     await page.getByLabel("order").selectOption("best");
     await page.waitForFunction(`location.hash.includes("sort=best")`);
@@ -173,7 +173,7 @@ describe("keyboard alone", () => {
     assert.equal(asked.get("reason"), "zero_variance");
     await page.reload();
     await page.waitForSelector(".vrow");
-    assert.equal(await page.getByLabel("text").inputValue(), "seven & eight");
+    assert.equal(await page.getByRole("searchbox").inputValue(), "seven & eight");
     await calm(opened);
     await opened.close();
   });

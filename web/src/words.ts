@@ -1,7 +1,7 @@
 // Words for the names that the records use.
 
 import type { Share } from "./charts/Stack";
-import type { Store } from "./wire";
+import type { Store, Verdict } from "./wire";
 
 const FATES: Readonly<Record<string, [label: string, fill: string]>> = {
   trained: ["trained", "f-trained"],
@@ -47,6 +47,13 @@ const VERDICTS: Readonly<Record<string, [title: string, tone: string]>> = {
 
 export function verdictTitle(code: string): string {
   return VERDICTS[code]?.[0] ?? words(code);
+}
+
+/** The sentence without the verdict's own word in front, which the page shows in bold. */
+export function verdictSentence(verdict: Pick<Verdict, "code" | "sentence">): string {
+  const front = `${verdictTitle(verdict.code).toLowerCase()}: `;
+  const rest = verdict.sentence.toLowerCase().startsWith(front) ? verdict.sentence.slice(front.length) : verdict.sentence;
+  return rest.slice(0, 1).toUpperCase() + rest.slice(1);
 }
 
 export function verdictTone(code: string, needsChange: boolean): string {

@@ -6,7 +6,7 @@ import { defaults } from "../src/pages/Compare";
 import { contentText, toolCalls } from "../src/parts/Message";
 import { fatesSentence, phaseSentence, rewardSentence, whereTheyWent } from "../src/summary";
 import type { RunView, StepPoint, Store } from "../src/wire";
-import { share, storeLabel, verdictTone } from "../src/words";
+import { share, storeLabel, verdictSentence, verdictTone } from "../src/words";
 
 const point = (mean: number | null, fates: Record<string, number>, seconds: Record<string, number> = {}): StepPoint =>
   ({ reward: mean === null ? null : { mean }, fates, seconds }) as unknown as StepPoint;
@@ -70,5 +70,12 @@ describe("requests", () => {
     expect(defaults([store("a", "training"), store("b", "training"), store("v", "validation")])).toEqual({ before: "a", after: "b" });
     expect(defaults([store("a", "training"), store("v", "validation"), store("w", "validation")])).toEqual({ before: "v", after: "w" });
     expect(defaults([store("a", "training")])).toBeNull();
+  });
+});
+
+describe("the verdict", () => {
+  it("is not said twice", () => {
+    expect(verdictSentence({ code: "not_learning", sentence: "not learning: mean reward 0.1" })).toBe("Mean reward 0.1");
+    expect(verdictSentence({ code: "learning", sentence: "The reward rises." })).toBe("The reward rises.");
   });
 });

@@ -17,6 +17,8 @@ interface Props {
   points: readonly Point[];
   /** Measurements with an interval, such as validation rewards. */
   marks: readonly Point[];
+  /** The name of the line's value in the readout. */
+  name?: string;
   height?: number;
 }
 
@@ -26,14 +28,14 @@ const TOP = 10;
 const BOTTOM = 22;
 
 /** A line with its spread, and marks with their intervals; arrow keys and the pointer read single values. */
-export function Curve({ label, unit, points, marks, height = 210 }: Props) {
+export function Curve({ label, unit, points, marks, name = "training", height = 210 }: Props) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const [at, setAt] = useState<number | null>(null);
   const all = [...points, ...marks];
   const xs = [...new Set(all.map((point) => point.x))].sort((a, b) => a - b);
   const first = xs[0] ?? 0;
   const last = xs[xs.length - 1] ?? 1;
-  const y = axis(all.flatMap((point) => [point.value, point.low, point.high]));
+  const y = axis(all.flatMap((point) => [point.value, point.low, point.high]), 5);
   const px = (value: number) => place(value, first, last, LEFT, width - RIGHT);
   const py = (value: number) => place(value, y.low, y.high, height - BOTTOM, TOP);
   const banded = points.filter((point) => point.low !== null && point.high !== null);
@@ -101,13 +103,13 @@ export function Curve({ label, unit, points, marks, height = 210 }: Props) {
         </svg>
       )}
       <p class="readout" aria-live="polite">
-        {xs.length > 0 && <Values x={cursor ?? last} unit={unit} points={points} marks={marks} />}
+        {xs.length > 0 && <Values x={cursor ?? last} unit={unit} name={name} points={points} marks={marks} />}
       </p>
     </div>
   );
 }
 
-function Values({ x, unit, points, marks }: { x: number; unit: string; points: readonly Point[]; marks: readonly Point[] }) {
+function Values({ x, unit, name, points, marks }: { x: number; unit: string; name: string; points: readonly Point[]; marks: readonly Point[] }) {
   const point = points.find((candidate) => candidate.x === x);
   const mark = marks.find((candidate) => candidate.x === x);
   return (
@@ -115,7 +117,7 @@ function Values({ x, unit, points, marks }: { x: number; unit: string; points: r
       {unit} <b>{x}</b>
       {point && point.value !== null && (
         <>
-          : training <b>{figure(point.value)}</b>
+          : {name} <b>{figure(point.value)}</b>
           {point.low !== null && point.high !== null && ` (${figure(point.low)} to ${figure(point.high)})`}
         </>
       )}

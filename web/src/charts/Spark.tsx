@@ -18,6 +18,8 @@ export function Spark({ label, unit, say, xs, values, show = figure }: Props) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const [at, setAt] = useState<number | null>(null);
   const known = values.filter((value): value is number => value !== null && Number.isFinite(value));
+  // Steps that trained nothing have no figure; the line goes on to the next that has one.
+  const kept = values.flatMap((value, index) => (value !== null && Number.isFinite(value) ? [index] : []));
   const low = Math.min(...known);
   const high = Math.max(...known);
   const first = xs[0] ?? 0;
@@ -50,7 +52,7 @@ export function Spark({ label, unit, say, xs, values, show = figure }: Props) {
             }}
           >
             <rect class="hit" x={0} y={0} width={width} height={48} />
-            {lines(xs.map(px), values.map((value) => (value === null ? null : place(value, low, high, 43, 6)))).map((part) =>
+            {lines(kept.map((index) => px(xs[index] ?? 0)), kept.map((index) => place(values[index] as number, low, high, 43, 6))).map((part) =>
               part.includes(" ") ? <polyline key={part} class="sp" points={part} /> : <circle key={part} class="dot" r={2.5} cx={part.split(",")[0]} cy={part.split(",")[1]} />,
             )}
             {at !== null && <line class="cursor" x1={px(xs[at] ?? 0)} x2={px(xs[at] ?? 0)} y1={2} y2={46} />}

@@ -92,6 +92,7 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
           <h2>The same example as training goes on</h2>
           <Curve
             label="Reward of this example"
+            name="mean reward"
             unit="time"
             height={140}
             points={group.steps.map((entry, place) => ({ x: place + 1, value: entry.reward, low: entry.reward_min, high: entry.reward_max }))}
@@ -329,7 +330,7 @@ function Siblings({ run, group }: { run: string; group: GroupView }) {
             <tr>
               <th>rollout</th>
               <th class="num">reward</th>
-              <th>advantage</th>
+              <th class="num">advantage</th>
               <th>answer</th>
               <th>where it went</th>
             </tr>

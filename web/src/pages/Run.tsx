@@ -11,7 +11,7 @@ import { Pending } from "../parts/Notice";
 import { href } from "../route";
 import { fatesSentence, phaseSentence, rewardSentence } from "../summary";
 import type { Alarm, RunView, StepPoint } from "../wire";
-import { share, storeLabel, verdictTitle, verdictTone, words } from "../words";
+import { share, storeLabel, verdictSentence, verdictTitle, verdictTone, words } from "../words";
 
 export function Run({ view, numRollouts }: { view: RunView; numRollouts: number }) {
   const { points } = view;
@@ -40,7 +40,7 @@ function VerdictCard({ view }: { view: RunView }) {
   return (
     <section class={`verdict ${tone}`} aria-label="Verdict">
       <p>
-        <b>{verdict ? `${verdictTitle(verdict.code)}.` : "No verdict yet."}</b> {verdict?.sentence ?? "It comes with the first step."}
+        <b>{verdict ? `${verdictTitle(verdict.code)}.` : "No verdict yet."}</b> {verdict ? verdictSentence(verdict) : "It comes with the first step."}
       </p>
       {view.alarms.length > 0 && (
         <ul class="alarms" aria-label="Alarms">
@@ -50,7 +50,7 @@ function VerdictCard({ view }: { view: RunView }) {
                 <span class="chip warn">{words(alarm.rule)}</span> {!told(alarm) && alarm.sentence}{" "}
                 <span class="soft small">
                   since step {alarm.first_position + 1}
-                  {alarm.conditions && `, limit ${alarm.conditions}`}
+                  {alarm.conditions && ` (rule: ${alarm.conditions})`}
                 </span>
               </p>
               {alarm.setting && <p class="fix">Try: {alarm.setting}</p>}

@@ -3,7 +3,7 @@ import { ago, count, figure, plural } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
 import { href } from "../route";
-import { verdictTitle, verdictTone } from "../words";
+import { verdictSentence, verdictTitle, verdictTone } from "../words";
 
 const TONES: Record<string, string> = { "": "ok", warn: "warn", bad: "bad", idle: "" };
 
@@ -41,7 +41,7 @@ export function Runs() {
             <span class="grow" />
             <span class="small soft">changed {ago(run.updated_at, now)}</span>
           </div>
-          <p class="small">{run.verdict?.sentence ?? "No step is over yet, so there is no verdict."}</p>
+          <p class="small">{run.verdict ? verdictSentence(run.verdict) : "No step is over yet, so there is no verdict."}</p>
           <dl class="stat">
             <div>
               <dt>steps</dt>
