@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from insitu.errors import DeadlineExceeded
+from insitu.harness.files.run_directory import TRAJECTORIES
 from insitu.view.reading.entry import ENTRY_COLUMNS, entry_of, member_of
 from insitu.view.reading.fates import judge
 from insitu.view.reading.run_files import RunFiles, signature_of
@@ -108,10 +109,8 @@ class RunIndex:
         rows = self.read(
             lambda db: db.execute("SELECT name, num_broken FROM stores WHERE num_broken").fetchall()
         )
-        return [
-            f"{self._files.path}: {name}.jsonl has {count} lines that are not rollouts"
-            for name, count in rows
-        ]
+        where = self._files.path / TRAJECTORIES
+        return [f"{where / name}.jsonl: {count} lines are not rollouts" for name, count in rows]
 
     def refresh(self, budget_seconds: float = 1.0) -> bool:
         """Read what is new, for about `budget_seconds`; return True if nothing is left to read.
@@ -141,7 +140,7 @@ class RunIndex:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
-        except BaseException:
+        except BaseException:  # also when interrupted: a transaction must not stay open
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")

@@ -83,7 +83,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version={_VERSION}")
-    except BaseException:
+    except BaseException:  # also when interrupted: the file must not stay open
         connection.close()
         raise
     return connection

@@ -106,7 +106,7 @@ class StepPoint(Answer):
     reward_selected: float | None
     """The mean reward of the rollouts that were selected for training."""
     fates: Mapping[str, Count]
-    """Where its rollouts went: `trained`, and the reasons for which others were dropped. They add up to
+    """Its rollouts by fate: `trained`, and the reasons for which others were dropped. They add up to
     `num_rollouts`."""
     endings: Mapping[str, Count]
     """Failed rollouts without a reward, by ending."""
