@@ -2,6 +2,7 @@ import { Component, type ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { api } from "./api";
+import { percent } from "./format";
 import { type LiveState, useLive } from "./live";
 import { Compare } from "./pages/Compare";
 import { Group } from "./pages/Group";
@@ -53,6 +54,10 @@ function InRun({ run, route }: { run: string; route: Route }) {
     setRollouts(event.num_rollouts);
     if (event.kind !== "rollouts") refresh();
   });
+  const indexed = view?.run.indexed ?? 1;
+  useEffect(() => {
+    if (indexed < 1) refresh();
+  }, [view]);
   const section = route.parts[2] ?? "run";
   if (view === null) {
     return (
@@ -67,6 +72,11 @@ function InRun({ run, route }: { run: string; route: Route }) {
       {loaded.state === "failed" && (
         <p class="notice bad" role="alert">
           These figures may be old: {loaded.error.message}
+        </p>
+      )}
+      {indexed < 1 && (
+        <p class="notice" role="status">
+          The server has read {percent(indexed)} of this run's rollouts so far; tables and groups grow until it has them all.
         </p>
       )}
       <Page view={view} route={route} numRollouts={numRollouts} />

@@ -69,6 +69,12 @@ export function day(time: number): string {
   return new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ");
 }
 
+/** Words from a record as a sentence: a capital letter and a full stop. */
+export function sentence(text: string): string {
+  if (text === "") return "";
+  return text.slice(0, 1).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+}
+
 /** One line of a longer text, for tables. */
 export function oneLine(text: string, limit = 160): string {
   const flat = text.replace(/\s+/g, " ").trim();

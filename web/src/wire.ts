@@ -26,6 +26,8 @@ export interface RunSummary {
   num_steps: number;
   step: number;
   num_rollouts: number;
+  /** Share of the rollouts that the server has read so far. */
+  indexed?: number;
   reward: number | null;
   validation: number | null;
   verdict: Verdict | null;

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { diverging, fullScale, level, LEVELS, shade } from "../src/colour";
-import { ago, figure, oneLine, percent, plural, seconds, signed, visibleToken } from "../src/format";
+import { ago, figure, oneLine, percent, plural, seconds, sentence, signed, visibleToken } from "../src/format";
 import { bins, chunks, joined, rowsInSight, wantsMore } from "../src/paging";
 import { changed, href, parseHash } from "../src/route";
 import { axis, lines, niceStep, wholeTicks } from "../src/scale";
@@ -15,6 +15,9 @@ describe("format", () => {
     expect(plural(1, "rollout") + plural(2000, "rollout")).toBe("1 rollout2,000 rollouts");
     expect(ago(100, 160)).toBe("60 s ago");
     expect(ago(170, 160)).toBe("just now");
+  });
+  it("makes sentences", () => {
+    expect([sentence(""), sentence("no call"), sentence("Done.")]).toEqual(["", "No call.", "Done."]);
   });
   it("shortens by characters, not by halves of them", () => {
     expect(oneLine("a\n  b")).toBe("a b");

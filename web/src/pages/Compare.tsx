@@ -124,7 +124,6 @@ function Sides({ view, route, before, after, other }: { view: RunView; route: Ro
             onMore={pages.more}
             idOf={(row) => row.example_id}
             hrefOf={(row) => changed(route, { before, after, example: row.example_id })}
-            nameOf={(row) => `Compare ${row.example_id}: ${oneLine(row.question, 80)}`}
             columns={[
               { name: "question", cell: "c-question", show: (row) => oneLine(row.question) || row.example_id },
               { name: "before", cell: "right num", show: (row) => figure(row.before) },

@@ -61,7 +61,6 @@ export function Groups({ view, route }: { view: RunView; route: Route }) {
           onMore={pages.more}
           idOf={(row) => `${row.store}/${row.index}`}
           hrefOf={(row) => href(["runs", run, "groups", row.store, row.index])}
-          nameOf={(row) => `Group ${row.example_id} of ${storeLabel({ name: row.store })}`}
           columns={[
             { name: "question", cell: "c-question", show: (row) => oneLine(row.question) || row.example_id },
             { name: "reward", cell: "right num", show: (row) => <b>{figure(row.reward)}</b> },

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { api } from "../api";
 import { AdvantageBar } from "../charts/AdvantageBar";
 import { placesOf, tokensOfCall } from "../calls";
-import { count, figure, oneLine, plural, seconds, signed } from "../format";
+import { count, figure, oneLine, plural, seconds, sentence, signed } from "../format";
 import { ColourChoice, ColourKey, colourOf, hasTrainer } from "../parts/Colours";
 import { useLoaded } from "../parts/hooks";
 import { LongText, Message, Value } from "../parts/Message";
@@ -247,11 +247,12 @@ function Tokens({ view, rollout, route }: { view: RunView; rollout: RolloutView;
   const trainer = hasTrainer(all);
   const shown: Token[] = only > 0 ? (perCall[only - 1] ?? []) : all;
   const set = (changes: Record<string, string>) => location.replace(changed(route, changes));
+  if (rollout.calls.length === 0) return null;
   if (rollout.tokens_problem || all.length === 0) {
     return (
       <section>
         <h2>Tokens</h2>
-        <p>{rollout.tokens_problem || "No tokens are recorded for this rollout."}</p>
+        <p>{sentence(rollout.tokens_problem) || "No tokens are recorded for this rollout."}</p>
       </section>
     );
   }

@@ -106,7 +106,6 @@ export function Rollouts({ view, route, numRollouts }: { view: RunView; route: R
           onMore={pages.more}
           idOf={(row) => `${row.store}/${row.rollout_id}`}
           hrefOf={(row) => href(["runs", run, "rollouts", row.rollout_id])}
-          nameOf={(row) => `Rollout ${row.rollout_id}: ${oneLine(row.question, 80)}`}
           columns={[
             { name: "question", cell: "c-question", show: (row) => oneLine(row.question) || row.example_id },
             { name: "reward", cell: "c-reward right num", show: (row) => <b>{figure(row.reward)}</b> },

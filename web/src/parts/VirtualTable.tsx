@@ -22,15 +22,13 @@ interface Props<T> {
   onMore: () => void;
   idOf: (row: T) => string;
   hrefOf: (row: T) => string;
-  /** The link's name for screen readers. */
-  nameOf: (row: T) => string;
 }
 
 const WIDE_ROW = 44;
 const NARROW_ROW = 92;
 
 /** A table of any length: only rows in sight are in the document. Arrow keys go from row to row. */
-export function VirtualTable<T>({ label, kind, columns, rows, total, hasMore, onMore, idOf, hrefOf, nameOf }: Props<T>) {
+export function VirtualTable<T>({ label, kind, columns, rows, total, hasMore, onMore, idOf, hrefOf }: Props<T>) {
   const box = useRef<HTMLDivElement>(null);
   const narrow = useMedia("(max-width: 640px)");
   const rowHeight = narrow ? NARROW_ROW : WIDE_ROW;
@@ -101,7 +99,7 @@ export function VirtualTable<T>({ label, kind, columns, rows, total, hasMore, on
               {columns.map((column, position) => (
                 <span key={column.name} role="cell" class={column.cell}>
                   {position === 0 ? (
-                    <a class="cover" href={hrefOf(row)} data-row={place} aria-label={nameOf(row)}>
+                    <a class="cover" href={hrefOf(row)} data-row={place}>
                       {column.show(row)}
                     </a>
                   ) : (
