@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,20 @@ def test_hostile_texts_come_back_as_they_are(client, run):
     assert "<script" in page.rollouts[0].answer
     failed = whole(RolloutPage, client, f"{run}/rollouts?ending=tool_error&limit=1")
     assert failed.rollouts[0].failure == "ValueError: the calculator is not plugged in: <b>&amp;</b>"
+
+
+def test_texts_that_are_hardly_text(client, run, run_copy):
+    """Half a character and a number beyond 64 bits are JSON, and an agent may return both."""
+    file = run_copy / "trajectories" / "epoch-0000-step-0000.jsonl"
+    line = orjson.loads(file.read_bytes().splitlines()[1])
+    line |= {"rollout_id": "odd", "input": {"question": "half \ud83d of it"}, "output": ["\ud800", 10**30]}
+    with file.open("ab") as out:
+        out.write(json.dumps(line | {"tokens": None, "calls": []}).encode() + b"\n")
+    deadline = time.monotonic() + 30
+    while client.get(f"{run}/rollouts/odd").status_code == 404:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert client.get(f"{run}/rollouts/odd").json()["output"] == ["\ud800", 10**30]
+    page = whole(RolloutPage, client, f"{run}/rollouts?text=half")
+    assert [(row.rollout_id, row.question) for row in page.rollouts] == [("odd", "half ? of it")]
+    assert whole(RunView, client, run).run.problems == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import asdict
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +29,10 @@ class MessageResponse(Response):
 
     def render(self, content: Message) -> bytes:
         """Return the message as JSON."""
-        return encode(content)
+        try:
+            return encode(content)
+        except TypeError:  # lone surrogates and integers beyond 64 bits are JSON too
+            return json.dumps(asdict(content), allow_nan=False).encode()  # pyright: ignore[reportArgumentType] - a dataclass
 
 
 class ErrorResponse(MessageResponse):

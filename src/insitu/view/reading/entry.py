@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -60,11 +61,12 @@ def entry_of(line: JsonObject, span: Span) -> tuple[Entry, str]:
     """
     rollout = from_line(line, _SOURCE)
     question, answer = _text(line.get("input")), _text(line.get("output"))
-    failure = rollout.reason if rollout.failed else ""
-    words = "\n".join([rollout.example_id, question, answer, rollout.reason, rollout.rollout_id])
+    reason = _storable(rollout.reason)
+    failure = reason if rollout.failed else ""
+    words = "\n".join([_storable(rollout.example_id), question, answer, reason, rollout.rollout_id])
     entry = Entry(
         rollout_id=rollout.rollout_id,
-        example_id=rollout.example_id,
+        example_id=_storable(rollout.example_id),
         position=rollout.index,
         generation=rollout.generation,
         ending=str(rollout.ending),
@@ -112,9 +114,14 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        return _storable(value)
     if isinstance(value, Mapping):
         for key in _TEXT_KEYS:
             if isinstance(found := value.get(key), str):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-                return found
-    return orjson.dumps(value).decode()
+                return _storable(found)
+    return json.dumps(value, ensure_ascii=False)[:_SEARCHED_CHARS].encode(errors="replace").decode()
+
+
+def _storable(text: str) -> str:
+    """Replace lone surrogates, which no database takes; the page of the rollout shows them."""
+    return text[:_SEARCHED_CHARS].encode(errors="replace").decode()

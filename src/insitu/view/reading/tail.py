@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from insitu.harness.files.json_lines import Span
+from insitu.harness.files.json_lines import Span, decode
 from insitu.json_values import JsonObject, as_object
 
 _HEAD_BYTES = 128
@@ -69,6 +69,10 @@ def _record(raw: bytes) -> JsonObject | None:
     try:
         return as_object(orjson.loads(raw))
     except orjson.JSONDecodeError:
+        pass  # lone surrogates are JSON too, and agents return them
+    try:
+        return as_object(decode(raw))
+    except (ValueError, RecursionError):
         return None
 
 

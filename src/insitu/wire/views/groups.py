@@ -29,6 +29,8 @@ class TreeSpan(Answer):
     """The weights that sampled them."""
     logprobs: list[float] | None
     """The mean over the siblings that sampled each token; null if none did."""
+    trainer_logprobs: list[float] | None = None
+    """The same of the trainer's; null where the run does not keep them."""
 
 
 @dataclass(frozen=True, slots=True)

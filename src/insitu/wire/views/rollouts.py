@@ -75,6 +75,8 @@ class TokenColumn(Answer):
     """Null if the tokenizer is not known here."""
     logprobs: list[float] | None
     """The sampler's; null for tokens that were read."""
+    trainer_logprobs: list[float] | None = None
+    """The trainer's; null where the run does not keep them."""
 
 
 @dataclass(frozen=True, slots=True)
