@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
 const ENV = { ...process.env, PYTHONPATH: join(ROOT, "src") };
-const STARTS_WITHIN_MS = 60_000;
+const STARTS_WITHIN_MS = 120_000;
 
 /** A run directory with its tokenizer; `remove` deletes what was made. */
 export function aRun() {
