@@ -136,7 +136,7 @@ function Prompt({ group }: { group: GroupView }) {
 function treeSentence(group: GroupView): string {
   const { tree } = group;
   const found = forksOf(tree);
-  const where = found.first === null ? "All siblings wrote the same tokens." : `Siblings part at ${plural(found.forks, "fork")}, the first after ${plural(found.first, "token")} of the answer; each fork is the first token at which they differ.`;
+  const where = found.first === null ? "All siblings wrote the same tokens." : `Siblings part at ${plural(found.forks, "fork")}, the first ${found.first === 0 ? "at the very beginning" : `after ${plural(found.first, "token")}`} of the answer; each fork is the first token at which they differ.`;
   const expected = group.expected === null || group.expected === undefined ? "" : ` Expected: ${oneLine(typeof group.expected === "string" ? group.expected : JSON.stringify(group.expected), 120)}.`;
   const spread = group.reward === null ? " No sibling has a reward." : ` Mean reward ${figure(group.reward)}, spread ${figure(group.reward_std)}${group.reward_std === 0 ? ": without a spread there is nothing to learn here" : ""}.`;
   return where + expected + spread;
