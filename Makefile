@@ -29,7 +29,7 @@ MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
-.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site
+.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -172,6 +172,12 @@ $(SITE)/.ready:
 	$(PYTHON) -m venv --clear $(SITE)
 	$(SITE)/bin/pip install --quiet mkdocs-material==$(MATERIAL) mkdocstrings-python==$(MKDOCSTRINGS) ruff
 	touch $@
+
+web:  ## build the pages of `insitu view` into src/insitu/view/pages and test their functions; needs Node 20
+	cd web && npm ci --no-audit --no-fund && npm run build && npm test
+
+view-check: setup  ## every page of `insitu view` in Chromium: light, dark, narrow, wide, keyboard, hostile texts; needs Node 20
+	cd web && npm ci --no-audit --no-fund && PYTHON="$(CURDIR)/$(BIN)/python" node --test --test-concurrency=1 browser/
 
 lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt
 	$(BIN)/python tools/lock.py

@@ -1,0 +1,156 @@
+// Every page over `insitu view` and a run directory that `insitu finetune` wrote.
+import assert from "node:assert/strict";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, describe, it } from "node:test";
+
+import { axe, launch, open, overflow } from "./chromium.mjs";
+import { aRun, read, serve } from "./server.mjs";
+
+let browser;
+let run;
+let server;
+let key;
+let pages;
+before(async () => {
+  run = aRun();
+  server = await serve(run);
+  browser = await launch();
+  const list = await read(server.address, "runs");
+  key = encodeURIComponent(list.runs[0].key);
+  const groups = await read(server.address, `runs/${key}/groups?sort=spread&limit=1&kind=training`);
+  const [group] = groups.groups;
+  const rollouts = await read(server.address, `runs/${key}/rollouts?limit=1&index=${group.index}&store=${group.store}`);
+  const failed = await read(server.address, `runs/${key}/rollouts?limit=1&reason=failed`);
+  pages = {
+    runs: ["#/", "Runs"],
+    run: [`#/runs/${key}`, "Reward"],
+    rollouts: [`#/runs/${key}/rollouts`, "Rollouts"],
+    rollout: [`#/runs/${key}/rollouts/${encodeURIComponent(rollouts.rollouts[0].rollout_id)}`, "tokens"],
+    failed: [`#/runs/${key}/rollouts/${encodeURIComponent(failed.rollouts[0].rollout_id)}`, "traceback"],
+    groups: [`#/runs/${key}/groups`, "Groups"],
+    group: [`#/runs/${key}/groups/${group.store}/${group.index}`, "one tree"],
+    compare: [`#/runs/${key}/compare`, "paired over"],
+  };
+});
+after(async () => {
+  await browser?.close();
+  await server?.stop();
+  run?.remove();
+});
+
+async function visit(hash, text, options, base = server.address) {
+  const opened = await open(browser, options);
+  await opened.page.goto(base + hash);
+  await opened.page.waitForFunction((wanted) => document.body.textContent.includes(wanted), text);
+  await opened.page.waitForFunction(() => !document.querySelector("main").textContent.includes("Loading "));
+  return opened;
+}
+
+async function calm({ problems, violations }) {
+  assert.deepEqual(problems, []);
+  assert.deepEqual(await violations(), []);
+}
+
+describe("a real run", () => {
+  for (const name of ["runs", "run", "rollouts", "rollout", "failed", "groups", "group", "compare"]) {
+    it(`${name}: light and dark, narrow and wide`, async () => {
+      const [hash, text] = pages[name];
+      for (const [width, dark] of [[1280, false], [380, true], [1280, true], [380, false]]) {
+        const opened = await visit(hash, text, { width, dark });
+        assert.ok((await overflow(opened.page)) <= 0, `${name} is wider than ${width} pixels`);
+        if (width === 1280) assert.deepEqual(await axe(opened.page), []);
+        await calm(opened);
+        await opened.close();
+      }
+    });
+  }
+
+  it("the tree spells what each sibling wrote, with its own advantage", async () => {
+    const [hash, text] = pages.group;
+    const [, , , , store, index] = hash.split("/");
+    const group = await read(server.address, `runs/${key}/groups/${store}/${index}`);
+    const opened = await visit(hash, text);
+    const drawn = await opened.page.evaluate(() =>
+      [...document.querySelectorAll(".leaf")].map((leaf) => {
+        const path = [];
+        for (let node = leaf.closest("li"); node; node = node.parentElement.closest("li")) path.unshift(...[...node.querySelectorAll(":scope > .seg > .t")].map((token) => token.textContent));
+        return { name: leaf.querySelector("a").textContent, advantage: leaf.querySelector(".num").textContent, text: path.join("") };
+      }),
+    );
+    const { tree } = group;
+    const expected = tree.branches.map((branch) => {
+      const ids = [];
+      for (let node = tree.nodes[branch.node]; node; node = node.parent === null ? null : tree.nodes[node.parent]) ids.unshift(...node.texts);
+      const sibling = tree.siblings[branch.sibling];
+      return { name: `#${sibling.generation}`, advantage: sibling.advantage, text: ids.slice(tree.num_prompt_tokens).join("").replaceAll(" ", "·").replaceAll("\n", "⏎") };
+    });
+    assert.ok(expected.length > 1);
+    for (const entry of expected) {
+      const shown = drawn.find((leaf) => leaf.name === entry.name);
+      assert.equal(shown?.text, entry.text);
+      if (entry.advantage !== null) assert.equal(Number(shown.advantage.replace("−", "-")), Number(entry.advantage.toFixed(2)));
+    }
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("a model's markup is text", async () => {
+    const found = await read(server.address, `runs/${key}/rollouts?limit=1&text=${encodeURIComponent("<script>")}`);
+    assert.ok(found.total > 0, "no rollout of the run has markup: the test tests nothing");
+    const opened = await visit(`#/runs/${key}/rollouts?text=${encodeURIComponent("<script>")}`, "<script>");
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("the slider walks through the steps and keeps the focus", async () => {
+    const [hash, text] = pages.group;
+    const opened = await visit(hash, text);
+    const slider = opened.page.locator(".slide input");
+    await slider.focus();
+    const before = await opened.page.evaluate(() => location.hash);
+    await opened.page.keyboard.press((await slider.inputValue()) === "0" ? "ArrowRight" : "ArrowLeft");
+    await opened.page.waitForFunction((old) => location.hash !== old, before);
+    assert.equal(await opened.page.evaluate(() => document.activeElement.type), "range");
+    await opened.page.waitForTimeout(300);
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("says which figure is not there", async () => {
+    const [hash, text] = pages.rollout;
+    const opened = await visit(`${hash}?colour=difference`, text);
+    assert.match(await opened.page.locator("main").innerText(), /trainer's logprob of each token is not kept/);
+    await opened.close();
+  });
+});
+
+describe("a run under way", () => {
+  it("comes back to life when the server does", async () => {
+    const folder = mkdtempSync(join(tmpdir(), "insitu-live-"));
+    cpSync(run.directory, join(folder, "output"), { recursive: true });
+    const journal = join(folder, "output", "journal.jsonl");
+    const lines = readFileSync(journal, "utf8").trimEnd().split("\n");
+    const end = lines.pop();
+    writeFileSync(journal, `${lines.join("\n")}\n`);
+    let live = await serve({ directory: join(folder, "output"), tokenizer: run.tokenizer });
+    const opened = await visit(`#/runs/${key}`, "Reward", {}, live.address);
+    const state = (wanted) => opened.page.waitForFunction((text) => document.querySelector("header [role=status]").textContent.includes(text), wanted, { timeout: 40_000 });
+    try {
+      await state("live");
+      await live.stop("SIGKILL");
+      await state("lost");
+      live = await serve({ directory: join(folder, "output"), tokenizer: run.tokenizer }, live.port);
+      await state("live");
+      writeFileSync(journal, `${lines.join("\n")}\n${end}\n`);
+      await state("succeeded");
+      assert.deepEqual(opened.problems.filter((problem) => !/ERR_|Failed to load resource/.test(problem)), []);
+      assert.deepEqual(await opened.violations(), []);
+    } finally {
+      await opened.close();
+      await live.stop();
+      rmSync(folder, { recursive: true, force: true });
+    }
+  });
+});

@@ -1,0 +1,60 @@
+// A real `insitu view` over a real run directory: INSITU_VIEW_RUN (and INSITU_VIEW_TOKENIZER), or one made here.
+import { execFileSync, spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const ROOT = fileURLToPath(new URL("../..", import.meta.url));
+const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
+const ENV = { ...process.env, PYTHONPATH: join(ROOT, "src") };
+const STARTS_WITHIN_MS = 120_000;
+
+/** A run directory with its tokenizer; `remove` deletes what was made. */
+export function aRun() {
+  if (process.env.INSITU_VIEW_RUN) return { directory: process.env.INSITU_VIEW_RUN, tokenizer: process.env.INSITU_VIEW_TOKENIZER, remove: () => {} };
+  const folder = mkdtempSync(join(tmpdir(), "insitu-view-"));
+  const directory = join(folder, "output");
+  const tokenizer = join(folder, "tokenizer");
+  execFileSync(PYTHON, ["-m", "tests.support.viewed_run", "--directory", directory, "--tokenizer", tokenizer, "--epochs", "6"], { cwd: ROOT, env: ENV, stdio: ["ignore", "ignore", "inherit"], timeout: 300_000 });
+  return { directory, tokenizer, remove: () => rmSync(folder, { recursive: true, force: true }) };
+}
+
+/** Start `insitu view` and wait for the address that it prints. */
+export async function serve({ directory, tokenizer }, port = 0) {
+  const given = ["-m", "insitu.cli", "view", directory, "--port", String(port), "--no-browser"];
+  if (tokenizer) given.push("--tokenizer", tokenizer);
+  const child = spawn(PYTHON, given, { cwd: ROOT, env: ENV, stdio: ["ignore", "pipe", "pipe"] });
+  const ended = new Promise((done) => child.once("exit", done));
+  const stop = async (signal = "SIGTERM") => {
+    child.kill(signal);
+    await ended;
+  };
+  let said = "";
+  let timer;
+  try {
+    const address = await new Promise((found, failed) => {
+      timer = setTimeout(() => failed(new Error(`no address within ${STARTS_WITHIN_MS / 1000} s: ${said}`)), STARTS_WITHIN_MS);
+      const listen = (data) => {
+        said += data;
+        const match = /http:\/\/[\w.]+:\d+\//.exec(said);
+        if (match) found(match[0]);
+      };
+      child.stdout.on("data", listen);
+      child.stderr.on("data", listen);
+      child.once("exit", (code) => failed(new Error(`insitu view ended with ${code}: ${said}`)));
+    });
+    return { address, port: Number(new URL(address).port), stop };
+  } catch (error) {
+    await stop("SIGKILL");
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+export async function read(address, path) {
+  const answer = await fetch(`${address}view/v1/${path}`);
+  if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
+  return answer.json();
+}

@@ -1,0 +1,60 @@
+// The sentences under the pictures of a run. Pure functions.
+
+import { figure, percent, seconds, signed } from "./format";
+import type { RunView, StepPoint } from "./wire";
+import { fateLabel } from "./words";
+
+const RECENT = 5;
+
+export function rewardSentence(view: RunView): string {
+  const rewarded = view.points.filter((point) => point.reward !== null);
+  const parts: string[] = [];
+  const first = rewarded[0]?.reward;
+  const last = rewarded[rewarded.length - 1]?.reward;
+  if (first && last && rewarded.length > 1) parts.push(`Training reward went from ${figure(first.mean)} to ${figure(last.mean)}.`);
+  else if (last) parts.push(`Training reward is ${figure(last.mean)} after one step.`);
+  else parts.push("No step has a reward yet.");
+  const gain = [...view.validations].reverse().find((point) => point.gain !== null)?.gain;
+  if (gain) {
+    const range = gain.low !== null && gain.high !== null ? `, ${Math.round(gain.confidence * 100)} % interval ${signed(gain.low)} to ${signed(gain.high)}` : "";
+    parts.push(`Held out, the gain on the same examples is ${signed(gain.difference)}${range}.`);
+  } else if (view.validations.length === 0) parts.push("Nothing was validated: a rise on training examples alone may be luck or memory.");
+  return parts.join(" ");
+}
+
+/** Shares of where the rollouts of these steps went, the largest first. */
+export function whereTheyWent(points: readonly StepPoint[]): { name: string; share: number }[] {
+  const sums = new Map<string, number>();
+  let total = 0;
+  for (const point of points) {
+    for (const [name, value] of Object.entries(point.fates)) {
+      sums.set(name, (sums.get(name) ?? 0) + value);
+      total += value;
+    }
+  }
+  if (total === 0) return [];
+  return [...sums].map(([name, value]) => ({ name, share: value / total })).sort((a, b) => b.share - a.share);
+}
+
+export function fatesSentence(view: RunView): string {
+  const recent = view.points.slice(-RECENT);
+  const shares = whereTheyWent(recent);
+  if (shares.length === 0) return "No rollout of a finished step is recorded yet.";
+  const trained = shares.find((entry) => entry.name === "trained")?.share ?? 0;
+  const other = shares.find((entry) => entry.name !== "trained" && entry.share > 0);
+  const steps = recent.length === 1 ? "In the last step" : `In the last ${recent.length} steps`;
+  return `${steps} ${percent(trained)} of the rollouts taught something${other ? `; ${percent(other.share)} were not used: ${fateLabel(other.name)}` : ""}.`;
+}
+
+export function phaseSentence(point: StepPoint): string {
+  const entries = Object.entries(point.seconds);
+  const total = entries.reduce((sum, [, value]) => sum + value, 0);
+  const longest = [...entries].sort((a, b) => b[1] - a[1])[0];
+  if (!longest || total <= 0) return "No times were recorded for this step.";
+  const rollouts = (point.seconds["rollouts"] ?? 0) / total;
+  const meaning =
+    longest[0] === "rollouts"
+      ? `sampling is the bottleneck${rollouts < 1 ? `; training beside it would gain at most ${figure(1 / rollouts, 2)} ×` : ""}`
+      : `${longest[0]} is the longest phase`;
+  return `${seconds(total)} in all, ${percent(longest[1] / total)} of it ${longest[0]}: ${meaning}.`;
+}

@@ -1,0 +1,86 @@
+// Words for the names that the records use.
+
+import type { Share } from "./charts/Stack";
+import type { Store, Verdict } from "./wire";
+
+const FATES: Readonly<Record<string, [label: string, fill: string]>> = {
+  trained: ["trained", "f-trained"],
+  zero_variance: ["no spread in the group", "f-flat"],
+  truncated: ["truncated", "f-truncated"],
+  failed: ["failed", "f-failed"],
+  stale: ["too old for the policy", "f-stale"],
+  no_calls: ["no model call", "f-failed"],
+  too_small: ["group too small", "f-other"],
+  curriculum: ["left for later by the curriculum", "f-other"],
+  subsample: ["not in the sample", "f-other"],
+  constrained: ["constrained output", "f-other"],
+  below_min_reward: ["reward too low", "f-other"],
+  not_in_pair: ["not in a pair", "f-other"],
+  waiting: ["waiting for its step", "f-flat"],
+  dropped: ["dropped", "f-other"],
+  validation: ["validation", "f-other"],
+  set_aside: ["set aside", "f-flat"],
+};
+
+/** Names of the records become words: `tool_error` is "tool error". */
+export function words(name: string): string {
+  return name.replaceAll("_", " ");
+}
+
+export function fateLabel(name: string): string {
+  return FATES[name]?.[0] ?? words(name);
+}
+
+export function share(name: string): Share {
+  return { key: name, label: fateLabel(name), fill: FATES[name]?.[1] ?? "f-other" };
+}
+
+export const FATE_NAMES = ["trained", "dropped", "waiting", "validation", "set_aside"];
+
+const VERDICTS: Readonly<Record<string, [title: string, tone: string]>> = {
+  too_early: ["Too early to tell", "idle"],
+  learning: ["Learning", ""],
+  level: ["Level", ""],
+  not_learning: ["Not learning", "bad"],
+  falling: ["Falling", "bad"],
+};
+
+export function verdictTitle(code: string): string {
+  return VERDICTS[code]?.[0] ?? words(code);
+}
+
+/** The sentence without the verdict's own word in front, which the page shows in bold. */
+export function verdictSentence(verdict: Pick<Verdict, "code" | "sentence">): string {
+  const front = `${verdictTitle(verdict.code).toLowerCase()}: `;
+  const rest = verdict.sentence.toLowerCase().startsWith(front) ? verdict.sentence.slice(front.length) : verdict.sentence;
+  return rest.slice(0, 1).toUpperCase() + rest.slice(1);
+}
+
+export function verdictTone(code: string, needsChange: boolean): string {
+  const tone = VERDICTS[code]?.[1] ?? "";
+  return tone === "" && needsChange ? "warn" : tone;
+}
+
+/** A file of rollouts as people say it. */
+export function storeLabel(store: Pick<Store, "name"> & Partial<Store>): string {
+  const found = /^(epoch|validation|remeasured)-0*(\d+)(?:-step-0*(\d+))?(.*)$/.exec(store.name);
+  if (!found) return store.name;
+  const [, kind, number, step, rest = ""] = found;
+  const tail = rest ? ` (${words(rest.replace(/^-/, "").replaceAll("-", " "))})` : "";
+  if (kind === "epoch") return `epoch ${Number(number) + 1}${step === undefined ? "" : `, step ${Number(step) + 1}`}${tail}`;
+  if (kind === "validation") return `validation ${Number(number)}${tail}`;
+  return `step ${Number(number)} measured again${tail}`;
+}
+
+const BASES: Readonly<Record<string, string>> = {
+  trainer: "Advantages are those that the trainer used.",
+  trainer_function: "Advantages are computed here by the trainer's own function with the run's settings.",
+  reward_minus_group_mean: "The run's settings are not known here: advantages are the reward minus the group's mean.",
+  none: "These rollouts have no advantages: they are not for training, or the method has none.",
+};
+
+export function basisSentence(basis: string): string {
+  return BASES[basis] ?? `Advantages: ${words(basis)}.`;
+}
+
+export const NO_TRAINER = "The trainer's logprob of each token is not kept with this run, so sampler − trainer cannot be shown.";
