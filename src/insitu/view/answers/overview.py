@@ -82,9 +82,9 @@ def run_view(run: ViewedRun) -> RunView:
     )
 
 
-def step_points(run: ViewedRun, start: int = 0) -> list[StepPoint]:
-    """Return the points of the steps from the `start`-th on."""
-    lines, stores = run.with_files(lambda files: (files.steps()[start:], set(files.stores())))
+def step_points(run: ViewedRun, start: int = 0, stop: int | None = None) -> list[StepPoint]:
+    """Return the points of the steps from the `start`-th up to the `stop`-th, which is left out."""
+    lines, stores = run.with_files(lambda files: (files.steps()[start:stop], set(files.stores())))
     names = [_store_of(line, stores) for line in lines]
     figures = run.index.read(lambda db: {name: _figures(db, name) for name in dict.fromkeys(names)})
     return [

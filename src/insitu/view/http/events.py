@@ -117,9 +117,11 @@ def _event(run: ViewedRun, record: JsonObject, num_rollouts: int) -> RunEvent:
     line = as_object(record.get("line")) or {}
     point = None
     if kind == "step":
-        place = (line.get("epoch"), line.get("step_of_epoch", 0))
-        points = step_points(run)
-        point = next((each for each in points if (each.epoch, each.step_of_epoch) == place), None)
+        wanted = (line.get("epoch"), line.get("step_of_epoch", 0))
+        lines = run.with_files(lambda files: list(files.steps()))
+        for place, each in enumerate(lines):
+            if (each["epoch"], each.get("step_of_epoch", 0)) == wanted:
+                point = step_points(run, place, place + 1)[0]
     text = record.get("message") or record.get("outcome") or record.get("reason")
     return RunEvent(
         kind=kind,
