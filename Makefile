@@ -177,7 +177,7 @@ web:  ## build the pages of `insitu view` into src/insitu/view/pages and test th
 	cd web && npm ci --no-audit --no-fund && npm run build && npm test
 
 view-check: setup  ## every page of `insitu view` in Chromium: light, dark, narrow, wide, keyboard, hostile texts; needs Node 20
-	cd web && npm ci --no-audit --no-fund && PYTHON="$(CURDIR)/$(BIN)/python" node --test --test-concurrency=1 browser/
+	cd web && npm ci --no-audit --no-fund && PYTHON="$(CURDIR)/$(BIN)/python" node --test --test-concurrency=1 browser/*.test.mjs
 
 lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt
 	$(BIN)/python tools/lock.py

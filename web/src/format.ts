@@ -65,10 +65,6 @@ export function ago(time: number | null | undefined, now: number): string {
   return `${Math.round(gone / 86400)} days ago`;
 }
 
-export function day(time: number): string {
-  return new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ");
-}
-
 /** Words from a record as a sentence: a capital letter and a full stop. */
 export function sentence(text: string): string {
   if (text === "") return "";
@@ -101,12 +97,4 @@ export function visibleToken(text: string): string {
     }
   }
   return shown;
-}
-
-export function median(values: readonly number[]): number | null {
-  if (values.length === 0) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  const upper = sorted[middle] as number;
-  return sorted.length % 2 === 1 ? upper : ((sorted[middle - 1] as number) + upper) / 2;
 }
