@@ -29,7 +29,7 @@ MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
-.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check
+.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check pages chromium
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -47,6 +47,14 @@ postgres:  ## Debian's PostgreSQL for the tests, which start servers of their ow
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends postgresql; \
 	else \
 		echo "PostgreSQL is missing: apt-get install --no-install-recommends postgresql, or set INSITU_NO_POSTGRES=1"; \
+	fi
+
+chromium:  ## Debian's Chromium for the tests of pages
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium fonts-dejavu-core; \
+	else \
+		echo "Chromium is missing: apt-get install chromium, or name one in CHROMIUM"; \
 	fi
 
 P ?= tests/unit
@@ -175,6 +183,9 @@ $(SITE)/.ready:
 
 web:  ## build the pages of `insitu view` into src/insitu/view/pages and test their functions; needs Node 20
 	cd web && npm ci --no-audit --no-fund && npm run build && npm test
+
+pages: web chromium view-check  ## the committed pages are those of the sources, and work in a browser (2 minutes)
+	git diff --exit-code --stat -- src/insitu/view/pages
 
 view-check: setup  ## every page of `insitu view` in Chromium: light, dark, narrow, wide, keyboard, hostile texts; needs Node 20
 	cd web && npm ci --no-audit --no-fund && PYTHON="$(CURDIR)/$(BIN)/python" node --test --test-concurrency=1 browser/*.test.mjs
