@@ -122,12 +122,12 @@ async def test_mistakes_say_what_to_do(backend: StandinBackend) -> None:
     assert isinstance(failed, Conflict)
     assert (failed.message, failed.hint) == (
         "nothing is promoted of run 'run'",
-        "promote a step: insitu promote run@STEP",
+        f"promote a step: insitu promote run@STEP --url {backend.api_url}",
     )
     await insitu(backend, "promote", "run@1")
     failed = (await insitu(backend, "rollback", "run")).exception
     assert isinstance(failed, Conflict)
-    assert failed.hint == "follow the newest step: insitu promote run --newest"
+    assert failed.hint == f"follow the newest step: insitu promote run --newest --url {backend.api_url}"
     failed = (await insitu(backend, "promote", "run@7")).exception
     assert isinstance(failed, NotFound)
     assert "step 7 of run 'run' is not kept; kept are 0, 1, 2, 3" in failed.message

@@ -121,5 +121,5 @@ async def test_a_fork_is_registered_and_the_next_command_shows_it(
 async def test_a_fork_needs_a_kept_step(backend: StandinBackend, client: InsituClient) -> None:
     refused = (await insitu(backend, "runs", "fork", "run", "new")).exception
     assert isinstance(refused, InvalidRequest)
-    assert refused.hint == "see what is kept: insitu runs show run"
+    assert refused.hint == f"see what is kept: insitu runs show run --url {backend.api_url}"
     assert isinstance((await insitu(backend, "runs", "fork", "run@9", "new")).exception, NotFound)
