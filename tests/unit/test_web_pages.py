@@ -75,5 +75,7 @@ def test_the_lock_names_no_host() -> None:
     named = [name for name, package in lock["packages"].items() if "resolved" in package]
     assert not named, "npm install --omit-lockfile-registry-resolved leaves the addresses out"
     # Binaries of other platforms are optional: only their versions are known.
-    needed = {name: package for name, package in lock["packages"].items() if name and not package.get("optional")}
+    needed = {
+        name: package for name, package in lock["packages"].items() if name and not package.get("optional")
+    }
     assert [name for name, package in needed.items() if not package.get("integrity")] == []
