@@ -116,7 +116,7 @@ function Pictures({ view }: { view: RunView }) {
       <div class="tiles">
         <Spark label="entropy" unit="step" xs={xs} values={series((point) => point.entropy)} say="Near zero, siblings are all alike." />
         <Spark label="KL" unit="step" xs={xs} values={series((point) => point.kl)} say="Distance from the reference." />
-        <Spark label="sampler − trainer" unit="step" xs={xs} values={series((point) => point.mismatch)} say="Should stay far below 0.01." />
+        <Spark label="mismatch KL" unit="step" xs={xs} values={series((point) => point.mismatch)} say="Sampler against trainer: far below 0.01." />
         <Spark label="gradient norm" unit="step" xs={xs} values={series((point) => point.grad_norm)} say="Single peaks are normal, growth is not." />
         <Spark label="tokens a rollout" unit="step" xs={xs} values={series((point) => point.lengths?.mean ?? null)} say="Growth without reward is rambling." />
         <Spark label="truncated" unit="step" xs={xs} values={series((point) => point.num_truncated)} say="Rollouts cut at the length limit." show={(value) => count(value)} />
