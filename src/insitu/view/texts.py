@@ -38,7 +38,7 @@ class TokenNames:
 
     def _load(self) -> tuple[Pieces | None, str]:
         folder = self._folder or (find_tokenizer(self._base_model) if self._base_model else None)
-        hint = "insitu view --tokenizer <directory of tokenizer.json>"
+        hint = "name the directory of its tokenizer.json with --tokenizer"
         if folder is None:
             return None, f"the tokenizer of {self._base_model or 'the model'} is not on this machine: {hint}"
         try:

@@ -86,6 +86,8 @@ def strategy(hint: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any
         return whole(hint)
     if isinstance(hint, type) and issubclass(hint, __import__("enum").Enum):
         return st.sampled_from(list(hint))
+    if hint is object:  # any JSON value
+        return st.one_of(JSON, TEXT, st.booleans(), st.none(), st.integers(-(2**53), 2**53))
     assert hint is dict, hint
     return JSON
 
