@@ -98,7 +98,7 @@ sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twen
 	$(BIN)/python -m pytest tests/e2e -m sweep -v -s
 
 faults: setup  ## a fault at every change of a backend's disk; resumes, and writes the table of docs/reliability.md
-	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged --table
+	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged times-adapter times-merged --table
 
 light: $(LIGHT)/.ready postgres  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q

@@ -1,4 +1,4 @@
-"""Kill a backend, or cut its power, at every change of its disk, and compare what it learned.
+"""Kill a backend, or cut its power, at every change of its disk or at any time, and compare what it learned.
 
     python -m tests.faults.rig --part kills-adapter power-merged [--every 1] [--minutes 30] [--json]
     python -m tests.faults.rig --table          # write the table of docs/reliability.md, run nothing
@@ -37,7 +37,9 @@ from tests.gates.test_device import VOCABULARY
 from tests.support.pretended_device import StandinScores
 from tests.support.small_world import build_model
 
-PARTS = ("kills-adapter", "kills-merged", "power-adapter", "power-merged")
+PARTS = ("kills-adapter", "kills-merged", "power-adapter", "power-merged", "times-adapter", "times-merged")
+NUM_TIMES = 300
+"""Kills at a time of their own, between two changes of the disk more often than not."""
 VARIANTS = 4
 """States for each point of a power cut: no open change happened, and three draws."""
 _SAME = ("digests", "steps", "trained", "state", "left_over")
@@ -59,8 +61,8 @@ class Sweep:
         return self.name.partition("-")[0]
 
     def reference(self) -> tuple[dict[str, Any], list[str]]:
-        """Live once without a fault; return the books and the points passed."""
-        passed = self.work / "points"
+        """Live once without a fault; return the books and the points passed, or the times to kill at."""
+        passed, began = self.work / "points", time.monotonic()
 
         def work() -> None:
             with passed.open("w", buffering=1) as log:
@@ -70,12 +72,17 @@ class Sweep:
         if in_child(work, self._file("log")):
             raise SystemExit(f"the life without a fault failed:\n{self._file('log').read_text()[-3000:]}")
         books = json.loads(self._file("books").read_text())
+        if self.fault == "times":
+            lasted = time.monotonic() - began
+            drawn = (random.Random(f"{self.name}-{number}").uniform(0, lasted) for number in range(NUM_TIMES))
+            return books, [f"{seconds:.3f} s" for seconds in drawn]
         return books, passed.read_text().splitlines()
 
-    def faults(self, number: int) -> Iterator[tuple[str, Path]]:
+    def faults(self, number: int, point: str) -> Iterator[tuple[str, Path]]:
         """Live until the point, and yield each state to start from again, by name."""
-        if self.fault == "kills":
-            if self._killed(number) == KILLED:
+        if self.fault in ("kills", "times"):
+            seconds = float(point.removesuffix(" s")) if self.fault == "times" else None
+            if self._killed(number, seconds) == KILLED:
                 yield "killed", self.work / "state"
             return
         self._cut(number)
@@ -95,14 +102,15 @@ class Sweep:
                 return f"{name}: {found[name]} instead of {expected[name]}"
         if found["fell_back"]:
             return f"fell back: {found['fell_back']}"
-        lost = found["unrecorded"] if self.fault == "kills" else found["uncounted"]
+        lost = found["uncounted"] if self.fault == "power" else found["unrecorded"]
         return f"{lost} of {found['answered']} answered calls are lost" if lost else None
 
     def clear(self) -> None:
         for path in [*self.work.glob("state*"), *self.work.glob("cut-*"), self._file("log")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _killed(self, number: int) -> int:
+    def _killed(self, number: int, seconds: float | None) -> int:
+        """Live until the point of this number, or so many seconds."""
         state, acks = self.work / "state", self.work / "state.acks"
         passed = itertools.count()
 
@@ -111,7 +119,10 @@ class Sweep:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def work() -> None:
-            Changes(state / "runs", before).watch()
+            if seconds is None:
+                Changes(state / "runs", before).watch()
+            else:
+                threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             whole_life(state, self.parts, acks, self._file("books"))
 
         return in_child(work, self._file("log"))
@@ -167,7 +178,9 @@ def measure(
             if time.monotonic() - began > minutes * 60:
                 break
             sweep.clear()
-            outcomes = {which: sweep.judge(state, expected) for which, state in sweep.faults(number)}
+            outcomes = {
+                which: sweep.judge(state, expected) for which, state in sweep.faults(number, points[number])
+            }
             done["points"][str(number)] = {"at": points[number], "outcomes": outcomes}
             done |= {"num_points": len(points), "every": every, "seconds": before + time.monotonic() - began}
             path.write_text(json.dumps(done, indent=1))

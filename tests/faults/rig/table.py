@@ -7,7 +7,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "reliability.md"
 _BEGIN, _END = "<!-- table: written by tests.faults.rig --table -->", "<!-- end of the table -->"
-_FAULTS = {"kills": "`kill -9` of the whole backend", "power": "power cut"}
+_FAULTS = {
+    "kills": "`kill -9` of the whole backend",
+    "power": "power cut",
+    "times": "`kill -9` at a random time",
+}
 
 
 def table(results: Path) -> str:
