@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from insitu.cli.project.report import report
 from insitu.errors import InsituError, NotFound
-from insitu.view import report as module
 from insitu.view.answers.groups import group_view
 from insitu.view.answers.one_rollout import rollout_view
-from insitu.view.report import make_report
+from insitu.view.reports import report as module
+from insitu.view.reports.report import make_report
 from insitu.view.run import ViewedRun
 from insitu.wire.message import encode
 

@@ -38,7 +38,7 @@ def report(directory: Path, out: Path, num_groups: int, tokenizer: Path | None) 
     """
     from insitu.cli.project.view import run_root
     from insitu.system.durable import write_atomic
-    from insitu.view.report import make_report, read_to_the_end
+    from insitu.view.reports.report import make_report, read_to_the_end
     from insitu.view.run import ViewedRun
 
     run = ViewedRun("run", run_root(directory), tokenizer=tokenizer)
