@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 
 import { axe, launch, open, overflow } from "./chromium.mjs";
-import { aRun, read, serve } from "./server.mjs";
+import { aRun, read, report, serve } from "./server.mjs";
 
 let browser;
 let run;
@@ -152,5 +152,43 @@ describe("a run under way", () => {
       await live.stop();
       rmSync(folder, { recursive: true, force: true });
     }
+  });
+});
+
+describe("a report", () => {
+  let folder;
+  let file;
+  before(() => {
+    folder = mkdtempSync(join(tmpdir(), "insitu-report-"));
+    file = `file://${join(folder, "report.html")}`;
+    report(run, join(folder, "report.html"));
+  });
+  after(() => rmSync(folder, { recursive: true, force: true }));
+
+  it("shows its pages without a server", async () => {
+    for (const [hash, text] of [["#/", "Runs"], ["#/runs/run", "Reward"], ["#/runs/run/rollouts", "Rollouts"], ["#/runs/run/groups", "Groups"], ["#/runs/run/compare", "paired over"]]) {
+      const opened = await visit(hash, text, {}, file);
+      const asked = [];
+      opened.page.on("request", (request) => asked.push(request.url()));
+      if (hash !== "#/") assert.match(await opened.page.textContent("main"), /This report holds 5 of the run's \d+ groups/);
+      await opened.page.waitForTimeout(300);
+      assert.deepEqual(asked, []);
+      await calm(opened);
+      await opened.close();
+    }
+  });
+
+  it("opens each of its groups, and says what it does not hold", async () => {
+    const opened = await visit("#/runs/run/groups", "Groups", {}, file);
+    const links = await opened.page.evaluate(() => [...document.querySelectorAll("a")].map((link) => link.getAttribute("href")).filter((to) => /groups\/[^/]+\/\d+$/.test(to ?? "")));
+    assert.equal(new Set(links).size, 5);
+    for (const link of new Set(links)) {
+      await opened.page.goto(file + link);
+      await opened.page.waitForFunction(() => document.body.textContent.includes("one tree"));
+    }
+    await opened.page.goto(`${file}#/runs/run/rollouts?sort=best`);
+    await opened.page.waitForFunction(() => document.body.textContent.includes("This is not in the report."));
+    await calm(opened);
+    await opened.close();
   });
 });

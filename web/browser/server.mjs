@@ -53,6 +53,13 @@ export async function serve({ directory, tokenizer }, port = 0) {
   }
 }
 
+/** Write the run as one file. */
+export function report({ directory, tokenizer }, out) {
+  const given = ["-m", "insitu.cli", "report", directory, "--out", out, "--groups", "5"];
+  if (tokenizer) given.push("--tokenizer", tokenizer);
+  execFileSync(PYTHON, given, { cwd: ROOT, env: ENV, stdio: ["ignore", "ignore", "inherit"], timeout: 120_000 });
+}
+
 export async function read(address, path) {
   const answer = await fetch(`${address}view/v1/${path}`);
   if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);

@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { api } from "./api";
 import { percent } from "./format";
+import { kept } from "./kept";
 import { type LiveState, useLive } from "./live";
 import { Compare } from "./pages/Compare";
 import { Group } from "./pages/Group";
@@ -50,7 +51,7 @@ function InRun({ run, route }: { run: string; route: Route }) {
     timer.current = window.setTimeout(() => setAgain((now) => now + 1), REFRESH_MS);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
-  const live = useLive(run, view?.cursor ?? null, view !== null && view.run.state !== "ended", (event: RunEvent) => {
+  const live = useLive(run, view?.cursor ?? null, kept === null && view !== null && view.run.state !== "ended", (event: RunEvent) => {
     setRollouts(event.num_rollouts);
     if (event.kind !== "rollouts") refresh();
   });
@@ -74,6 +75,7 @@ function InRun({ run, route }: { run: string; route: Route }) {
           These figures may be old: {loaded.error.message}
         </p>
       )}
+      {kept !== null && <p class="notice">{kept.notice}</p>}
       {indexed < 1 && (
         <p class="notice" role="status">
           The server has read {percent(indexed)} of this run's rollouts so far; tables and groups grow until it has them all.

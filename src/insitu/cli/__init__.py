@@ -27,6 +27,7 @@ _COMMANDS = {
     "plan": ("insitu.cli.plan", "Show what a model takes on your GPUs."),
     "doctor": ("insitu.cli.doctor", "Check that this machine computes what insitu expects of it."),
     "view": ("insitu.cli.project.view", "Look at runs in a browser: curves, rollouts, every token."),
+    "report": ("insitu.cli.project.report", "Write a run as one HTML file."),
     "trajectories": ("insitu.cli.trajectories", "Inspect the rollouts of a run."),
     "gateway": ("insitu.cli.gateway", "Record the calls to any vLLM server."),
 }

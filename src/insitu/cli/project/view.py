@@ -34,10 +34,11 @@ def view(directory: Path, port: int, no_browser: bool, tokenizer: Path | None) -
 
             webbrowser.open(address)
 
-    serve(_root(directory), port, tokenizer=tokenizer, ready=ready)
+    serve(run_root(directory), port, tokenizer=tokenizer, ready=ready)
 
 
-def _root(directory: Path) -> Path:
+def run_root(directory: Path) -> Path:
+    """Return the directory of runs that the user named, maybe by a configuration file."""
     if not directory.is_file():
         return directory
     from insitu.config.load import load_config

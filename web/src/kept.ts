@@ -1,0 +1,12 @@
+// A report: the answers that its pages ask for are in the file itself, by address.
+
+interface Kept {
+  answers: Readonly<Record<string, unknown>>;
+  /** How much of the run is in the file, and how to see the rest. */
+  notice: string;
+}
+
+const element = document.getElementById("kept");
+
+/** Null where a server answers. */
+export const kept: Kept | null = element?.textContent ? (JSON.parse(element.textContent) as Kept) : null;
