@@ -6,7 +6,7 @@ interface Kept {
   notice: string;
 }
 
-const element = document.getElementById("kept");
+const element = typeof document === "undefined" ? null : document.getElementById("kept"); // none in a unit test
 
 /** Null where a server answers. */
 export const kept: Kept | null = element?.textContent ? (JSON.parse(element.textContent) as Kept) : null;
