@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST_FACTOR = 5.0
-"""Of the slowest call in five seconds; the benchmark judges a minute."""
+MOST_FACTOR = 2.5
+"""Of the median: five seconds have too few calls to judge the slowest ones, as the benchmark does in a minute.
+If every request of the flood were parsed, it would be above 4 at the gateway."""
 
 
 @pytest.mark.alone
@@ -28,5 +29,6 @@ def test_five_seconds_of_flood() -> None:
     assert set(figures["statuses"]) <= {"400", "401", "403", "413", "431", "closed"}
     kinds = {name.split()[1] for name in figures["answers"]}
     assert len(kinds) == 9, "every kind was sent"
-    assert figures["gateway_p99_ratio"] <= MOST_FACTOR
-    assert figures["api_p99_ratio"] <= MOST_FACTOR
+    for name in ("gateway", "api"):
+        alone, flooded = figures[name]["alone"]["p50_ms"], figures[name]["flooded"]["p50_ms"]
+        assert flooded <= MOST_FACTOR * alone, f"{name}: {alone} ms became {flooded} ms"
