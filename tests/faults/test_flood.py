@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOST_FACTOR = 2.5
-"""Of the median: five seconds have too few calls to judge the slowest ones, as the benchmark does in a minute.
+"""Of the median: five seconds have too few calls to judge the slowest ones; the benchmark takes a minute.
 If every request of the flood were parsed, it would be above 4 at the gateway."""
 
 
