@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.experimental import get_object_locations
 
 from insitu.backend.batch import make_batch
@@ -55,11 +56,13 @@ class StandinArithmetic:
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._info = {"rank": rank, "world_size": world_size}
+        self._sampler: list[NDArray[np.float32]] = []
 
     def train_step(self, run: str, batch: RankBatch, settings: StepSettings, reference: object) -> object:
         from insitu.training.batching import collate
 
         sums = {"tokens": 0, "sampled": 0, "sampler": 0.0, "ids": 0}
+        self._sampler = []
         for part in batch.parts():
             made = collate(part)
             if made.is_filler:
@@ -68,7 +71,13 @@ class StandinArithmetic:
             sums["ids"] += int(part.columns.ids_l.sum())
             sums["sampled"] += len(made.pick_t)
             sums["sampler"] += float(made.sampler_t.double().sum())
+            self._sampler.append(made.sampler_t.numpy())
         return sums
+
+    def token_logprobs(self) -> NDArray[np.float32]:
+        """The sampler's, in place of its own."""
+        kept, self._sampler = self._sampler, []
+        return np.concatenate(kept) if kept else np.empty(0, np.float32)
 
 
 class StandinRankActor(_RankActor):
@@ -210,8 +219,9 @@ async def measure(folder: Path, sizes: Sizes) -> dict[str, float]:
         return made
 
     async def together(calls: Any, *rest: Any) -> Any:
-        results.extend(await TrainerGroup._together(group, calls, *rest))
-        return results
+        found = await TrainerGroup._together(group, calls, *rest)
+        results.extend(each for each in found if isinstance(each, dict))
+        return found
 
     trainer._sent = noted
     await group.start()
