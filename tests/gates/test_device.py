@@ -313,7 +313,7 @@ async def test_a_hung_engine_is_replaced_and_no_call_is_lost(
         watching = asyncio.create_task(world.supervisor._watch(world.registrar, world.traffic))
         hung, num_answers, began = world.engine, len(world.answers), time.monotonic()
         hung.answering.clear()
-        while world.engine is hung or not world.host.replicas.joined():
+        while not world.host.replicas.joined() or world.engine is hung:
             assert time.monotonic() < began + 10, "the hung engine was not replaced"
             await asyncio.sleep(0.02)
         seconds = time.monotonic() - began
