@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -31,11 +30,12 @@ import aiohttp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import show  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.client import InsituClient  # noqa: E402
 from insitu.errors import InsituError  # noqa: E402
 from insitu.testing.models import tiny  # noqa: E402
-from tests.support.backend import Backend  # noqa: E402
+from tests.support.backend import Backend, pid_in  # noqa: E402
 from tests.support.finetuning import Project  # noqa: E402
 
 RUN = "chaos"
@@ -118,9 +118,7 @@ async def pid_of(backend: Backend, http: aiohttp.ClientSession, victim: str) -> 
     if status is None:
         return None
     try:
-        if victim == "replica":
-            return status["replicas"]["replica-0"]["pid"]
-        return status["trainer"][0]["pid"] if victim == "trainer" else status["processes"][victim]
+        return pid_in(status, victim)
     except (KeyError, IndexError):
         return None
 
@@ -222,11 +220,7 @@ def main() -> None:
         figures |= asyncio.run(measure(Path(folder), given.minutes, given.undisturbed_minutes, given.every))
     figures["met"] = {name: figures[name] >= bound for name, bound in LEAST.items()}
     figures["met"] |= {name: figures[name] <= bound for name, bound in MOST.items()}
-    if given.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
+    show(figures, as_json=given.json)
     raise SystemExit(0 if all(figures["met"].values()) else 1)
 
 

@@ -32,6 +32,7 @@ import aiohttp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import show  # noqa: E402
 from benchmarks.flood_clients import ANSWER_SECONDS, CALL, MOST_CPU, PAUSE_SECONDS  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.errors import DeadlineExceeded  # noqa: E402
@@ -174,11 +175,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures |= asyncio.run(measure(given.seconds, Path(folder)))
     figures["met"] = {name: figures[name] <= bound for name, bound in MOST.items()}
-    if given.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
+    show(figures, as_json=given.json)
     raise SystemExit(0 if all(figures["met"].values()) else 1)
 
 

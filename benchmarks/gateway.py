@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import json
 import os
 import signal
 import statistics
@@ -39,6 +38,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import show  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.vllm_server import free_port, vllm_server  # noqa: E402
 
@@ -327,11 +327,7 @@ def main() -> None:
     if given.part in ("recording", "all"):
         figures |= asyncio.run(recording_part(calls=200, tokens=given.load_tokens))
     figures["met"] = verdict(figures)
-    if given.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
+    show(figures, as_json=given.json)
     raise SystemExit(0 if all(figures["met"].values()) else 1)
 
 

@@ -38,6 +38,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import show  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.system.open_files import allow_open_files  # noqa: E402
 from tests.support.finetuning import Project  # noqa: E402
@@ -289,11 +290,7 @@ def main() -> None:
         not figures["errors"] and not figures["exit_code"] and figures["share_of_ideal"] >= given.least_share
     )
     figures["met"] = met
-    if given.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
+    show(figures, as_json=given.json)
     raise SystemExit(0 if met else 1)
 
 

@@ -25,7 +25,7 @@ from insitu.testing.models import tiny
 from insitu.types import JobState, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 from tests.support.adapter_scores import score_gaps
 from tests.support.addition import Rollouts, sample_groups
-from tests.support.backend import Backend
+from tests.support.backend import Backend, pid_in
 
 GONE_SECONDS = 15.0
 STEP_SECONDS = 600.0
@@ -137,11 +137,7 @@ def rated(group: TrajectoryGroup) -> TrajectoryGroup:
 async def pid_of(backend: Backend, http: aiohttp.ClientSession, victim: str) -> int:
     status: dict[str, Any] | None = await backend.status(http)
     assert status is not None
-    if victim == "replica":
-        return status["replicas"]["replica-0"]["pid"]
-    if victim == "trainer":
-        return status["trainer"][0]["pid"]
-    return status["processes"][victim]
+    return pid_in(status, victim)
 
 
 async def check_ledger(client: InsituClient, acknowledged: list[str]) -> None:

@@ -116,6 +116,13 @@ class Backend:
         return command[command.index(option) + 1]
 
 
+def pid_in(status: dict[str, Any], part: str) -> int:
+    """The process of a part, as a supervisor's status names it."""
+    if part == "replica":
+        return status["replicas"]["replica-0"]["pid"]
+    return status["trainer"][0]["pid"] if part == "trainer" else status["processes"][part]
+
+
 @asynccontextmanager
 async def running_backend(state_dir: Path, *arguments: str, **fields: Any) -> AsyncIterator[Backend]:
     """A ready backend that is gone afterwards."""

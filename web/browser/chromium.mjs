@@ -49,3 +49,20 @@ export async function axe(page) {
 export function overflow(page) {
   return page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 }
+
+/** Ask again until it holds; a page shows an answer a moment after it was asked for. */
+export async function until(holds, what, seconds = 15) {
+  const end = Date.now() + seconds * 1000;
+  while (!(await holds())) {
+    if (Date.now() > end) throw new Error(`${typeof what === "function" ? await what() : what}, still after ${seconds} s`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+/** Wait until an element's text matches. */
+export function shows(locator, pattern) {
+  return until(
+    async () => pattern.test(await locator.innerText()),
+    async () => `${pattern} is not in "${await locator.innerText()}"`,
+  );
+}

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, it } from "node:test";
 
-import { axe, launch, open, overflow } from "./chromium.mjs";
+import { axe, launch, open, overflow, shows, until } from "./chromium.mjs";
 import { PAYLOADS, standin } from "./standin.mjs";
 
 const PAGES = {
@@ -82,12 +82,14 @@ describe("100,000 rollouts of 2,000 tokens", () => {
     const { page } = opened;
     const rows = () => page.locator(".vrow").count();
     assert.ok((await rows()) < 60, `${await rows()} rows in the document`);
-    for (let turn = 0; turn < 12; turn += 1) {
-      await page.locator(".vtable").evaluate((box) => (box.scrollTop = box.scrollHeight));
-      await page.waitForTimeout(120);
-    }
-    const last = Number(await page.locator(".vrow [data-row]").last().getAttribute("data-row"));
-    assert.ok(last > 500, `row ${last} after twelve screens`);
+    const last = async () => Number(await page.locator(".vrow [data-row]").last().getAttribute("data-row"));
+    await until(
+      async () => {
+        await page.locator(".vtable").evaluate((box) => (box.scrollTop = box.scrollHeight));
+        return (await last()) > 500;
+      },
+      async () => `the table ends at row ${await last()}`,
+    );
     assert.ok((await rows()) < 60, `${await rows()} rows in the document`);
     await calm(opened);
     await opened.close();
@@ -102,7 +104,7 @@ describe("100,000 rollouts of 2,000 tokens", () => {
     await page.locator(".tokens.box").focus();
     await page.keyboard.press("End");
     await page.waitForSelector(".t.at");
-    assert.match(await page.locator(".detail").innerText(), /Token 4200 of 4200/);
+    await shows(page.locator(".detail"), /Token 4200 of 4200/);
     await page.waitForTimeout(300);
     assert.ok((await tokens()) < 2500, `${await tokens()} tokens in the document`);
     await calm(opened);
@@ -132,7 +134,7 @@ describe("keyboard alone", () => {
     await page.waitForSelector("text=Where the rollouts");
     await press("Tab", `document.activeElement.getAttribute("aria-roledescription") === "chart"`);
     await page.keyboard.press("ArrowRight");
-    assert.match(await page.locator(".readout").first().innerText(), /after step 0: training/);
+    await shows(page.locator(".readout").first(), /after step 0: training/);
     await press("Shift+Tab", `document.activeElement.textContent === "Rollouts"`);
     await page.keyboard.press("Enter");
     await page.waitForSelector(".vrow");
@@ -146,7 +148,7 @@ describe("keyboard alone", () => {
     await inAddress(page, "colour=logprob");
     await press("Tab", `document.activeElement.getAttribute("aria-roledescription") === "tokens"`);
     await page.keyboard.press("ArrowRight");
-    assert.match(await page.locator(".detail").innerText(), /Token 1 of/);
+    await shows(page.locator(".detail"), /Token 1 of/);
     await calm(opened);
     await opened.close();
   });
@@ -156,7 +158,7 @@ describe("keyboard alone", () => {
     const { page } = opened;
     await page.locator(".tree").focus();
     for (let turn = 0; turn < 7; turn += 1) await page.keyboard.press("ArrowRight");
-    assert.match(await page.locator(".detail").innerText(), /advantage .* shared by 1 sibling/);
+    await shows(page.locator(".detail"), /advantage .* shared by 1 sibling/);
     await page.locator(".slide input").focus();
     await page.keyboard.press("ArrowRight");
     await inAddress(page, "groups/epoch-0000/95");
@@ -175,10 +177,11 @@ describe("keyboard alone", () => {
     await inAddress(page, "sort=best");
     await page.getByLabel("where it went").selectOption("reason:zero_variance");
     await inAddress(page, "reason=zero_variance");
-    const asked = new URL(server.asked.filter((url) => url.includes("/rollouts?")).at(-1), "http://x").searchParams;
-    assert.equal(asked.get("text"), "seven & eight");
-    assert.equal(asked.get("sort"), "best");
-    assert.equal(asked.get("reason"), "zero_variance");
+    const asked = () => new URL(server.asked.filter((url) => url.includes("/rollouts?")).at(-1), "http://x").searchParams;
+    await until(
+      () => asked().get("text") === "seven & eight" && asked().get("sort") === "best" && asked().get("reason") === "zero_variance",
+      () => `the server was asked for ${asked()}`,
+    );
     await page.reload();
     await page.waitForSelector(".vrow");
     assert.equal(await page.getByRole("searchbox").inputValue(), "seven & eight");
@@ -236,6 +239,7 @@ describe("a live run", () => {
     const views = () => server.asked.filter((url) => url === "/view/v1/runs/r").length;
     const seen = views();
     server.send("8", "step", { num_rollouts: 704 });
+    await until(() => views() > seen, "no new view of the run after a step");
     await page.waitForTimeout(2500);
     assert.equal(views(), seen + 1, "a step is one new view of the run");
     server.cut();
@@ -244,8 +248,7 @@ describe("a live run", () => {
     assert.match(server.asked.filter((url) => url.includes("/events")).at(-1), /after=8$/);
     server.send("9", "ended", { num_rollouts: 710 });
     await page.waitForFunction(() => !["live", ""].includes(document.querySelector("header [role=status]").textContent));
-    await page.waitForTimeout(300);
-    assert.equal(server.streams.size, 0);
+    await until(() => server.streams.size === 0, "the stream of an ended run is open");
     assert.ok(await state.isVisible());
     await opened.close();
     await server.stop();

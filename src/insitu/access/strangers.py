@@ -10,6 +10,7 @@ To parse and reject a request takes a server about a millisecond. Whoever has a 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -96,6 +97,34 @@ class Strangers:
             return self._is_key(sent.get(b"authorization", ""), sent.get(b"x-api-key", ""))
         except InsituError:  # the key has ended, or keys cannot be read: said to those within the pace
             return False
+
+
+class Entry:
+    """The way of one connection to the parser, until its first request has been judged."""
+
+    def __init__(self, strangers: Strangers) -> None:
+        self._strangers = strangers
+        self._received = b""
+        self._is_rejected = False
+
+    def admit(self, data: bytes, transport: asyncio.Transport) -> bytes:
+        """Return what is to be parsed: all bytes so far, or none while there is more to come or ever after.
+
+        A rejection is answered here. What follows it is read, so that the client can read its answer; then it
+        closes, or the deadline for its key does.
+        """
+        if self._is_rejected:
+            return b""
+        self._received += data
+        verdict = self._strangers.judge(self._received)
+        if verdict is Verdict.PARSE:
+            return self._received
+        if verdict is not Verdict.WAIT:
+            self._is_rejected = True
+            transport.write(self._strangers.answers[verdict])
+            if transport.can_write_eof():
+                transport.write_eof()
+        return b""
 
 
 def _answer(status: str, error: InsituError) -> bytes:

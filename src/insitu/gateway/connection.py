@@ -12,7 +12,7 @@ import ssl
 
 from aiohttp import web
 
-from insitu.access.strangers import Strangers, Verdict
+from insitu.access.strangers import Entry, Strangers
 from insitu.gateway.shared.settings import Limits
 from insitu.system.connections import Newcomers
 
@@ -37,12 +37,10 @@ class Connection(web.RequestHandler):
             access_log=None,  # pyright: ignore[reportArgumentType] - None is allowed, and is how to have none
         )
         self._newcomers = newcomers
-        self._strangers = strangers
         self._limits = limits
         self._is_known = False
-        self._unjudged: bytes | None = b""
-        """The first bytes until they are judged; None afterwards."""
-        self._is_rejected = False
+        self._entry: Entry | None = Entry(strangers)
+        """None once a request may be parsed."""
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,29 +55,13 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_rejected:
-            return  # read, so that the client can read its answer
-        if self._unjudged is None:
-            super().data_received(data)
-            return
-        received = self._unjudged + data
-        verdict = self._strangers.judge(received)
-        if verdict is Verdict.WAIT:
-            self._unjudged = received
-            return
-        self._unjudged = None
-        if verdict is Verdict.PARSE:
-            super().data_received(received)
-        else:
-            self._reject(verdict)
-
-    def _reject(self, verdict: Verdict) -> None:
-        """Answer without the parser; the client closes, or the deadline for its key does."""
-        self._is_rejected = True
-        assert isinstance(self.transport, asyncio.Transport)
-        self.transport.write(self._strangers.answers[verdict])
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        if self._entry is not None:
+            assert isinstance(self.transport, asyncio.Transport)
+            data = self._entry.admit(data, self.transport)
+            if not data:
+                return
+            self._entry = None
+        super().data_received(data)
 
     @property
     def is_known(self) -> bool:

@@ -8,7 +8,7 @@ from typing import cast
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from insitu.access.strangers import Strangers, Verdict
+from insitu.access.strangers import Entry, Strangers
 from insitu.backend.api.security import KNOWN
 from insitu.backend.api.settings import Limits
 from insitu.system.connections import Newcomers
@@ -36,13 +36,13 @@ class _Connection(H11Protocol):
     max_head_bytes: int
     _head_timer: asyncio.TimerHandle | None = None
     _is_known = False
-    _unjudged: bytes | None = b""
-    """The first bytes until they are judged; None afterwards."""
-    _is_rejected = False
+    _entry: Entry | None = None
+    """Until a request may be parsed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's
         super().connection_made(transport)
         self.app = _telling(self.app, self._known)
+        self._entry = Entry(self.strangers)
         self._await_head()
         self.bounds.arrived(self)
 
@@ -62,28 +62,12 @@ class _Connection(H11Protocol):
             self._await_head()
 
     def _receive_as_newcomer(self, data: bytes) -> None:
-        if self._is_rejected:
-            return  # read, so that the client can read its answer
-        if self._unjudged is None:
-            self._receive_in_parts(data)
-            return
-        received = self._unjudged + data
-        verdict = self.strangers.judge(received)
-        if verdict is Verdict.WAIT:
-            self._unjudged = received
-            return
-        self._unjudged = None
-        if verdict is Verdict.PARSE:
-            self._receive_in_parts(received)
-        else:
-            self._reject(verdict)
-
-    def _reject(self, verdict: Verdict) -> None:
-        """Answer without the parser; the client closes, or the deadline for its key does."""
-        self._is_rejected = True
-        self.transport.write(self.strangers.answers[verdict])
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        if self._entry is not None:
+            data = self._entry.admit(data, self.transport)
+            if not data:
+                return
+            self._entry = None
+        self._receive_in_parts(data)
 
     def _receive_in_parts(self, data: bytes) -> None:
         """Let h11 reject a head by its size: it parses one that arrives whole, however large."""

@@ -65,7 +65,9 @@ def rollout_view(run: ViewedRun, rollout_id: str, *, tokens: bool = True) -> Rol
     details, problem = found.details()
     judged = judged_group(run, found.row.store, found.row.index)
     fates = CallFates(found.row, found.rollout, details, judged.get(rollout_id))
-    trained: Mapping[str, TrainedCall] = trained_calls(run, found.row) if tokens else {}
+    trained: Mapping[str, TrainedCall] = {}
+    if tokens:
+        trained = trained_calls(run, found.row.store, found.row.index)
     calls = [_call(run, fates, call, trained, tokens=tokens) for call in details.calls[:MAX_CALLS]]
     capture = found.rollout.figures.capture
     return RolloutView(

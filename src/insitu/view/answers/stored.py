@@ -72,10 +72,10 @@ def judged_group(run: ViewedRun, store: str, index: int) -> dict[str, Judged]:
     return {member.rollout_id: each for member, each in zip(members, judged, strict=True)}
 
 
-def trained_calls(run: ViewedRun, row: RolloutRow) -> Mapping[str, TrainedCall]:
-    """Return the trainer's own figures of the calls of a rollout's step; none if it keeps none."""
-    rows = run.index.read(lambda db: _group_rows(db, row.store, row.index))
-    selected = run.with_files(lambda files: _selection(files, row.store))
+def trained_calls(run: ViewedRun, store: str, index: int) -> Mapping[str, TrainedCall]:
+    """Return the trainer's own figures of the calls of a group's step; none if it keeps none."""
+    rows = run.index.read(lambda db: _group_rows(db, store, index))
+    selected = run.with_files(lambda files: _selection(files, store))
     step = None if selected is None or not rows else selected[1].get((rows[0][0], rows[0][1]))
     return {} if step is None else run.trained_calls(step)
 

@@ -52,13 +52,14 @@ def tree_view(run: ViewedRun, rollouts: Sequence[StoredRollout]) -> TreeView:
         raise InvalidRequest("a tree needs at least one rollout")
     groups = {(each.row.store, each.row.index) for each in rollouts}
     judged: dict[str, Judged] = {}
+    trained: dict[str, TrainedCall] = {}
     for store, index in groups:
         judged |= judged_group(run, store, index)
+        trained |= trained_calls(run, store, index)
     paths: list[_Path] = []
     prompt: list[JsonObject] = []
     for sibling, each in enumerate(rollouts):
-        of_step = trained_calls(run, each.row)
-        made, messages = _paths(sibling, each, judged.get(each.row.rollout_id), of_step)
+        made, messages = _paths(sibling, each, judged.get(each.row.rollout_id), trained)
         paths += made
         prompt = prompt or messages
     if (total := sum(len(path.tokens.ids) for path in paths)) > _MAX_TOKENS:
