@@ -46,7 +46,7 @@ WARM_SECONDS = 600.0
 END_SECONDS = 60.0
 EPOCHS = 100_000
 LEAST = {"effective_share": 0.9}
-MOST = {"unexpected_exits": 0, "gaps": 0, "orphans": 0}
+MOST = {"unexpected_exits": 0, "steps_without_training": 0, "gaps": 0, "orphans": 0}
 
 
 @dataclass
@@ -162,7 +162,10 @@ async def measure(folder: Path, minutes: float, undisturbed_minutes: float, ever
     backend.start()
     project = Project(folder / "project", backend.port, backend.gateway_url, num_examples=8)
     project.configure(
-        trainer_adapters={"backend": {"backend": {"name": RUN}}}, finetuning={"num_epochs": EPOCHS}
+        llms={"policy": {"max_tokens": 24}},
+        # The model ends no answer by itself; a truncated one is trained here, too.
+        trainer_adapters={"backend": {"backend": {"name": RUN}, "training": {"mask_truncated": False}}},
+        finetuning={"num_epochs": EPOCHS},
     )
     client = Client(project)
     try:
@@ -178,7 +181,7 @@ async def measure(folder: Path, minutes: float, undisturbed_minutes: float, ever
             kills = await disturb(watch, backend, http, minutes, every)
             ended = time.monotonic()
             client.end()
-            steps = [step.step for step in await api.steps(RUN)]
+            steps = await api.steps(RUN)
         assert backend.process is not None
         code = backend.interrupt()
         orphans = [process.name() for process in backend.descendants()]
@@ -193,7 +196,8 @@ async def measure(folder: Path, minutes: float, undisturbed_minutes: float, ever
         "kills": sum(map(len, kills.values())),
         "lost_by_part": lost(watch, kills, 60 / undisturbed),
         "steps": len(steps),
-        "gaps": sum(after != before + 1 for before, after in pairwise([0, *steps])),
+        "steps_without_training": sum(not step.metrics.get("account/trained") for step in steps),
+        "gaps": sum(after != before + 1 for before, after in pairwise([0, *(step.step for step in steps)])),
         "unexpected_exits": len(client.unexpected),
         "exits": dict(Counter(map(str, client.unexpected))),
         "backend_exit": code,
