@@ -59,10 +59,12 @@ class Client:
     _was_killed: bool = False
 
     def keep_up(self) -> None:
-        if self._process is not None and (code := self._process.poll()) is None:
-            return
-        if self._process is not None and not self._was_killed:
-            self.unexpected.append(code)
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            if not self._was_killed:
+                self.unexpected.append(code)
         self._was_killed = False
         with (self.project.path / "client.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -156,9 +158,12 @@ def lost(watch: Watch, kills: dict[str, list[float]], step_seconds: float) -> di
     return found
 
 
-async def measure(folder: Path, minutes: float, undisturbed_minutes: float, every: float) -> dict[str, Any]:
+async def measure(
+    folder: Path, minutes: float, undisturbed_minutes: float, every: float, replicas: int
+) -> dict[str, Any]:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--max-seq-length", "256"]
-    backend = Backend(folder / "state", [*arguments, "--dtype", "float32"])
+    arguments += ["--dtype", "float32", "--replicas", str(replicas)]
+    backend = Backend(folder / "state", arguments)
     backend.start()
     project = Project(folder / "project", backend.port, backend.gateway_url, num_examples=8)
     project.configure(
@@ -213,15 +218,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="with a kill every so often")
     parser.add_argument("--undisturbed-minutes", type=float, default=6.0, help="before that")
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two kills")
+    parser.add_argument("--replicas", type=int, default=2, help="engines; with one, its restart stops all")
     given = parser.parse_args()
     figures: dict[str, Any] = {
         "cpu": this_cpu(),
         "load_average_before": [round(value, 1) for value in os.getloadavg()],
         "minutes": given.minutes,
+        "replicas": given.replicas,
     }
     with tempfile.TemporaryDirectory(prefix="c-") as folder:  # short: Ray's sockets lie in it
         os.environ["TMPDIR"] = folder
-        figures |= asyncio.run(measure(Path(folder), given.minutes, given.undisturbed_minutes, given.every))
+        figures |= asyncio.run(
+            measure(Path(folder), given.minutes, given.undisturbed_minutes, given.every, given.replicas)
+        )
     figures["met"] = {name: figures[name] >= bound for name, bound in LEAST.items()}
     figures["met"] |= {name: figures[name] <= bound for name, bound in MOST.items()}
     show(figures, as_json=given.json)
