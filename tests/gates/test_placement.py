@@ -42,7 +42,7 @@ REFUSED_SECONDS = 5.0
 class StandinEngine:
     """Takes the place of vLLM: says yes to every request."""
 
-    def __init__(self, settings: EngineSettings, log_path: str, env: dict, threads: object) -> None:
+    def __init__(self, settings: EngineSettings, log_path: str, env: dict, key: str, threads: object) -> None:
         class Yes(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))

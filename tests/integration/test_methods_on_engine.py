@@ -9,7 +9,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from insitu.backend.fleet.replica import EngineClient
 from insitu.client import InsituClient
 from insitu.errors import CannotHonour, NotFound
 from insitu.records.store import RecordStore
@@ -56,7 +55,7 @@ class World:
         self, backend: Backend, client: InsituClient, http: aiohttp.ClientSession, records: RecordStore
     ) -> None:
         self.backend, self.client, self.http, self.records = backend, client, http, records
-        self.engine = EngineClient(http, f"http://127.0.0.1:{backend.engine_argument('--port')}")
+        self.engine = backend.engine_client(http)
 
     async def register(self, run: str, rank: int) -> None:
         await self.client.register_run(run, "tiny", lora=LoraSettings(rank=rank, alpha=32))

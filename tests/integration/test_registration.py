@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from insitu.access import engine_door
 from insitu.client import InsituClient
 from insitu.errors import ChildFailed
 from insitu.testing.models import tiny
@@ -35,6 +37,7 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
             await client.register_run("first", HUB_ID, init_args={"max_seq_length": 128})
             await client.wait_run_ready("first", 400)
             assert backend.engine_argument("--max-model-len") == "128"
+            await closed_to_others(backend)
             await refused(client, "second", HUB_ID, {}, {}, "one run at a time, now first")
             # Alone on the engine, a run may change it.
             await client.close_run("first")
@@ -47,6 +50,20 @@ async def test_first_registration_loads_a_model_from_the_hub_cache(
             assert backend.engine_argument("--max-model-len") == "192"
     finally:
         backend.end()
+
+
+async def closed_to_others(backend: Backend) -> None:
+    """The engine on loopback answers nobody without its key, whatever the route."""
+    url = f"http://127.0.0.1:{backend.engine_argument('--port')}"
+    async with aiohttp.ClientSession() as http:
+        for sent in ({}, engine_door.headers("0" * 64)):
+            for path in ("/health", "/metrics", "/v1/models", "/is_sleeping", "/nowhere"):
+                async with http.get(url + path, headers=sent) as answer:
+                    assert answer.status == 401
+            for path in ("/collective_rpc", "/sleep", "/v1/completions", "/v1/load_lora_adapter"):
+                async with http.post(url + path, headers=sent, json={}) as answer:
+                    assert answer.status == 401
+        assert await backend.engine_client(http).healthy()
 
 
 async def refused(

@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 import psutil
 
+from insitu.access import engine_door
+from insitu.backend.fleet.replica import EngineClient
 from insitu.client import InsituClient
 from insitu.system.processes import MARK, free_port
 
@@ -114,6 +116,11 @@ class Backend:
         """The value that the engine was really started with."""
         command = self.engine().cmdline()
         return command[command.index(option) + 1]
+
+    def engine_client(self, http: aiohttp.ClientSession) -> EngineClient:
+        """A client of the engine itself, with the key from the engine's environment."""
+        key = self.engine().environ()[engine_door.VARIABLE]
+        return EngineClient(http, f"http://127.0.0.1:{self.engine_argument('--port')}", key=key)
 
 
 def pid_in(status: dict[str, Any], part: str) -> int:

@@ -34,6 +34,7 @@ from typing import cast
 
 import aiohttp
 
+from insitu.access import engine_door
 from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
@@ -135,6 +136,7 @@ class Supervisor:
         # By environment alone: it may hold a password.
         database = {} if settings.database_url is None else {VARIABLE: settings.database_url}
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
+        keys[engine_door.VARIABLE] = settings.engine_key
         gateway = [*listen, "--port", str(settings.gateway_port), "--managed"]
         gateway += [] if database else ["--records", records]
         gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.access import engine_door
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings
@@ -86,10 +87,11 @@ async def _engine(
     """Run a server without Ray; it ends with this block."""
     settings = checks.settings()
     threads = next(iter(checks.compute.engine_threads), None)
-    replica = ReplicaActor(settings, str(log), environment, threads)
+    key = engine_door.new_key()
+    replica = ReplicaActor(settings, str(log), environment, key, threads)
     try:
         async with aiohttp.ClientSession() as http:
-            engine = EngineClient(http, replica.describe().url)
+            engine = EngineClient(http, replica.describe().url, key=key)
 
             async def exit_report() -> str | None:
                 return replica.exit_report()

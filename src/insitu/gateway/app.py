@@ -129,7 +129,7 @@ class Gateway:
             await asyncio.to_thread(recover, folder, store)
         self.recorder = Recorder(store, max_backlog=limits.max_record_backlog, journal=journal)
         self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
-        self.pool = ReplicaPool(limits, on_change=self.routes.wake)
+        self.pool = ReplicaPool(limits, on_change=self.routes.wake, key=self._settings.engine_key)
         tokenizers = Tokenizers(self._settings.tokenizer)
         self.restorer = Restorer(limits, tokenizers)
         self.caller = Caller(self.routes, self.pool, self.recorder, self.restorer, limits, self._counts)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from insitu.access import engine_door
 from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
@@ -45,6 +46,7 @@ def settings_from(arguments: list[str]) -> Settings:
         records_url=given.records or check_url(database_url),
         api_key=os.environ.get("INSITU_API_KEY") or fallback,
         admin_key=os.environ.get("INSITU_ADMIN_KEY", ""),
+        engine_key=os.environ.get(engine_door.VARIABLE, "") if given.managed else "",
         keys_file=given.keys,
         host=given.host,
         port=given.port,

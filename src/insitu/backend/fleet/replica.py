@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 import aiohttp
 
+from insitu.access import engine_door
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
@@ -58,15 +59,17 @@ class ReplicaActor:
     """
 
     def __init__(
-        self, settings: EngineSettings, log_path: str, env: dict[str, str], threads: Threads | None
+        self, settings: EngineSettings, log_path: str, env: dict[str, str], key: str, threads: Threads | None
     ) -> None:
         self._port = free_port()
         self._log = Path(log_path)
         environment = {**settings.environment(), **env, **(threads.environment() if threads else {})}
+        environment[engine_door.VARIABLE] = key
         if threads is not None and threads.cpus is not None:
             # The server inherits this actor's affinity; the actor itself computes nothing.
             os.sched_setaffinity(0, threads.cpus)
-        self._server = spawn(settings.command(self._port), self._log, environment)
+        command = [*settings.command(self._port), *engine_door.VLLM_ARGUMENTS]
+        self._server = spawn(command, self._log, environment)
 
     def describe(self) -> Server:
         """Return where the server is."""
@@ -86,12 +89,15 @@ class ReplicaActor:
 class EngineClient:
     """Controls one vLLM server over its loopback HTTP API."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, deadlines: Deadlines = _DEADLINES) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, deadlines: Deadlines = _DEADLINES, key: str = ""
+    ) -> None:
         self.url = url
         self.occupied = 0
         """Requests under way that keep the engine from answering anything else, each with its deadline."""
         self._http = http
         self._deadlines = deadlines
+        self._headers = engine_door.headers(key)
 
     async def healthy(self, deadline_seconds: float = 2.0) -> bool:
         """Return True if the server passes its health check in time."""
@@ -108,7 +114,7 @@ class EngineClient:
         """Return the status that the server answers with; None if it does not answer in time."""
         try:
             timeout = aiohttp.ClientTimeout(total=deadline_seconds)
-            async with self._http.get(self.url + path, timeout=timeout) as answer:
+            async with self._http.get(self.url + path, headers=self._headers, timeout=timeout) as answer:
                 return answer.status
         except (aiohttp.ClientError, TimeoutError):
             return None
@@ -205,7 +211,7 @@ class EngineClient:
     async def _request(self, method: str, path: str, body: Message | None, deadline_seconds: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_seconds)
         data = None if body is None else encode(body, without=Completion.OPTIONAL)
-        headers = None if data is None else {"Content-Type": "application/json"}
+        headers = self._headers | ({} if data is None else {"Content-Type": "application/json"})
         occupies = path.partition("?")[0] in _OCCUPYING
         self.occupied += occupies
         try:

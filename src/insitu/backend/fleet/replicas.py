@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
+from insitu.access import engine_door
 from insitu.backend.fleet.cluster import Actor, ActorDied, gather
 from insitu.backend.fleet.placement import Reservation
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
@@ -56,6 +57,7 @@ class ReplicaSet:
         threads: Sequence[Threads] = (),
         actor: type = ReplicaActor,
         phases: Phases = SILENT,
+        key: str = "",
     ) -> None:
         """`actor` runs each engine; another one is for tests of placement."""
         self._http = http
@@ -65,6 +67,7 @@ class ReplicaSet:
         self._threads = threads
         self._actor = actor
         self._phases = phases
+        self._key = key or engine_door.new_key()
         self._gpus: Reservation | None = None
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
@@ -137,7 +140,7 @@ class ReplicaSet:
             options |= self._gpus.options(index)
         log_path = str(self._log(name))
         threads = self._threads[index] if index < len(self._threads) else None
-        actor = Actor(self._actor, options, settings, log_path, self._environment(), threads)
+        actor = Actor(self._actor, options, settings, log_path, self._environment(), self._key, threads)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(_end, name, actor)
             replica = await self._when_ready(name, actor, settings)
@@ -149,7 +152,7 @@ class ReplicaSet:
         with self._phases.phase(f"starting the engine {name} (vLLM)"):
             described: list[Server] = await gather([actor.call("describe")], deadline, f"starting {name}")
         (server,) = described
-        engine = EngineClient(self._http, server.url, self._deadlines)
+        engine = EngineClient(self._http, server.url, self._deadlines, self._key)
         with self._phases.phase(f"waiting for the engine {name}", lambda: last_message(self._log(name))):
             await wait_healthy(engine, lambda: self._exit_report(actor), deadline)
         began = time.monotonic()

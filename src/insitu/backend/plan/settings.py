@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from insitu.access import engine_door
 from insitu.backend.plan.compute import Compute, Placement
 from insitu.backend.plan.engine import NO_PARSER, Device, Dtype, EngineSettings, Publication
 from insitu.backend.plan.layouts import Wanted, check_four_bits
@@ -93,6 +94,8 @@ class ServeSettings:
     teachers: tuple[TeacherSettings, ...] = ()
     database_url: str | None = field(default=None, repr=False)
     """PostgreSQL for the ledger and the recorded calls; None for SQLite in the state directory."""
+    engine_key: str = field(default_factory=engine_door.new_key, repr=False)
+    """Opens the engines' own endpoints to supervisor and gateway; another one at every start."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def check(self) -> None:

@@ -57,6 +57,7 @@ class ModelHost:
             settings.deadlines,
             settings.compute.engine_threads,
             phases=phases,
+            key=settings.engine_key,
         )
         self.trainer = TrainerGroup(settings, engine.model)
         self.lease = DeviceLease(self.replicas, self.trainer, self._shared_devices, exclusive=engine.sleep)

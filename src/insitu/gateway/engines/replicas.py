@@ -26,10 +26,10 @@ _STRIKES_WHEN_HANGING = 2
 class Replica:
     """One engine and what the gateway knows about it."""
 
-    def __init__(self, replica_id: str, url: str, limits: Limits) -> None:
+    def __init__(self, replica_id: str, url: str, limits: Limits, key: str) -> None:
         self.id = replica_id
         self.url = url
-        self.engine = Engine(url, limits)
+        self.engine = Engine(url, limits, key)
         self.healthy = True
         self.in_flight = 0
         self.strikes = 0
@@ -56,10 +56,12 @@ class Replica:
 class ReplicaPool:
     """All replicas of the current table."""
 
-    def __init__(self, limits: Limits, on_change: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits, on_change: Callable[[], None], key: str) -> None:
+        """`key` opens the engines' door; empty for engines without one."""
         self.replicas: dict[str, Replica] = {}
         self._limits = limits
         self._on_change = on_change
+        self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -81,7 +83,7 @@ class ReplicaPool:
                 self._spawn(self._retire(replica))
         for replica_id, url in wanted.items():
             if replica_id not in self.replicas:
-                self.replicas[replica_id] = Replica(replica_id, url, self._limits)
+                self.replicas[replica_id] = Replica(replica_id, url, self._limits, self._key)
 
     def choose(self, rollout_id: str | None, tried: Collection[str] = ()) -> Replica | None:
         """Return the replica for a call, None if all are out. Those in `tried` are the last resort."""
@@ -120,7 +122,7 @@ class ReplicaPool:
             return
         replica.strikes += 1
         if replica.strikes >= _STRIKES_WHEN_HANGING and self._is_current(replica) and replica.healthy:
-            hung, replica.engine = replica.engine, Engine(replica.url, self._limits)
+            hung, replica.engine = replica.engine, Engine(replica.url, self._limits, self._key)
             self.eject(replica, "it does not answer its health check")
             await hung.close()  # the calls that wait for it fail now and go elsewhere
 

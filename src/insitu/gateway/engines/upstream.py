@@ -10,6 +10,7 @@ from typing import Any, Required, TypedDict
 import aiohttp
 import orjson
 
+from insitu.access import engine_door
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import GenerateAnswer
 from insitu.gateway.shared.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
@@ -44,7 +45,7 @@ class ServedModel:
 class Engine:
     """The HTTP client of one replica. Closing it fails the calls under way, which then go elsewhere."""
 
-    def __init__(self, url: str, limits: Limits) -> None:
+    def __init__(self, url: str, limits: Limits, key: str = "") -> None:
         self.url = url
         self.has_parser: bool | None = None
         """True if the engine parses tools or reasoning; learned on first use."""
@@ -57,6 +58,7 @@ class Engine:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
             auto_decompress=False,
+            headers=engine_door.headers(key),
         )
 
     async def close(self) -> None:

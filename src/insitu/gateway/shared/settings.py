@@ -90,6 +90,8 @@ class Settings:
     behind_proxy: bool = False
     keys_file: Path | None = None
     """The keys that `insitu keys` creates, where a supervisor has them; it need not exist."""
+    engine_key: str = field(default="", repr=False)
+    """Opens the engines' door; empty for engines of others, which have none."""
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:
