@@ -18,7 +18,7 @@ from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
 from insitu.gateway.connection import Site
 from insitu.gateway.shared.settings import Settings
-from insitu.system.connections import reuse_receive_buffers
+from insitu.system.connections import collect_new_objects_only, reuse_receive_buffers
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
 from insitu.system.open_files import allow_open_files
@@ -74,6 +74,7 @@ async def serve(settings: Settings) -> None:
     await runner.setup()
     try:
         await listen(runner, settings)
+        collect_new_objects_only()
         scheme = scheme_of(settings.tls)
         logging.getLogger(__name__).info("listening on %s://%s:%d", scheme, settings.host, settings.port)
         await stop.wait()

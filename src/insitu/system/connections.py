@@ -1,8 +1,9 @@
-"""Connections of a server: bounds on those without a valid key so far, and memory to receive into."""
+"""Connections of a server: bounds on those without a valid key so far, and memory that costs them no time."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 from typing import Protocol
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
@@ -52,6 +53,16 @@ class Newcomers:
         """Forget a closed connection."""
         self._num_connections -= 1
         self._newcomers.pop(connection, None)
+
+
+def collect_new_objects_only() -> None:
+    """Leave everything that exists now out of garbage collections; call it when the server is built.
+
+    Modules and routes stay for the life of the process. A full collection that walks through them keeps the
+    event loop for about 40 ms, which every call at that moment waits for.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def reuse_receive_buffers() -> None:

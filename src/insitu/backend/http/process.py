@@ -18,7 +18,7 @@ from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
 from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError
-from insitu.system.connections import reuse_receive_buffers
+from insitu.system.connections import collect_new_objects_only, reuse_receive_buffers
 from insitu.system.drain import DRAIN_SECONDS
 from insitu.system.keys import check_key, hash_key
 from insitu.system.logs import log_to
@@ -94,6 +94,7 @@ def serve(options: argparse.Namespace) -> int:
         app = build_api(settings)
         config = server_config(app, settings.limits, tls, behind_proxy=options.behind_proxy)
         logging.getLogger(__name__).info("api listens on %s://%s:%d", scheme_of(tls), options.host, port)
+        collect_new_objects_only()
         ApiServer(config, app.state.services).run(sockets=[sock])
     return 0
 
