@@ -12,12 +12,13 @@ from insitu.harness.verdicts.verdict import with_verdict
 from tests.support.recorded_runs import SETTINGS, read_run
 
 
-def watched(lines: list[Any], changed_at: int = 0) -> list[StepLine]:
+def watched(lines: list[StepLine], changed_at: int = 0) -> list[StepLine]:
     """The lines with verdicts and alarms; inputs changed before step `changed_at`."""
     done: list[StepLine] = []
     for line in lines:
         before = changed_at if len(done) >= changed_at else 0
-        judged = with_verdict(done[before:], {**line, "timestamp": "now"}, SETTINGS)
+        line["timestamp"] = "now"
+        judged = with_verdict(done[before:], line, SETTINGS)
         done.append(with_alarms(done, before, judged, SETTINGS))
     return done
 
@@ -39,12 +40,14 @@ def test_a_healthy_run_has_no_alarm() -> None:
 
 def test_an_alarm_begins_and_ends_with_the_causes_of_the_verdicts() -> None:
     lines = watched(run(8))
-    held = [place for place, line in enumerate(lines) if line.get("verdict", {})["causes"]]
+    verdicts = [line["verdict"] for line in lines if "verdict" in line]
+    held = [place for place, verdict in enumerate(verdicts) if verdict["causes"]]
+    sentences = [verdict["sentence"].lower() for verdict in verdicts]
     began, ended = told(lines)
     assert (began["event"], began["cause"], began["epoch"]) == ("began", "not_arriving", held[0])
     assert (ended["event"], ended["cause"], ended["epoch"]) == ("ended", "not_arriving", held[-1] + 1)
     assert began["sentence"].startswith("only 10% of what training changes reaches the model")
-    assert f"{began['sentence']}: {began['setting']}".lower() in lines[held[0]]["verdict"]["sentence"].lower()
+    assert f"{began['sentence']}: {began['setting']}".lower() in sentences[held[0]]
     assert "?" not in ended["sentence"]
     assert ended["setting"].startswith("raise trainer_adapters.backend.training.learning_rate")
 
