@@ -107,7 +107,7 @@ def rescore(request: RescoreRequest, seconds: float) -> RescoreAnswer:
     except subprocess.TimeoutExpired as error:
         raise DeadlineExceeded(
             f"the reward gave no scores for {len(request.rollouts)} rollouts within {seconds:g} s",
-            hint="try it in a terminal: insitu try <configuration file>",
+            hint="call the reward by itself, in a Python shell, to see where it waits",
         ) from error
     finally:
         if child.poll() is None:
@@ -117,7 +117,7 @@ def rescore(request: RescoreRequest, seconds: float) -> RescoreAnswer:
         last = one_line(said.decode(errors="replace").strip().rpartition("\n")[2], _MAX_SHOWN_CHARS)
         raise ChildFailed(
             f"scoring ended with exit status {child.returncode}: {last or 'it said nothing'}",
-            hint="try the reward in a terminal: insitu try <configuration file>",
+            hint="call the reward by itself, in a Python shell, to see why",
         )
     answer = RescoreAnswer.model_validate(json.loads(output))
     if answer.problem is not None:
