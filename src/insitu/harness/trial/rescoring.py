@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,6 +60,8 @@ class RescoreRequest(BaseModel):
     input: Any
     expected: Any
     rollouts: list[AskedRollout]
+    seconds: float
+    """Time limit of the whole process."""
 
 
 class NewScore(BaseModel):
@@ -91,11 +95,12 @@ class RescoreAnswer(BaseModel):
     hint: str = ""
 
 
-def rescore(request: RescoreRequest, seconds: float) -> RescoreAnswer:
-    """Score in a new process; raises InsituError if that fails or takes longer than `seconds`."""
+def rescore(request: RescoreRequest) -> RescoreAnswer:
+    """Score in a new process; raises InsituError if that fails or takes longer than `request.seconds`."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # also the user's folders stay as they are
     child = subprocess.Popen(
-        [sys.executable, "-m", "insitu.harness.trial.rescoring"],
+        # -P: files of the current directory are found by the names in the configuration alone.
+        [sys.executable, "-P", "-m", "insitu.harness.trial.rescoring"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,10 +108,10 @@ def rescore(request: RescoreRequest, seconds: float) -> RescoreAnswer:
         start_new_session=True,
     )
     try:
-        output, said = child.communicate(json.dumps(request.model_dump()).encode(), timeout=seconds)
+        output, said = child.communicate(json.dumps(request.model_dump()).encode(), timeout=request.seconds)
     except subprocess.TimeoutExpired as error:
         raise DeadlineExceeded(
-            f"the reward gave no scores for {len(request.rollouts)} rollouts within {seconds:g} s",
+            f"the reward gave no scores for {len(request.rollouts)} rollouts within {request.seconds:g} s",
             hint="call the reward by itself, in a Python shell, to see where it waits",
         ) from error
     finally:
@@ -185,6 +190,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what the reward prints must not mix with the answer
     request = RescoreRequest.model_validate(json.loads(sys.stdin.buffer.read()))
+    signal.alarm(math.ceil(request.seconds) + 1)  # the end, also if whoever asked has gone
     try:
         answer = asyncio.run(score(request))
     except InsituError as error:

@@ -61,7 +61,7 @@ class Rescoring:
         scored = [each for each in found if each.rollout.ending in _AGAIN]
         if not scored:
             raise InvalidRequest("no rollout of this group can be scored: all have failed before the reward")
-        answer = rescore(self._request(run, scored), _SECONDS)
+        answer = rescore(self._request(run, scored))
         scores = dict(zip((each.row.rollout_id for each in scored), answer.scores, strict=True))
         before = group.judged(run.files.settings)
         after = _judged_again(run, group, [each.rollout for each in found], scores)
@@ -92,6 +92,7 @@ class Rescoring:
                 )
                 for each, detail in zip(rollouts, details, strict=True)
             ],
+            seconds=_SECONDS,
         )
 
 
