@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 
-import { axe, launch, open, overflow } from "./chromium.mjs";
+import { axe, launch, open, overflow, shows } from "./chromium.mjs";
 import { aRun, read, report, serve } from "./server.mjs";
 
 let browser;
@@ -118,6 +118,34 @@ describe("a real run", () => {
     await opened.close();
   });
 
+  it("scores a group again with the reward on disk", async () => {
+    const [hash, text] = pages.group;
+    const [, , , , store, index] = hash.split("/");
+    const group = await read(server.address, `runs/${key}/groups/${store}/${index}`);
+    for (const width of [1280, 380]) {
+      const opened = await visit(hash, text, { width });
+      await opened.page.getByRole("button", { name: "Score again" }).press("Enter");
+      const table = opened.page.getByRole("region", { name: "Siblings, scored again" });
+      await table.waitFor({ timeout: 90_000 });
+      const rows = await table.locator("tbody tr").evaluateAll((found) => found.map((row) => [...row.cells].map((cell) => cell.textContent.trim())));
+      assert.deepEqual(rows.map((cells) => cells[0]), group.tree.siblings.map((sibling) => `#${sibling.generation}`));
+      for (const [, reward, now, advantage, advantageNow] of rows) assert.deepEqual([reward, advantage], [now, advantageNow], "the reward is that of the run");
+      await shows(opened.page.locator("main"), /gives every sibling the reward that it had/);
+      assert.ok((await overflow(opened.page)) <= 0);
+      if (width === 1280) assert.deepEqual(await axe(opened.page), []);
+      await calm(opened);
+      await opened.close();
+    }
+  });
+
+  it("has no such button where nothing was trained", async () => {
+    const found = await read(server.address, `runs/${key}/groups?limit=1&kind=validation`);
+    const [group] = found.groups;
+    const opened = await visit(`#/runs/${key}/groups/${group.store}/${group.index}`, "one tree");
+    assert.equal(await opened.page.getByRole("button", { name: "Score again" }).count(), 0);
+    await opened.close();
+  });
+
   it("says which figure is not there", async () => {
     const [hash, text] = pages.rollout;
     const opened = await visit(`${hash}?colour=difference`, text);
@@ -185,6 +213,7 @@ describe("a report", () => {
     for (const link of new Set(links)) {
       await opened.page.goto(file + link);
       await opened.page.waitForFunction(() => document.body.textContent.includes("one tree"));
+      assert.equal(await opened.page.getByRole("button", { name: "Score again" }).count(), 0);
     }
     await opened.page.goto(`${file}#/runs/run/rollouts?sort=best`);
     await opened.page.waitForFunction(() => document.body.textContent.includes("This is not in the report."));

@@ -1,9 +1,10 @@
-// Requests to the server of the pages: same origin, GET only, each with a deadline.
+// Requests to the server of the pages: same origin, each with a deadline; all GET, but for a new score.
 
 import { kept } from "./kept";
-import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, RolloutPage, RolloutView, RunList, RunView } from "./wire";
+import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, RescoredGroup, RolloutPage, RolloutView, RunList, RunView } from "./wire";
 
 const DEADLINE_MS = 20_000;
+const SCORING_MS = 75_000;
 
 /** An answer other than 2xx, in the server's words. */
 export class ApiError extends Error {
@@ -27,17 +28,21 @@ export function address(parts: readonly (string | number)[], filters: Filters = 
 }
 
 async function get<T>(url: string, signal: AbortSignal): Promise<T> {
+  return request<T>(url, signal, DEADLINE_MS, { headers: { accept: "application/json" } });
+}
+
+async function request<T>(url: string, signal: AbortSignal, deadline: number, options: RequestInit): Promise<T> {
   if (kept !== null) {
     if (Object.hasOwn(kept.answers, url)) return kept.answers[url] as T;
     throw new ApiError("This is not in the report.", 404, kept.notice);
   }
   let answer: Response;
   try {
-    answer = await fetch(url, { signal: AbortSignal.any([signal, AbortSignal.timeout(DEADLINE_MS)]), headers: { accept: "application/json" } });
+    answer = await fetch(url, { ...options, signal: AbortSignal.any([signal, AbortSignal.timeout(deadline)]) });
   } catch (problem) {
     if (signal.aborted) throw problem;
     const late = problem instanceof DOMException && problem.name === "TimeoutError";
-    throw new ApiError(late ? `No answer within ${DEADLINE_MS / 1000} seconds.` : "The server does not answer.", 0, "Is the command that serves these pages still running?");
+    throw new ApiError(late ? `No answer within ${deadline / 1000} seconds.` : "The server does not answer.", 0, "Is the command that serves these pages still running?");
   }
   if (answer.ok) return (await answer.json()) as T;
   throw await errorOf(answer);
@@ -61,6 +66,8 @@ export const api = {
   rollout: (run: string, id: string, signal: AbortSignal) => get<RolloutView>(address(["runs", run, "rollouts", id]), signal),
   groups: (run: string, filters: Filters, signal: AbortSignal) => get<GroupPage>(address(["runs", run, "groups"], filters), signal),
   group: (run: string, store: string, index: string, signal: AbortSignal) => get<GroupView>(address(["runs", run, "groups", store, index]), signal),
+  rescore: (run: string, store: string, index: number, secret: string, signal: AbortSignal) =>
+    request<RescoredGroup>(address(["runs", run, "groups", store, index, "rescore"]), signal, SCORING_MS, { method: "POST", headers: { accept: "application/json", "x-insitu-own-page": secret } }),
   compare: (run: string, filters: Filters, signal: AbortSignal) => get<CompareView>(address(["runs", run, "compare"], filters), signal),
   events: (run: string, after: string) => address(["runs", run, "events"], { after }),
 };

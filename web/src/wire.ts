@@ -143,6 +143,8 @@ export interface RunView {
   stores: Store[];
   texts: { available: boolean; source: string };
   cursor: string;
+  /** The secret with which a page may ask for a new score; null where nothing is scored. */
+  rescoring?: string | null;
 }
 
 export interface ConfigView {
@@ -313,6 +315,29 @@ export interface GroupView {
   tree: TreeView;
   steps: GroupAtStep[];
   num_left_out: number;
+}
+
+export interface RescoredSibling {
+  rollout_id: string;
+  generation: number;
+  reward: number | null;
+  new_reward: number | null;
+  advantage: number | null;
+  new_advantage: number | null;
+  new_advantages: number[] | null;
+  fate: string;
+  reason: string | null;
+  error: string | null;
+  frames: string[];
+}
+
+export interface RescoredGroup {
+  store: string;
+  index: number;
+  reward_function: string;
+  siblings: RescoredSibling[];
+  basis: string;
+  note: string;
 }
 
 export interface GroupRow {

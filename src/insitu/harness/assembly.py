@@ -118,14 +118,18 @@ class Assembly:
         With `whole_rows`, the dataset needs no columns of `structure`.
         """
         if own is not None:
-            return Task(await self.agent(model), own, await self._reward())
+            return Task(await self.agent(model), own, await self.reward())
+        examples = await self.training_examples(whole_rows=whole_rows)
+        return Task(await self.agent(model), examples, await self.reward())
+
+    async def training_examples(self, *, whole_rows: bool = False) -> list[Example]:
+        """Load the training examples; with `whole_rows`, no column of `structure` is needed."""
         config, given = self.config.eval.general.dataset, self.config.finetuning.run_configuration.dataset
         if given is not None:
             config = dataset_config(given, config)
         if whole_rows and isinstance(config, DatasetConfig):
             config = config.model_copy(update={"structure": StructureConfig(disable=True)})
-        examples = await self.examples(config, "eval.general.dataset")
-        return Task(await self.agent(model), examples, await self._reward())
+        return await self.examples(config, "eval.general.dataset")
 
     async def validation_task(self, training: Task, model: TrainedModel) -> Task | None:
         """Build the validation task, with its own temperature; return None without a validation dataset."""
@@ -151,7 +155,7 @@ class Assembly:
 
     async def evaluation_task(self, model: TrainedModel) -> Task:
         """Build the validation task without the training examples."""
-        training = Task(await self.agent(model), (), await self._reward())
+        training = Task(await self.agent(model), (), await self.reward())
         task = await self.validation_task(training, model)
         if task is None:
             raise InvalidRequest(
@@ -171,7 +175,8 @@ class Assembly:
         assert reward is not None
         return Task(await self.agent(model), examples, await self.evaluator(reward.name))
 
-    async def _reward(self) -> Evaluator | GroupEvaluator:
+    async def reward(self) -> Evaluator | GroupEvaluator:
+        """Return the evaluator that `finetuning.reward_function` names."""
         reward = self.config.finetuning.reward_function
         if reward is None:
             raise InvalidRequest("finetuning.reward_function is missing", hint="name one of eval.evaluators")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from insitu.harness.files.metrics import StepLine
 from insitu.harness.screen.summary import lines as summary_lines
 from tests.support.finetune_bench import (
     FinetuneBench,
@@ -140,3 +144,53 @@ async def test_a_resumed_run_gives_the_verdicts_of_an_uninterrupted_one(tmp_path
     assert [found["code"] for found in parts] == [found["code"] for found in whole]
     assert shown == [parts[-1]["sentence"]]
     assert summary.verdict == parts[-1]["sentence"]
+
+
+class Died(BaseException):
+    """The end of a process, as far as a test can have it."""
+
+
+async def fails_at_first(value: Any, context: Any) -> str:
+    failing = context.rollout_id.split(".")[1].startswith("e0") and position(context.rollout_id)[1] >= 2
+    if failing:
+        raise RuntimeError("the tool is out of order")
+    return await one_call(value, context)
+
+
+async def test_an_alarm_has_one_line_when_it_begins_and_one_when_it_ends(tmp_path, monkeypatch):
+    """Also if the process dies after the journal has the step, before or within the line of the alarm."""
+    async with open_bench(tmp_path / "whole", monkeypatch, num_examples=6) as bench:
+        configure(bench, by_generation, fails_at_first, num_epochs=4, max_steps=10)
+        await bench.run()
+        whole, told = bench.project.lines("alarms.jsonl"), verdicts(bench)
+    held = [place for place, found in enumerate(told) if "failed_rollouts" in found["causes"]]
+    assert held == list(range(len(held))), held
+    of_failures = [line for line in whole if line["cause"] == "failed_rollouts"]
+    assert [line["event"] for line in of_failures] == ["began", "ended"]
+    assert [3 * line["epoch"] + line["step_of_epoch"] for line in of_failures] == [0, len(held)]
+    assert "50% of the rollouts failed, most with `tool_error`" in whole[0]["sentence"]
+    assert "--ending tool_error" in whole[0]["setting"]
+
+    async with open_bench(tmp_path / "parts", monkeypatch, num_examples=6) as bench:
+        configure(bench, by_generation, fails_at_first, num_epochs=4, max_steps=10)
+
+        def torn(directory: Path, step: StepLine) -> None:
+            with (directory / "alarms.jsonl").open("ab") as file:
+                file.write(b'{"event": "beg')
+            died(directory, step)
+
+        def died(_: Path, step: StepLine) -> None:
+            if "alarms" in step:
+                raise Died
+
+        for dying in (died, torn):
+            with monkeypatch.context() as patch:
+                patch.setattr("insitu.harness.loop.epoch_trainer.append_step", dying)
+                with pytest.raises(Died):
+                    await bench.run()
+        await bench.run()
+        parts = bench.project.lines("alarms.jsonl")
+    same = ("event", "cause", "epoch", "step_of_epoch", "step", "sentence")
+    assert [[line[name] for name in same] for line in parts] == [
+        [line[name] for name in same] for line in whole
+    ]

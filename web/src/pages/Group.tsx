@@ -9,6 +9,7 @@ import { ColourChoice, ColourKey, colourOf, hasTrainer } from "../parts/Colours"
 import { useLoaded } from "../parts/hooks";
 import { Message, Value } from "../parts/Message";
 import { Pending } from "../parts/Notice";
+import { Rescore } from "../parts/Rescore";
 import { describe, scalesOf, TokenSpan } from "../parts/TokenFlow";
 import { href, type Route } from "../route";
 import { drawn, endingAt, forksOf, policyPlaces, shortened, siblingsThrough, tokensOf, type TreeToken } from "../tree";
@@ -87,6 +88,7 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
         {!view.texts.available && <p class="say">Tokens are shown by their ids: {view.texts.source}</p>}
       </section>
       <Siblings run={run} group={group} />
+      {view.rescoring && view.stores.some((each) => each.name === group.store && each.kind === "training") && <Rescore run={run} secret={view.rescoring} group={group} />}
       {group.steps.length > 1 && (
         <section>
           <h2>The same example as training goes on</h2>

@@ -23,7 +23,7 @@ def view(directory: Path, port: int, no_browser: bool, tokenizer: Path | None) -
 
     DIRECTORY is the finetuning.output_dir of a run, its configuration file, or a directory that holds runs.
     You may look at a run while it is under way; nothing of it is changed. Only this machine can open the
-    pages.
+    pages. Started where `insitu finetune` was, it can also score a group again with an edited reward.
     """
     from insitu.view.http.server import serve
 
@@ -34,7 +34,8 @@ def view(directory: Path, port: int, no_browser: bool, tokenizer: Path | None) -
 
             webbrowser.open(address)
 
-    serve(run_root(directory), port, tokenizer=tokenizer, ready=ready)
+    config_file = directory if directory.is_file() else None
+    serve(run_root(directory), port, tokenizer=tokenizer, ready=ready, config_file=config_file)
 
 
 def run_root(directory: Path) -> Path:

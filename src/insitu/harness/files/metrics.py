@@ -1,7 +1,7 @@
 """Metrics: the files that people and their scripts read, derived from the journal's events.
 
 They are rewritten in full each time, so that every epoch appears once, however often the run was interrupted;
-steps.jsonl grows by a line at each step and is rewritten when a run is resumed.
+steps.jsonl and alarms.jsonl grow at each step and are rewritten when a run is resumed.
 Keys that this release does not know, from a newer one, stay in training_metrics.jsonl.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import orjson
 
@@ -85,6 +85,22 @@ class EpochLine(Statistics):
     """False for an epoch that is under way, or that `max_steps` has ended."""
 
 
+class AlarmLine(TypedDict):
+    """A line of alarms.jsonl, see `insitu.harness.verdicts.alarms`."""
+
+    event: Literal["began", "ended"]
+    cause: str
+    """The name of the rule."""
+    epoch: int
+    step_of_epoch: int
+    step: int | None
+    """As in the line of the step: None if nothing was trained."""
+    timestamp: str
+    sentence: str
+    setting: str
+    """The setting to try."""
+
+
 class StepLine(EpochLine):
     """A line of steps.jsonl. The epochs of earlier releases, one step each, have none of its own keys."""
 
@@ -104,6 +120,8 @@ class StepLine(EpochLine):
     """Hash of the dataset's ids."""
     example_rewards: NotRequired[Mapping[str, float | None]]
     """Mean reward of each example, None without spread; only with a curriculum."""
+    alarms: NotRequired[Sequence[AlarmLine]]
+    """The alarms that begin or end with it; missing without any."""
 
 
 class ValidationEntry(TypedDict):
@@ -133,7 +151,7 @@ class ValidationEntry(TypedDict):
     """The difference from step 0, of a step that was measured again."""
 
 
-STEPS_FILE = "steps.jsonl"
+STEPS_FILE, ALARMS_FILE = "steps.jsonl", "alarms.jsonl"
 _STATISTICS = tuple(Statistics.__annotations__)
 _EPOCH_FIELDS = (
     *("epoch", "timestamp", "run_id"),
@@ -166,14 +184,21 @@ def write_metrics(
 
 
 def write_steps(directory: Path, steps: Sequence[StepLine]) -> None:
-    """Write steps.jsonl from its first line."""
+    """Write steps.jsonl and alarms.jsonl from their first lines."""
     write_atomic(directory / STEPS_FILE, b"".join(map(_line, steps)))
+    write_atomic(directory / ALARMS_FILE, b"".join(map(_alarm_lines, steps)))
 
 
 def append_step(directory: Path, step: StepLine) -> None:
-    """Add a line to steps.jsonl. If a crash cuts it off, `write_steps` restores it on resumption."""
+    """Add a step to both files. If a crash cuts it off, `write_steps` restores it on resumption."""
     with (directory / STEPS_FILE).open("ab") as file:
         file.write(_line(step))
+    with (directory / ALARMS_FILE).open("ab") as file:
+        file.write(_alarm_lines(step))
+
+
+def _alarm_lines(step: StepLine) -> bytes:
+    return b"".join(map(_line, step.get("alarms", ())))
 
 
 def _in_order(lines: Mapping[tuple[int, ...], Mapping[str, object]]) -> list[dict[str, object]]:

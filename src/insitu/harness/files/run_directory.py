@@ -45,6 +45,7 @@ SINKS = "sinks"
 DERIVED_FILES = (
     "training_metrics.jsonl",
     "steps.jsonl",
+    "alarms.jsonl",
     "reward_history.json",
     "validation_history.json",
     "curriculum_state.json",

@@ -178,6 +178,15 @@ def num_without_spread(groups: Sequence[Sequence[Rollout]], config: CurriculumSe
     return sum(ZERO_VARIANCE in found.counts() for found in dropped)
 
 
+def reasons_within(
+    group: Sequence[Rollout], config: CurriculumSettings, rule: SpreadRule = COMPARED
+) -> dict[str, str]:
+    """Return why rollouts of one group are dropped, whatever the other groups are, by rollout id."""
+    dropped = _Dropped()
+    _teachable(group, config, rule, dropped)
+    return dropped.reasons
+
+
 def as_chosen(
     selection: Selection, groups: list[list[Rollout]], collected: Sequence[Sequence[Rollout]]
 ) -> Selection:

@@ -49,6 +49,7 @@ from insitu.harness.loop.step_collection import collect_step
 from insitu.harness.loop.validation import early_stop, validate
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.fields import members
+from insitu.harness.verdicts.alarms import with_alarms
 from insitu.harness.verdicts.run_settings import RunSettings
 from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.plugins import Parts
@@ -283,6 +284,7 @@ class EpochTrainer(Trainer):
         loop = self.loop
         settings = RunSettings.of(loop.run, loop.adapter.method, given=not loop.builder.runs_agent)
         line = with_verdict(self.state.comparable_steps, ended.line, settings)
+        line = with_alarms(self.state.steps, self.state.num_steps_before_change, line, settings)
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
 

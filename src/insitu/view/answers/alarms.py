@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from insitu.harness.files.metrics import StepLine
-from insitu.harness.verdicts.measures import measure
-from insitu.harness.verdicts.rules import RULES, Rule
+from insitu.harness.verdicts.alarms import RULE_BY_NAME, tell
+from insitu.harness.verdicts.rules import Rule
 from insitu.harness.verdicts.run_settings import RunSettings
 from insitu.json_values import as_object
 from insitu.view.reading.run_files import RunFiles, section
@@ -20,22 +20,6 @@ _MAX_FAILURES = 100
 _GIVEN = ("sft", "dpo")
 
 
-class _Words(dict[str, object]):
-    """Words for a sentence; a word that is not known leaves a gap instead of an error."""
-
-    def __missing__(self, key: str) -> str:
-        return _Gap(key)
-
-
-class _Gap(str):
-    """A missing word; it takes any format."""
-
-    __slots__ = ()
-
-    def __format__(self, format_spec: str) -> str:
-        return "?"
-
-
 def alarms_of(run: ViewedRun) -> AlarmList:
     """Return the alarms of a run, and the jobs that failed."""
     return run.with_files(_alarms)
@@ -44,13 +28,16 @@ def alarms_of(run: ViewedRun) -> AlarmList:
 def _alarms(files: RunFiles) -> AlarmList:
     lines = files.steps()
     settings = run_settings(files)
-    rules = {rule.name: rule for rule in RULES}
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
         verdict = line.get("verdict")
         for cause in verdict["causes"] if verdict else []:
             places.setdefault(cause, []).append(place)
-    alarms = [_alarm(rules[name], lines, held, settings) for name, held in places.items() if name in rules]
+    alarms = [
+        _alarm(RULE_BY_NAME[name], lines, held, settings)
+        for name, held in places.items()
+        if name in RULE_BY_NAME
+    ]
     alarms.sort(key=lambda alarm: (not alarm.active, -alarm.last_position))
     failed = [record for record in files.journal() if record.get("event") == "failed"]
     failures = [f"epoch {record.get('epoch')}: {record.get('message') or 'no reason'}" for record in failed]
@@ -64,15 +51,14 @@ def _alarm(rule: Rule, lines: Sequence[StepLine], held: Sequence[int], settings:
         if place < first - 1:
             break
         first = place
-    found = measure(lines[: last + 1], settings)
-    words = _Words({**found.words, **found.figures})
+    told = tell(rule, lines[: last + 1], settings)
     return Alarm(
         rule=rule.name,
         active=last == len(lines) - 1,
         first_position=first,
         last_position=last,
-        sentence=rule.sentence.format_map(words),
-        setting=rule.setting.format_map(words),
+        sentence=told.sentence,
+        setting=told.setting,
         source=rule.source,
         conditions=", ".join(f"{each.figure} {each.sign} {each.limit:g}" for each in rule.conditions),
         docs=_DOCS,

@@ -16,8 +16,9 @@ from insitu.harness.files.rollout_store import Stored
 from insitu.harness.files.run_directory import TRAJECTORIES
 from insitu.harness.files.trained_tokens import TrainedCall
 from insitu.harness.rollouts.rollout import Rollout, RolloutDetails
+from insitu.types import StepSettings
 from insitu.view.reading.entry import member_of
-from insitu.view.reading.fates import Judged, judge
+from insitu.view.reading.fates import Judged, Member, judge
 from insitu.view.reading.query import ROLLOUTS, row_of
 from insitu.view.reading.run_files import RunFiles
 from insitu.view.reading.statement import ask
@@ -59,17 +60,37 @@ def find_rollouts(run: ViewedRun, condition: LiteralString, values: Sequence[obj
     return [_load(run, row_of(row), Span(row[-2], row[-1])) for row in rows]
 
 
-def judged_group(run: ViewedRun, store: str, index: int) -> dict[str, Judged]:
-    """Return the fates of a group's rollouts, with the advantage of every call; none before selection."""
+@dataclass(frozen=True, slots=True)
+class GroupOfStep:
+    """A group of a training step, as far as its fates depend on it."""
+
+    members: Sequence[Member]
+    dropped: Mapping[str, str]
+    """Why the harness dropped rollouts of the step, by id."""
+    step_before: int | None
+    """The step of the weights before the update; None if nothing was trained."""
+
+    def judged(self, settings: StepSettings | None) -> dict[str, Judged]:
+        """Return the fates of its rollouts, with the advantage of every call."""
+        judged = judge(self.members, self.dropped, settings, self.step_before)
+        return {member.rollout_id: each for member, each in zip(self.members, judged, strict=True)}
+
+
+def group_of_step(run: ViewedRun, store: str, index: int) -> GroupOfStep | None:
+    """Return a group of a training step; None before selection, and for other rollouts."""
     rows = run.index.read(lambda db: _group_rows(db, store, index))
     selected = run.with_files(lambda files: _selection(files, store))
     if selected is None or not rows or rows[0][2] != "training":
-        return {}
+        return None
     dropped, steps = selected
     step = steps.get((rows[0][0], rows[0][1]))
-    members = [member_of(row[3]) for row in rows]
-    judged = judge(members, dropped, run.files.settings, None if step is None else step - 1)
-    return {member.rollout_id: each for member, each in zip(members, judged, strict=True)}
+    return GroupOfStep([member_of(row[3]) for row in rows], dropped, None if step is None else step - 1)
+
+
+def judged_group(run: ViewedRun, store: str, index: int) -> dict[str, Judged]:
+    """Return the fates of a group's rollouts, with the advantage of every call; none before selection."""
+    group = group_of_step(run, store, index)
+    return {} if group is None else group.judged(run.files.settings)
 
 
 def trained_calls(run: ViewedRun, store: str, index: int) -> Mapping[str, TrainedCall]:

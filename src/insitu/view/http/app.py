@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from insitu.errors import NotFound
+from insitu.view.answers.rescoring import Rescoring
 from insitu.view.catalogue import Catalogue
 from insitu.view.http.door import Door, own_hosts
 from insitu.view.http.events import Streams
@@ -20,9 +21,18 @@ from insitu.view.http.routes import view_routes
 
 
 def build_app(
-    catalogue: Catalogue, port: int, *, streams: Streams | None = None, pages: Path = PAGES
+    catalogue: Catalogue,
+    port: int,
+    *,
+    streams: Streams | None = None,
+    pages: Path = PAGES,
+    config_file: Path | None = None,
 ) -> FastAPI:
-    """Build the application for a server on this port; it closes the catalogue at its end."""
+    """Build the application for a server on this port; it closes the catalogue at its end.
+
+    Groups are scored again by `config_file`, or else by the configuration that their run keeps.
+    """
+    rescoring = Rescoring(config_file)
     streams = streams or Streams()
 
     @asynccontextmanager
@@ -42,7 +52,7 @@ def build_app(
     )
     app.state.streams = streams
     install(app)
-    app.include_router(view_routes(catalogue, streams))
+    app.include_router(view_routes(catalogue, streams, rescoring))
 
     @app.api_route("/{path:path}", methods=["GET", "HEAD"])
     def pages_of(path: str) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -50,5 +60,5 @@ def build_app(
             raise NotFound(f"no route is called /{path}", hint="GET /view/v1/runs")
         return page(path, pages)
 
-    app.add_middleware(Door, hosts=own_hosts(port))
+    app.add_middleware(Door, hosts=own_hosts(port), token=rescoring.token)
     return app

@@ -2,10 +2,15 @@
 
 The server has no key, so a web page elsewhere must not reach it. A page cannot set the Host header: after its
 own name is pointed at 127.0.0.1 (DNS rebinding), the browser still sends that name, and it is rejected here.
+
+One POST runs code, the user's reward. It needs the Origin that browsers send with every POST, and a secret of
+this process that only a page of this origin can read.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +20,8 @@ from insitu.errors import Forbidden, InsituError, InvalidRequest
 from insitu.view.http.responses import ErrorResponse
 
 _METHODS = frozenset({"GET", "HEAD"})
+_RESCORE = re.compile(r"/view/v1/runs/[^/]+/groups/[^/]+/[^/]+/rescore")
+OWN_HEADER = "x-insitu-own-page"
 _MAX_HEAD_BYTES = 16_384
 _POLICY = "; ".join(
     [
@@ -43,9 +50,10 @@ def own_hosts(port: int) -> frozenset[str]:
 class Door:
     """ASGI middleware around everything."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], token: str) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or reject; add the headers either way."""
@@ -84,8 +92,19 @@ class Door:
             "/view/"
         ):
             raise Forbidden("a page of another site asked for this")
-        if scope["method"] not in _METHODS:
+        if scope["method"] == "POST" and _RESCORE.fullmatch(scope["path"]):
+            self._check_own_page(headers)
+        elif scope["method"] not in _METHODS:
             raise _NotAllowed(f"{scope['method']} is not allowed: nothing here can be changed")
+
+    def _check_own_page(self, headers: Headers) -> None:
+        if headers.get("origin", "").lower() != f"http://{headers['host'].lower()}":
+            raise Forbidden("a page of another origin asked for this", hint="use the page of this server")
+        if not secrets.compare_digest(headers.get(OWN_HEADER, "").encode(), self._token.encode()):
+            raise Forbidden(
+                f"the header {OWN_HEADER} does not hold the secret of this process",
+                hint="reload the page: the command that serves it was started again",
+            )
 
 
 class _NotAllowed(InsituError):

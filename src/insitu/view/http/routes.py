@@ -1,7 +1,8 @@
-"""The routes under /view/v1, all of them GET."""
+"""The routes under /view/v1: all of them GET, but for the one that scores a group again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -12,6 +13,7 @@ from insitu.view.answers.comparison import compare_view
 from insitu.view.answers.groups import group_page, group_view
 from insitu.view.answers.one_rollout import rollout_view
 from insitu.view.answers.overview import config_view, run_view, summary
+from insitu.view.answers.rescoring import Rescoring
 from insitu.view.answers.rollouts import rollouts_view
 from insitu.view.answers.stored import find_rollout
 from insitu.view.answers.trees import tree_view
@@ -57,8 +59,11 @@ def filters_of(
 Filtered = Annotated[Filters, Depends(filters_of)]
 
 
-def view_routes(catalogue: Catalogue, streams: Streams) -> APIRouter:
-    """Return the routes over a catalogue. FastAPI runs each of these functions in a thread."""
+def view_routes(catalogue: Catalogue, streams: Streams, rescoring: Rescoring | None = None) -> APIRouter:
+    """Return the routes over a catalogue. FastAPI runs each of these functions in a thread.
+
+    `rescoring` runs the user's reward: for a server beside the agent alone.
+    """
     router = APIRouter(prefix=PREFIX)
 
     def opened(run: str) -> ViewedRun:
@@ -74,7 +79,8 @@ def view_routes(catalogue: Catalogue, streams: Streams) -> APIRouter:
 
     @router.get("/runs/{run}")
     def one_run(run: str) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return MessageResponse(run_view(opened(run)))
+        found = run_view(opened(run))
+        return MessageResponse(found if rescoring is None else replace(found, rescoring=rescoring.token))
 
     @router.get("/runs/{run}/config")
     def config(run: str) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -103,6 +109,12 @@ def view_routes(catalogue: Catalogue, streams: Streams) -> APIRouter:
     @router.get("/runs/{run}/groups/{store}/{index}")
     def one_group(run: str, store: str, index: int, limit: Siblings = 16) -> Response:  # pyright: ignore[reportUnusedFunction]
         return MessageResponse(group_view(opened(run), store, index, limit))
+
+    if rescoring is not None:
+
+        @router.post("/runs/{run}/groups/{store}/{index}/rescore")
+        def rescore(run: str, store: str, index: int) -> Response:  # pyright: ignore[reportUnusedFunction]
+            return MessageResponse(rescoring.group(opened(run), store, index))
 
     @router.get("/runs/{run}/tree")
     def tree(  # pyright: ignore[reportUnusedFunction]

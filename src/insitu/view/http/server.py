@@ -41,7 +41,14 @@ class ViewServer(uvicorn.Server):
             self._ready()
 
 
-def serve(root: Path, port: int, *, tokenizer: Path | None, ready: Callable[[str], None]) -> None:
+def serve(
+    root: Path,
+    port: int,
+    *,
+    tokenizer: Path | None,
+    ready: Callable[[str], None],
+    config_file: Path | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once it can be opened."""
     catalogue = Catalogue(root, tokenizer=tokenizer)
     found, problems = catalogue.runs()
@@ -55,7 +62,7 @@ def serve(root: Path, port: int, *, tokenizer: Path | None, ready: Callable[[str
     with bind(_HOST, port) as sock:
         address = f"http://{_HOST}:{sock.getsockname()[1]}/"
         config = uvicorn.Config(
-            build_app(catalogue, sock.getsockname()[1], streams=streams),
+            build_app(catalogue, sock.getsockname()[1], streams=streams, config_file=config_file),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from insitu.wire.message import Answer
 from insitu.wire.values import AnyObject, AnyValue, Count
-from insitu.wire.views.rollouts import AdvantageBasis, RolloutRow
+from insitu.wire.views.rollouts import AdvantageBasis, Fate, RolloutRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,43 @@ class GroupView(Answer):
     """The example in every file of training rollouts (or of validations, if this is one), in order."""
     num_left_out: Count
     """Siblings beyond the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredSibling(Answer):
+    """A rollout with the reward that it was given, and the one that the reward gives now."""
+
+    rollout_id: str
+    generation: Count
+    reward: float | None
+    new_reward: float | None
+    """Null if the reward gave none; the old one for a rollout that failed before it could be scored."""
+    advantage: float | None
+    """The mean over its calls."""
+    new_advantage: float | None
+    new_advantages: list[float] | None
+    """Of each call that may be trained on."""
+    fate: Fate
+    """Under the new rewards."""
+    reason: str | None
+    error: str | None
+    """Why the reward gave none."""
+    frames: list[str]
+    """The frames of the user's own files in which it raised, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredGroup(Answer):
+    """`POST /view/v1/runs/{run}/groups/{store}/{index}/rescore`: nothing of it is kept."""
+
+    store: str
+    index: Count
+    reward_function: str
+    """Its name in `eval.evaluators`."""
+    siblings: list[RescoredSibling]
+    basis: AdvantageBasis
+    note: str
+    """The difference from the rollouts' own scoring; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

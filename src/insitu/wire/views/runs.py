@@ -247,6 +247,8 @@ class RunView(Answer):
     texts: TextsView
     cursor: str
     """`Last-Event-ID` to continue from this state at `/events`."""
+    rescoring: str | None = None
+    """The secret with which a page may ask for a new score of a group; null where nothing is scored."""
 
 
 @dataclass(frozen=True, slots=True)
