@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
+
+from insitu.errors import InsituError
 
 Result = TypeVar("Result")
 
@@ -19,6 +21,27 @@ async def all_or_none(work: Iterable[Awaitable[Result]]) -> list[Result]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def all_ended(
+    work: Iterable[Callable[[], Awaitable[Result]]], *, at_once: int
+) -> list[Result | InsituError]:
+    """Run everything concurrently, `at_once` at a time; return results and errors when all have ended.
+
+    A cancellation ends all of it before it is raised.
+    """
+    room = asyncio.Semaphore(at_once)
+
+    async def outcome(start: Callable[[], Awaitable[Result]]) -> Result | InsituError:
+        async with room:
+            try:
+                return await start()
+            except InsituError as error:
+                return error
+
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(outcome(start)) for start in work]
+    return [task.result() for task in started]
 
 
 async def finish(work: Awaitable[Result]) -> Result:
