@@ -28,20 +28,20 @@ async def all_ended(
 ) -> list[Result | InsituError]:
     """Run everything concurrently, `at_once` at a time; return results and errors when all have ended.
 
-    A cancellation ends all of it before it is raised.
+    Any other exception than insitu's own is raised unchanged then. A cancellation ends all of it first.
     """
     room = asyncio.Semaphore(at_once)
 
-    async def outcome(start: Callable[[], Awaitable[Result]]) -> Result | InsituError:
+    async def run(start: Callable[[], Awaitable[Result]]) -> Result:
         async with room:
-            try:
-                return await start()
-            except InsituError as error:
-                return error
+            return await start()
 
-    async with asyncio.TaskGroup() as tasks:
-        started = [tasks.create_task(outcome(start)) for start in work]
-    return [task.result() for task in started]
+    outcomes: list[Result | InsituError] = []
+    for outcome in await asyncio.gather(*[run(start) for start in work], return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, InsituError):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
 
 
 async def finish(work: Awaitable[Result]) -> Result:

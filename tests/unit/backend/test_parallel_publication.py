@@ -276,6 +276,22 @@ async def test_an_engine_that_does_not_restart_keeps_no_other_from_it(start: Sta
     assert all(replicas.servers[name] is not old[name] for name in ("replica-1", "replica-2"))
 
 
+async def test_a_full_disk_is_raised_as_it_is_when_all_have_ended(start: Start) -> None:
+    replicas, lease = await start(3)
+    ended: list[str] = []
+
+    async def action(engine: EngineClient) -> None:
+        if engine is replicas.replicas["replica-0"].engine:
+            raise OSError(28, "No space left on device")
+        await asyncio.sleep(0.05)
+        ended.append(engine.url)
+
+    async with lease.engines():
+        with pytest.raises(OSError, match="No space left"):
+            await lease.on_each(action)
+    assert len(ended) == 2
+
+
 async def test_a_cancelled_publication_leaves_no_request_behind_and_is_withdrawn(
     start: Start, tmp_path: Path
 ) -> None:
