@@ -68,3 +68,5 @@ def metrics(
     yield gauge("insitu_gateway_models_served", "Names that a client may call now.", len(served))
     healthy = {replica.id: float(replica.healthy) for replica in pool.replicas.values()}
     yield gauges("insitu_gateway_replica_healthy", "1 for an engine that answers.", "replica", healthy)
+    text = "Calls that left their rollout's replica because it was loaded."
+    yield total("insitu_gateway_spilled_total", text, pool.num_spilled)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
+
+from insitu.errors import InsituError
 
 Result = TypeVar("Result")
 
@@ -19,6 +21,27 @@ async def all_or_none(work: Iterable[Awaitable[Result]]) -> list[Result]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def all_ended(
+    work: Iterable[Callable[[], Awaitable[Result]]], *, at_once: int
+) -> list[Result | InsituError]:
+    """Run everything concurrently, `at_once` at a time; return results and errors when all have ended.
+
+    Any other exception than insitu's own is raised unchanged then. A cancellation ends all of it first.
+    """
+    room = asyncio.Semaphore(at_once)
+
+    async def run(start: Callable[[], Awaitable[Result]]) -> Result:
+        async with room:
+            return await start()
+
+    outcomes: list[Result | InsituError] = []
+    for outcome in await asyncio.gather(*[run(start) for start in work], return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, InsituError):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
 
 
 async def finish(work: Awaitable[Result]) -> Result:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 import psutil
@@ -26,10 +27,14 @@ from insitu.backend.fleet.replica import EngineClient, Memory
 from insitu.backend.fleet.replicas import Replica, ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.errors import DeadlineExceeded, InsituError, UpstreamError
+from insitu.system.tasks import all_ended
 
 _GONE_SECONDS = 10.0
+_AT_ONCE = 32
+"""Engines asked at the same time, far below the HTTP client's 100 connections; beyond it they take turns."""
 _PARTS: tuple[Memory, ...] = ("weights", "kv_cache")
 Result = TypeVar("Result")
+_Failure = tuple[Replica, InsituError]
 log = logging.getLogger(__name__)
 
 
@@ -126,24 +131,38 @@ class DeviceLease:
     async def on_each(
         self, action: Callable[[EngineClient], Awaitable[Result]], *, calls_held: bool = False
     ) -> dict[int, Result]:
-        """Run `action` on every engine, inside a block; return the results by process id.
+        """Run `action` on all engines at once, inside a block; return the results by process id.
 
-        An engine that fails is replaced, and the action runs again, if no call can be on it: it is dead,
-        or has not woken up fully, or `calls_held`. Otherwise its error is raised.
+        All are awaited, also after a failure. An engine that fails is replaced, and the action runs again, if
+        no call can be on it: it is dead, or has not woken up fully, or `calls_held`. Otherwise an error names
+        every engine that failed.
         """
+        replicas = list(self._replicas.replicas.values())
+        outcomes = await all_ended(
+            [partial(action, replica.engine) for replica in replicas], at_once=_AT_ONCE
+        )
         results: dict[int, Result] = {}
-        for replica in list(self._replicas.replicas.values()):
-            current = replica
+        failed: list[_Failure] = []
+        for replica, outcome in zip(replicas, outcomes, strict=True):
+            if isinstance(outcome, InsituError):
+                failed.append((replica, outcome))
+            else:
+                results[replica.pid] = outcome
+        if not calls_held and (busy := await self._busy(failed)):
+            raise _named(busy) from busy[0][1]
+        for replica, error in failed:
+            fresh = await self._replace(replica, error)
             try:
-                result = await action(replica.engine)
-            except (UpstreamError, DeadlineExceeded) as error:
-                idle = calls_held or replica.pid in self._asleep
-                if not idle and replica.id not in await self._replicas.dead():
-                    raise
-                current = await self._replace(replica, error)
-                result = await action(current.engine)
-            results[current.pid] = result
+                results[fresh.pid] = await action(fresh.engine)
+            except InsituError as again:
+                raise _named([(fresh, again)]) from again
         return results
+
+    async def _busy(self, failed: list[_Failure]) -> list[_Failure]:
+        """Return the failures of engines that may have calls: they are awake and alive."""
+        awake = [failure for failure in failed if failure[0].pid not in self._asleep]
+        dead = await self._replicas.dead() if awake else []
+        return [(replica, error) for replica, error in awake if replica.id not in dead]
 
     async def revive(self, replica: Replica) -> None:
         """Replace a dead engine when its turn comes, unless that has happened already."""
@@ -152,10 +171,17 @@ class DeviceLease:
                 await self._replace(replica, None)
 
     async def replace_all(self) -> None:
-        """Restart every engine with its published state."""
+        """Restart all engines at once with their published state; those that can, even if others cannot."""
         async with self._taken():
-            for replica in list(self._replicas.replicas.values()):
-                await self._replace(replica, None)
+            await self._trainer_off()
+            replicas = list(self._replicas.replicas.values())
+            restarts = [partial(self._replace, replica, None) for replica in replicas]
+            outcomes = await all_ended(restarts, at_once=_AT_ONCE)
+            errors = [outcome for outcome in outcomes if isinstance(outcome, InsituError)]
+            for error in errors[1:]:
+                log.error("an engine could not be restarted: %s", error)
+            if errors:
+                raise errors[0]
 
     async def stop(self) -> None:
         """Stop the trainer and all engines."""
@@ -277,6 +303,13 @@ class DeviceLease:
                 yield
             finally:
                 self._owner = None
+
+
+def _named(failed: list[_Failure]) -> InsituError:
+    """Return one error with the names of all engines that failed."""
+    message = "; ".join(f"{replica.id}: {error.message}" for replica, error in failed)
+    late = all(isinstance(error, DeadlineExceeded) for _, error in failed)
+    return (DeadlineExceeded if late else UpstreamError)(message, hint=failed[0][1].hint)
 
 
 def _left_of(pids: list[int], seconds: float) -> list[int]:

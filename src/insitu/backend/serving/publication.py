@@ -9,7 +9,8 @@ A publication takes effect in steps, so that a failed one can be undone::
     prepare (from the trainer) ─► publish (to the engines) ─► committed ─► clean_up
                                                           └─► withdraw
 
-All methods but `prepare` run inside a block of the device lease.
+All methods but `prepare` run inside a block of the device lease. They reach all engines at the same time; a
+failure is raised when the last of them has ended, and `withdraw` undoes it on those that took the version.
 """
 
 from __future__ import annotations

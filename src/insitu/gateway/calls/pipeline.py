@@ -111,7 +111,8 @@ class Caller:
             name = context.project.shown(target.name)
             lane = Lane(replica.engine, target.engine_model, name, context.call_id)
             try:
-                with self.routes.leased(target, context.request.num_choices), replica.leased():
+                num_calls = context.request.num_choices
+                with self.routes.leased(target, num_calls), replica.leased(num_calls):
                     return await self._tried(Attempt(context, lane, target, {"held": held}), work)
             except UnexpectedShape as error:
                 _log.exception(

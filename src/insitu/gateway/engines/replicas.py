@@ -3,6 +3,9 @@
 call ── choose ──► replica ── fault ──► ejected ── probe ok ──► back (waiting calls are woken)
                       ▲                                │
       watch: every replica is probed on a clock; one that hangs twice is ejected and its calls freed
+
+A rollout's calls go to one replica, which has its prefix in the cache, unless that one has far more calls
+than the least loaded one: then the call spills there, and only this call.
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ class Replica:
         self.idle.set()
 
     @contextmanager
-    def leased(self) -> Generator[None]:
-        """Count a call that this replica works on."""
-        self.in_flight += 1
+    def leased(self, num_calls: int = 1) -> Generator[None]:
+        """Count calls that this replica works on."""
+        self.in_flight += num_calls
         self.idle.clear()
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.in_flight -= num_calls
             if not self.in_flight:
                 self.idle.set()
 
@@ -59,6 +62,8 @@ class ReplicaPool:
     def __init__(self, limits: Limits, on_change: Callable[[], None], key: str) -> None:
         """`key` opens the engines' door; empty for engines without one."""
         self.replicas: dict[str, Replica] = {}
+        self.num_spilled = 0
+        """Calls that went to the least loaded replica instead of their rollout's own."""
         self._limits = limits
         self._on_change = on_change
         self._key = key
@@ -89,9 +94,14 @@ class ReplicaPool:
         """Return the replica for a call, None if all are out. Those in `tried` are the last resort."""
         healthy = [replica for replica in self.replicas.values() if replica.healthy]
         fresh = [replica for replica in healthy if replica.id not in tried] or healthy
-        if rollout_id is not None:
-            return max(fresh, key=lambda replica: replica.affinity(rollout_id), default=None)
-        return min(fresh, key=lambda replica: replica.in_flight, default=None)
+        least = min(fresh, key=lambda replica: replica.in_flight, default=None)
+        if least is None or rollout_id is None:
+            return least
+        own = max(fresh, key=lambda replica: replica.affinity(rollout_id))
+        if own.in_flight <= 2 * least.in_flight + self._limits.spill_margin:
+            return own
+        self.num_spilled += 1
+        return least
 
     def eject(self, replica: Replica, reason: str) -> None:
         """Eject a replica until a probe succeeds; the first probe follows at once, as it may well be fine."""

@@ -30,6 +30,8 @@ class Limits:
     max_top_logprobs: int = 20
     max_in_flight: int = 2048
     max_held: int = 4096
+    spill_margin: int = 8
+    """Calls that a rollout's replica may have beyond twice those of the least loaded one."""
     max_record_backlog: int = 4096
     record_seconds: float = 30.0
     """Longest wait of an answer for its record, when the journal cannot be written."""
