@@ -38,7 +38,7 @@ from tests.support.pretended_device import StandinScores
 from tests.support.small_world import build_model
 
 PARTS = ("kills-adapter", "kills-merged", "power-adapter", "power-merged", "times-adapter", "times-merged")
-NUM_TIMES = 300
+NUM_TIMES = 400
 """Kills at a time of their own, between two changes of the disk more often than not."""
 VARIANTS = 4
 """States for each point of a power cut: no open change happened, and three draws."""
