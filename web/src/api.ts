@@ -1,7 +1,7 @@
-// Requests to the server of the pages: same origin, GET only, each with a deadline.
+// Requests to the server of the pages: same origin, each with a deadline. A run directory is only read.
 
 import { kept } from "./kept";
-import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, RolloutPage, RolloutView, RunList, RunView } from "./wire";
+import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, JsonObject, RolloutPage, RolloutView, RunList, RunView } from "./wire";
 
 const DEADLINE_MS = 20_000;
 
@@ -31,14 +31,21 @@ async function get<T>(url: string, signal: AbortSignal): Promise<T> {
     if (Object.hasOwn(kept.answers, url)) return kept.answers[url] as T;
     throw new ApiError("This is not in the report.", 404, kept.notice);
   }
+  return request<T>(url, signal);
+}
+
+/** Send a request and read its answer; `undefined` if it has none. */
+export async function request<T>(url: string, signal: AbortSignal, method = "GET", body?: JsonObject): Promise<T> {
+  const headers = { accept: "application/json", ...(body && { "content-type": "application/json" }) };
   let answer: Response;
   try {
-    answer = await fetch(url, { signal: AbortSignal.any([signal, AbortSignal.timeout(DEADLINE_MS)]), headers: { accept: "application/json" } });
+    answer = await fetch(url, { method, signal: AbortSignal.any([signal, AbortSignal.timeout(DEADLINE_MS)]), headers, ...(body && { body: JSON.stringify(body) }) });
   } catch (problem) {
     if (signal.aborted) throw problem;
     const late = problem instanceof DOMException && problem.name === "TimeoutError";
     throw new ApiError(late ? `No answer within ${DEADLINE_MS / 1000} seconds.` : "The server does not answer.", 0, "Is the command that serves these pages still running?");
   }
+  if (answer.status === 204) return undefined as T;
   if (answer.ok) return (await answer.json()) as T;
   throw await errorOf(answer);
 }

@@ -366,3 +366,21 @@ export interface CompareView {
   total: number;
   configuration: string[];
 }
+
+// Answers of a backend's API: src/insitu/wire/views/backend.py, and of its other routes src/insitu/wire/answers.py.
+
+export interface Session {
+  key: string;
+  scopes: string[];
+  project: string | null;
+}
+
+export interface BackendRun {
+  name: string;
+  base_model: string;
+  state: string;
+  step: number;
+  error: string | null;
+  promoted: number | null;
+  updated_at: number;
+}

@@ -14,9 +14,9 @@ from insitu.errors import NotFound
 from insitu.view.catalogue import Catalogue
 from insitu.view.http.door import Door, own_hosts
 from insitu.view.http.events import Streams
-from insitu.view.http.pages import PAGES, page
 from insitu.view.http.responses import install
 from insitu.view.http.routes import view_routes
+from insitu.web_pages import PAGES, page
 
 
 def build_app(

@@ -1,0 +1,85 @@
+// The pages of the API: the login, and what a session may see and do.
+import assert from "node:assert/strict";
+import { after, before, describe, it } from "node:test";
+
+import { api } from "./api.mjs";
+import { axe, launch, open, overflow, shows } from "./chromium.mjs";
+
+const SIZES = [[1280, false], [1280, true], [380, false], [380, true]];
+
+let browser;
+let server;
+before(async () => {
+  [browser, server] = await Promise.all([launch(), api()]);
+});
+after(async () => {
+  await browser?.close();
+  await server?.stop();
+});
+
+/** Open a page of the API, not logged in. */
+async function visit(hash, options) {
+  const opened = await open(browser, options);
+  await opened.page.goto(server.address + hash);
+  await opened.page.waitForSelector("input[type=password]");
+  return opened;
+}
+
+async function logIn(page, key) {
+  await page.getByLabel("key").fill(key);
+  await page.keyboard.press("Enter");
+}
+
+/** Open a page of the API and log in. */
+async function inside(hash, key, options) {
+  const opened = await visit(hash, options);
+  await logIn(opened.page, key);
+  await opened.page.waitForSelector("text=Log out");
+  await opened.page.waitForFunction(() => !document.querySelector("main")?.textContent.includes("Loading "));
+  return opened;
+}
+
+/** Nothing went wrong but that requests without a session were rejected, as they must be. */
+async function calm({ problems, violations, page }) {
+  assert.deepEqual(problems.filter((problem) => !problem.includes("status of 401")), []);
+  assert.deepEqual(await violations(), []);
+  assert.equal(await page.evaluate(() => window.hit), undefined);
+}
+
+/** A page at every size and in both colours, without a serious finding of axe. */
+async function looksRight(hash, key, text) {
+  for (const [width, dark] of SIZES) {
+    const opened = await inside(hash, key, { width, dark });
+    await shows(opened.page.locator("main"), text);
+    assert.ok((await overflow(opened.page)) <= 0, `${hash} is wider than ${width} pixels`);
+    assert.deepEqual(await axe(opened.page), []);
+    await calm(opened);
+    await opened.close();
+  }
+}
+
+describe("login", () => {
+  it("asks for a key, rejects a wrong one, and keeps the key from the page", async () => {
+    const opened = await visit("");
+    const { page } = opened;
+    assert.deepEqual(await axe(page), []);
+    await logIn(page, "wrong");
+    await shows(page.locator("main"), /missing or wrong/);
+    await logIn(page, server.keys.submit);
+    await shows(page.locator("header"), /looker · submit/);
+    await shows(page.locator("main"), /adder/);
+    assert.equal(await page.evaluate(() => document.cookie), "", "scripts cannot read the session");
+    assert.equal(await page.evaluate(() => localStorage.length + sessionStorage.length), 0);
+    const [cookie] = await page.context().cookies();
+    assert.deepEqual([cookie.httpOnly, cookie.sameSite, cookie.path], [true, "Strict", "/"]);
+    assert.ok(!cookie.value.includes(server.keys.submit));
+    await page.reload();
+    await shows(page.locator("main"), /adder/);
+    await calm(opened);
+    await page.getByRole("button", { name: "Log out" }).click();
+    await page.waitForSelector("input[type=password]");
+    await opened.close();
+  });
+
+  it("runs: light and dark, narrow and wide", () => looksRight("", server.keys.submit, /2 runs on this backend/));
+});

@@ -1,0 +1,34 @@
+// Requests to the API of a backend, in the session of a key.
+
+import { ApiError, request } from "../api";
+import type { BackendRun, JsonObject, Session } from "../wire";
+
+/** True if the pages come from the API, false if from `insitu view` or a report: the server says so in the page. */
+export const onApi = typeof document !== "undefined" && document.querySelector<HTMLMetaElement>("meta[name=insitu-server]")?.content === "api";
+
+let ended: () => void = () => undefined;
+
+/** Call `action` when the API no longer accepts the session. */
+export function whenSessionEnds(action: () => void): void {
+  ended = action;
+}
+
+async function ask<T>(url: string, signal: AbortSignal, method = "GET"): Promise<T> {
+  try {
+    return await request<T>(url, signal, method);
+  } catch (problem) {
+    if (problem instanceof ApiError && problem.status === 401) ended();
+    throw problem;
+  }
+}
+
+const NEVER = new AbortController().signal;
+const run = (name: string) => `v1/runs/${encodeURIComponent(name)}`;
+
+export const backend = {
+  session: (signal: AbortSignal) => request<Session>("session", signal),
+  logIn: (key: string) => request<Session>("login", NEVER, "POST", { key } satisfies JsonObject),
+  logOut: () => ask<void>("logout", NEVER, "POST"),
+  runs: (signal: AbortSignal) => ask<{ runs: BackendRun[] }>("v1/runs", signal),
+  run: (name: string, signal: AbortSignal) => ask<BackendRun>(run(name), signal),
+};
