@@ -83,3 +83,19 @@ describe("login", () => {
 
   it("runs: light and dark, narrow and wide", () => looksRight("", server.keys.submit, /2 runs on this backend/));
 });
+
+describe("fleet", () => {
+  it("shows engines, queues, ranks, processes and the disk, at every size", async () => {
+    await looksRight("#/fleet", server.keys.submit, /replica-1[^]*float32[^]*pid 4002[^]*free/);
+  });
+
+  it("says how old the report is, and which calls are under way to which version", async () => {
+    const opened = await inside("#/fleet", server.keys.submit);
+    const main = opened.page.locator("main");
+    await shows(main, /its report is .* old/);
+    await shows(main, /under way to adder@3\s+4/);
+    await shows(main, /succeeded\s+3/);
+    await calm(opened);
+    await opened.close();
+  });
+});

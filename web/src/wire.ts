@@ -384,3 +384,19 @@ export interface BackendRun {
   promoted: number | null;
   updated_at: number;
 }
+
+export interface FleetView {
+  causes: string[];
+  state: string | null;
+  report_age_seconds: number | null;
+  waiting: string | null;
+  model: string | null;
+  processes: { name: string; pid: number | null }[];
+  replicas: { id: string; pid: number | null; joined: boolean; healthy: boolean | null; in_flight: number | null }[];
+  ranks: { rank: number; pid: number | null; device: string; dtype: string; num_threads: number | null }[];
+  gateway: { held: number; in_flight: number; recorded: number; record_backlog: number; versions: Counts } | null;
+  phases: { run: string; job_id: string; phase: string; progress: number; attempt: number; started_at: number | null }[];
+  jobs: Counts;
+  disk_free_bytes: number;
+  disk_size_bytes: number;
+}

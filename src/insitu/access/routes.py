@@ -44,6 +44,7 @@ API: Table = {
     "GET /ready": Access.OPEN,
     "GET /metrics": Access.ANY_KEY,
     "GET /v1/openapi.json": Access.ANY_KEY,
+    "GET /v1/fleet": Scope.SUBMIT,
     "GET /v1/runs": Scope.SUBMIT,
     "POST /v1/runs": Scope.SUBMIT,
     "GET /v1/runs/{name}": Scope.SUBMIT,

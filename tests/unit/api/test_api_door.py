@@ -33,6 +33,7 @@ ROUTES = {
     "/ready": {"GET"},
     "/metrics": {"GET"},
     "/v1/openapi.json": {"GET", "HEAD"},
+    "/v1/fleet": {"GET"},
     "/v1/runs": {"GET", "POST"},
     "/v1/runs/{name}": {"GET", "DELETE"},
     "/v1/adapters/{sha256}": {"PUT"},

@@ -9,6 +9,7 @@ import { type Route } from "../route";
 import { type Link, Shell } from "../Shell";
 import type { Session } from "../wire";
 import { backend, whenSessionEnds } from "./calls";
+import { Fleet } from "./Fleet";
 import { Login } from "./Login";
 import { BackendRuns } from "./Runs";
 
@@ -44,8 +45,11 @@ async function sessionOrNone(signal: AbortSignal): Promise<Session | "none"> {
   }
 }
 
-function Pages({ session, path }: { session: Session; route: Route; path: string }) {
-  const links: Link[] = [["runs", "Runs", "#/"]];
+function Pages({ session, route, path }: { session: Session; route: Route; path: string }) {
+  const links: Link[] = [
+    ["runs", "Runs", "#/"],
+    ["fleet", "Fleet", "#/fleet"],
+  ];
   const chips = (
     <>
       <span class="chip">
@@ -55,9 +59,10 @@ function Pages({ session, path }: { session: Session; route: Route; path: string
       <button onClick={() => void backend.logOut().finally(() => location.reload())}>Log out</button>
     </>
   );
+  const isFleet = route.parts[0] === "fleet";
   return (
-    <Shell path={path} title="Runs" links={links} current="runs" chips={chips}>
-      <BackendRuns />
+    <Shell path={path} title={isFleet ? "Fleet" : "Runs"} links={links} current={isFleet ? "fleet" : "runs"} chips={chips}>
+      {isFleet ? <Fleet /> : <BackendRuns />}
     </Shell>
   );
 }

@@ -1,7 +1,7 @@
 // Requests to the API of a backend, in the session of a key.
 
 import { ApiError, request } from "../api";
-import type { BackendRun, JsonObject, Session } from "../wire";
+import type { BackendRun, FleetView, JsonObject, Session } from "../wire";
 
 /** True if the pages come from the API, false if from `insitu view` or a report: the server says so in the page. */
 export const onApi = typeof document !== "undefined" && document.querySelector<HTMLMetaElement>("meta[name=insitu-server]")?.content === "api";
@@ -29,6 +29,7 @@ export const backend = {
   session: (signal: AbortSignal) => request<Session>("session", signal),
   logIn: (key: string) => request<Session>("login", NEVER, "POST", { key } satisfies JsonObject),
   logOut: () => ask<void>("logout", NEVER, "POST"),
+  fleet: (signal: AbortSignal) => ask<FleetView>("v1/fleet", signal),
   runs: (signal: AbortSignal) => ask<{ runs: BackendRun[] }>("v1/runs", signal),
   run: (name: string, signal: AbortSignal) => ask<BackendRun>(run(name), signal),
 };

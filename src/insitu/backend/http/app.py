@@ -29,6 +29,7 @@ from insitu.backend.art.routes import art_routes
 from insitu.backend.http.metrics import CountedRequests, RequestCounts, metrics_routes
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.pages.files import page_routes
+from insitu.backend.pages.fleet import fleet_routes
 from insitu.backend.pages.login import login_routes
 from insitu.records.store import RecordStore, records_url
 
@@ -69,7 +70,7 @@ def build_api(
     app.state.strangers = strangers(settings, sessions)
     counts = RequestCounts(app.state.strangers)
     routers = [health_routes(services, app.version), metrics_routes(services, app.version, counts)]
-    routers += [page_routes(), login_routes(services, sessions)]
+    routers += [page_routes(), login_routes(services, sessions), fleet_routes(services)]
     adapters = (adapter_routes, download_routes)
     versions = (lease_routes, promotion_routes)
     for routes in (run_routes, *adapters, group_routes, job_routes, *versions, art_routes):
