@@ -8,12 +8,13 @@ import { fileURLToPath } from "node:url";
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
 const STARTS_WITHIN_MS = 60_000;
+const KEY = "own-key-of-the-browser-tests";
 
 /** Start the API; `keys` are those that one can log in with. */
 export async function api() {
   const folder = mkdtempSync(join(tmpdir(), "insitu-api-"));
   const state = join(folder, "state");
-  const env = { ...process.env, PYTHONPATH: join(ROOT, "src"), INSITU_API_KEY: "own-key-of-the-browser-tests" };
+  const env = { ...process.env, PYTHONPATH: join(ROOT, "src"), INSITU_API_KEY: KEY, INSITU_STATE_DIR: state };
   const run = (...given) => execFileSync(PYTHON, given, { cwd: ROOT, env, encoding: "utf8", timeout: 120_000 });
   const keys = JSON.parse(run("-m", "tests.support.pages_backend", "--state-dir", state));
   const child = spawn(PYTHON, ["-m", "insitu.backend.http", "--port", "0", "--state-dir", state], { cwd: ROOT, env, stdio: ["ignore", "ignore", "pipe"] });
@@ -35,7 +36,13 @@ export async function api() {
       });
       child.once("exit", (code) => failed(new Error(`the API ended with ${code}: ${said}`)));
     });
-    return { address, keys, stop, revoke: (name) => run("-m", "insitu.cli", "keys", "revoke", name, "--state-dir", state) };
+    const promoted = async (name) => {
+      const answer = await fetch(`${address}v1/runs/${name}`, { headers: { authorization: `Bearer ${KEY}` } });
+      return (await answer.json()).promoted;
+    };
+    /** Run a command of insitu as one would in a shell beside the backend. */
+    const command = (line) => run("-m", "insitu.cli", ...line.split(" ").slice(1));
+    return { address, keys, stop, promoted, run: command };
   } catch (error) {
     await stop();
     throw error;

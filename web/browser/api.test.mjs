@@ -99,3 +99,63 @@ describe("fleet", () => {
     await opened.close();
   });
 });
+
+describe("checkpoints", () => {
+  it("shows kept steps, their figures and the served one, at every size", async () => {
+    await looksRight("#/runs/adder", server.keys.submit, /Calls to adder get step 3[^]*Step 3[^]*reward\/mean\s+0\.75[^]*Step 1/);
+  });
+
+  it("has no buttons without the scope, and says why", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    await shows(opened.page.locator("main"), /need a key with the scope admin/);
+    assert.equal(await opened.page.getByRole("button", { name: /Promote|Roll back/ }).count(), 0);
+    await opened.close();
+  });
+
+  it("promotes, rolls back and follows the newest step through the API, after a second look", async () => {
+    const opened = await inside("#/", server.keys.admin);
+    const { page } = opened;
+    const press = (name) => page.getByRole("button", { name, exact: true }).click();
+    const served = page.locator("main h2").first();
+    await page.getByRole("link", { name: "adder" }).click();
+    await press("Promote step 1");
+    await press("Cancel");
+    await shows(page.locator("main"), /They follow the newest step/);
+    for (const step of [1, 2]) {
+      await press(`Promote step ${step}`);
+      await press(`Yes: Promote step ${step}`);
+      await shows(served, new RegExp(`Calls to adder are to get step ${step}\\b`));
+      await shows(page.locator("main"), /Not served yet: /); // there is no supervisor to serve it
+    }
+    assert.equal(await server.promoted("adder"), 2);
+    await page.waitForRequest((sent) => sent.url().endsWith("/promotions") && sent.method() === "GET", { timeout: 10_000 });
+    await press("Roll back");
+    await press("Yes: Roll back");
+    await shows(served, /Calls to adder are to get step 1\b/);
+    assert.equal(await server.promoted("adder"), 1);
+    await press("Follow the newest step");
+    await press("Yes: Follow the newest step");
+    await shows(served, /Calls to adder (are to )?get step 3\b/);
+    assert.equal(await server.promoted("adder"), null);
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("prints an export command that insitu understands", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    const command = await opened.page.locator("code").first().innerText();
+    assert.match(command, /^insitu export adder@3 adder-3 --url http:\/\/127\.0\.0\.1:\d+$/);
+    // The stand-in's checkpoints hold no files, so the API answers that there is nothing to export.
+    assert.throws(() => server.run(command), /adder@3|manifest|checkpoint/);
+    await opened.close();
+  });
+});
+
+describe("the end of a session", () => {
+  it("a revoked key leads back to the login", async () => {
+    const opened = await inside("#/fleet", server.keys.submit);
+    server.run("insitu keys revoke looker");
+    await opened.page.waitForSelector("input[type=password]");
+    await opened.close();
+  });
+});

@@ -400,3 +400,25 @@ export interface FleetView {
   disk_free_bytes: number;
   disk_size_bytes: number;
 }
+
+export interface Checkpoint {
+  run: string;
+  step: number;
+  created_at: number;
+  pinned: boolean;
+  /** Calls get it, or would after a rollback. */
+  promoted: boolean;
+}
+
+export interface Promotion {
+  id: number;
+  step: number | null;
+  back_to: number | null;
+  /** Why it is not served yet; empty once it is. */
+  reason: string;
+}
+
+export interface Step {
+  step: number;
+  metrics: JsonObject;
+}

@@ -5,10 +5,11 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError } from "../api";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
-import { type Route } from "../route";
+import { href, type Route } from "../route";
 import { type Link, Shell } from "../Shell";
 import type { Session } from "../wire";
 import { backend, whenSessionEnds } from "./calls";
+import { Checkpoints } from "./Checkpoints";
 import { Fleet } from "./Fleet";
 import { Login } from "./Login";
 import { BackendRuns } from "./Runs";
@@ -59,10 +60,12 @@ function Pages({ session, route, path }: { session: Session; route: Route; path:
       <button onClick={() => void backend.logOut().finally(() => location.reload())}>Log out</button>
     </>
   );
-  const isFleet = route.parts[0] === "fleet";
+  const [first, run] = route.parts;
+  if (first === "runs" && run !== undefined) links.push(["checkpoints", "Checkpoints", href(["runs", run])]);
+  const [current, title] = first === "fleet" ? ["fleet", "Fleet"] : run !== undefined ? ["checkpoints", `Checkpoints of ${run}`] : ["runs", "Runs"];
   return (
-    <Shell path={path} title={isFleet ? "Fleet" : "Runs"} links={links} current={isFleet ? "fleet" : "runs"} chips={chips}>
-      {isFleet ? <Fleet /> : <BackendRuns />}
+    <Shell path={path} title={title} links={links} current={current} chips={chips}>
+      {current === "fleet" ? <Fleet /> : run !== undefined ? <Checkpoints key={run} name={run} session={session} /> : <BackendRuns />}
     </Shell>
   );
 }

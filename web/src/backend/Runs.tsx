@@ -1,6 +1,7 @@
 import { ago, count, plural } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
+import { href } from "../route";
 import { backend } from "./calls";
 
 /** The runs that the key reaches, newest first. */
@@ -22,7 +23,9 @@ export function BackendRuns() {
       {runs.map((run) => (
         <section key={run.name}>
           <div class="row">
-            <h2 class="plain">{run.name}</h2>
+            <h2 class="plain">
+              <a href={href(["runs", run.name])}>{run.name}</a>
+            </h2>
             <span class={`chip ${run.state === "ready" ? "ok" : run.state === "failed" ? "bad" : ""}`}>{run.state}</span>
             <span class="grow" />
             <span class="small soft">changed {ago(run.updated_at, now)}</span>

@@ -1,7 +1,7 @@
 // Requests to the API of a backend, in the session of a key.
 
 import { ApiError, request } from "../api";
-import type { BackendRun, FleetView, JsonObject, Session } from "../wire";
+import type { BackendRun, Checkpoint, FleetView, JsonObject, Promotion, Session, Step } from "../wire";
 
 /** True if the pages come from the API, false if from `insitu view` or a report: the server says so in the page. */
 export const onApi = typeof document !== "undefined" && document.querySelector<HTMLMetaElement>("meta[name=insitu-server]")?.content === "api";
@@ -32,4 +32,10 @@ export const backend = {
   fleet: (signal: AbortSignal) => ask<FleetView>("v1/fleet", signal),
   runs: (signal: AbortSignal) => ask<{ runs: BackendRun[] }>("v1/runs", signal),
   run: (name: string, signal: AbortSignal) => ask<BackendRun>(run(name), signal),
+  checkpoints: (name: string, signal: AbortSignal) => ask<{ checkpoints: Checkpoint[] }>(`${run(name)}/checkpoints`, signal),
+  promotions: (name: string, signal: AbortSignal) => ask<{ promotions: Promotion[] }>(`${run(name)}/promotions`, signal),
+  steps: (name: string, after: number, signal: AbortSignal) => ask<{ steps: Step[] }>(`${run(name)}/steps?after=${after}`, signal),
+  promote: (name: string, step: number) => ask<Promotion>(`${run(name)}/promoted/${step}`, NEVER, "PUT"),
+  followNewest: (name: string) => ask<Promotion>(`${run(name)}/promoted`, NEVER, "DELETE"),
+  rollBack: (name: string, promotion: number) => ask<Promotion>(`${run(name)}/promotions/${promotion}/rollback`, NEVER, "POST"),
 };
