@@ -1,7 +1,9 @@
-import { Component, type ComponentChildren } from "preact";
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { api } from "./api";
+import { Backend } from "./backend/Backend";
+import { onApi } from "./backend/calls";
 import { percent } from "./format";
 import { kept } from "./kept";
 import { type LiveState, useLive } from "./live";
@@ -15,6 +17,7 @@ import { Runs } from "./pages/Runs";
 import { useLoaded, useRoute } from "./parts/hooks";
 import { Pending } from "./parts/Notice";
 import { href, type Route } from "./route";
+import { type Link, Shell } from "./Shell";
 import type { RunEvent, RunView } from "./wire";
 
 const REFRESH_MS = 1500;
@@ -34,7 +37,7 @@ export function App() {
       >
         Skip to the page
       </a>
-      {first === "runs" && run !== undefined ? <InRun key={run} run={run} route={route} /> : <Frame route={route} view={null} title="Runs"><Runs /></Frame>}
+      {onApi ? <Backend route={route} /> : first === "runs" && run !== undefined ? <InRun key={run} run={run} route={route} /> : <Frame route={route} view={null} title="Runs"><Runs /></Frame>}
     </>
   );
 }
@@ -116,85 +119,25 @@ const LIVE: Record<LiveState, [string, string]> = {
 function Frame({ route, view, live = "off", title, children }: { route: Route; view: RunView | null; live?: LiveState; title: string; children: ComponentChildren }) {
   const run = view?.run.key ?? (route.parts[0] === "runs" ? route.parts[1] : undefined);
   const section = run === undefined ? "runs" : (route.parts[2] ?? "run");
-  const path = route.parts.join("/");
-  const main = useRef<HTMLElement>(null);
-  const before = useRef(path);
-  useEffect(() => {
-    document.title = `${title} · insitu`;
-  }, [title]);
-  useEffect(() => {
-    if (before.current === path) return;
-    const samePage = before.current.split("/").slice(0, 3).join("/") === path.split("/").slice(0, 3).join("/");
-    before.current = path;
-    // A new page: readers start at its top. A slider that changes the address keeps its focus.
-    if (samePage && main.current?.contains(document.activeElement) && document.activeElement !== main.current) return;
-    main.current?.focus({ preventScroll: true });
-    scrollTo(0, 0);
-  }, [path]);
-  const link = (key: string, label: string, to: string) => (
-    <a href={to} {...(section === key ? { "aria-current": "page" as const } : {})}>
-      {label}
-    </a>
-  );
   const [liveText, liveTone] = LIVE[live];
-  return (
+  const links: Link[] = [["runs", "Runs", "#/"]];
+  if (run !== undefined) {
+    links.push(["run", "Run", href(["runs", run])]);
+    for (const name of ["rollouts", "groups", "compare"]) links.push([name, name.slice(0, 1).toUpperCase() + name.slice(1), href(["runs", run, name])]);
+  }
+  const chips = view && (
     <>
-      <header>
-        <a class="logo" href="#/">
-          insitu
-        </a>
-        <nav aria-label="Pages">
-          {link("runs", "Runs", "#/")}
-          {run !== undefined && (
-            <>
-              {link("run", "Run", href(["runs", run]))}
-              {link("rollouts", "Rollouts", href(["runs", run, "rollouts"]))}
-              {link("groups", "Groups", href(["runs", run, "groups"]))}
-              {link("compare", "Compare", href(["runs", run, "compare"]))}
-            </>
-          )}
-        </nav>
-        <span class="grow" />
-        {view && (
-          <span class="chip ok">
-            {view.run.name || view.run.run_id} · step {view.run.step}
-          </span>
-        )}
-        {view && (
-          <span class={`chip ${liveTone}`} role="status">
-            {liveText || (view.run.outcome ?? view.run.state)}
-          </span>
-        )}
-      </header>
-      <main id="main" ref={main} tabIndex={-1}>
-        <Guard path={path}>{children}</Guard>
-      </main>
+      <span class="chip ok">
+        {view.run.name || view.run.run_id} · step {view.run.step}
+      </span>
+      <span class={`chip ${liveTone}`} role="status">
+        {liveText || (view.run.outcome ?? view.run.state)}
+      </span>
     </>
   );
-}
-
-/** An error in a page stays in the page, with its words. */
-class Guard extends Component<{ path: string; children: ComponentChildren }, { error: Error | null }> {
-  override state = { error: null as Error | null };
-
-  override componentDidUpdate(before: { path: string }): void {
-    if (before.path !== this.props.path && this.state.error) this.setState({ error: null });
-  }
-
-  override componentDidCatch(error: unknown): void {
-    this.setState({ error: error instanceof Error ? error : new Error(String(error)) });
-  }
-
-  override render() {
-    const { error } = this.state;
-    if (!error) return this.props.children;
-    return (
-      <section role="alert">
-        <p>
-          <b>This page cannot show what it was given.</b> {error.message}
-        </p>
-        <p class="fix">Reload it. If it fails again, report the address and this sentence.</p>
-      </section>
-    );
-  }
+  return (
+    <Shell path={route.parts.join("/")} title={title} links={links} current={section} chips={chips}>
+      {children}
+    </Shell>
+  );
 }

@@ -1,7 +1,7 @@
-// Requests to the server of the pages: same origin, each with a deadline; all GET, but for a new score.
+// Requests to the server of the pages: same origin, each with a deadline. A run directory is only read, or scored again.
 
 import { kept } from "./kept";
-import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, RescoredGroup, RolloutPage, RolloutView, RunList, RunView } from "./wire";
+import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, JsonObject, RescoredGroup, RolloutPage, RolloutView, RunList, RunView } from "./wire";
 
 const DEADLINE_MS = 20_000;
 const SCORING_MS = 75_000;
@@ -28,22 +28,32 @@ export function address(parts: readonly (string | number)[], filters: Filters = 
 }
 
 async function get<T>(url: string, signal: AbortSignal): Promise<T> {
-  return request<T>(url, signal, DEADLINE_MS, { headers: { accept: "application/json" } });
-}
-
-async function request<T>(url: string, signal: AbortSignal, deadline: number, options: RequestInit): Promise<T> {
   if (kept !== null) {
     if (Object.hasOwn(kept.answers, url)) return kept.answers[url] as T;
     throw new ApiError("This is not in the report.", 404, kept.notice);
   }
+  return request<T>(url, signal);
+}
+
+interface Sent {
+  method?: string;
+  body?: JsonObject;
+  headers?: Record<string, string>;
+  deadline?: number;
+}
+
+/** Send a request and read its answer; `undefined` if it has none. */
+export async function request<T>(url: string, signal: AbortSignal, { method = "GET", body, headers, deadline = DEADLINE_MS }: Sent = {}): Promise<T> {
+  const all = { accept: "application/json", ...(body && { "content-type": "application/json" }), ...headers };
   let answer: Response;
   try {
-    answer = await fetch(url, { ...options, signal: AbortSignal.any([signal, AbortSignal.timeout(deadline)]) });
+    answer = await fetch(url, { method, headers: all, signal: AbortSignal.any([signal, AbortSignal.timeout(deadline)]), ...(body && { body: JSON.stringify(body) }) });
   } catch (problem) {
     if (signal.aborted) throw problem;
     const late = problem instanceof DOMException && problem.name === "TimeoutError";
     throw new ApiError(late ? `No answer within ${deadline / 1000} seconds.` : "The server does not answer.", 0, "Is the command that serves these pages still running?");
   }
+  if (answer.status === 204) return undefined as T;
   if (answer.ok) return (await answer.json()) as T;
   throw await errorOf(answer);
 }
@@ -67,7 +77,7 @@ export const api = {
   groups: (run: string, filters: Filters, signal: AbortSignal) => get<GroupPage>(address(["runs", run, "groups"], filters), signal),
   group: (run: string, store: string, index: string, signal: AbortSignal) => get<GroupView>(address(["runs", run, "groups", store, index]), signal),
   rescore: (run: string, store: string, index: number, secret: string, signal: AbortSignal) =>
-    request<RescoredGroup>(address(["runs", run, "groups", store, index, "rescore"]), signal, SCORING_MS, { method: "POST", headers: { accept: "application/json", "x-insitu-own-page": secret } }),
+    request<RescoredGroup>(address(["runs", run, "groups", store, index, "rescore"]), signal, { method: "POST", headers: { "x-insitu-own-page": secret }, deadline: SCORING_MS }),
   compare: (run: string, filters: Filters, signal: AbortSignal) => get<CompareView>(address(["runs", run, "compare"], filters), signal),
   events: (run: string, after: string) => address(["runs", run, "events"], { after }),
 };

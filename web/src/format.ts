@@ -41,6 +41,18 @@ export function percent(share: number | null | undefined): string {
   return `${Math.round(value)} %`;
 }
 
+/** A size in bytes: "12.4 GiB". */
+export function bytes(value: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let place = 0;
+  let size = value;
+  while (size >= 1024 && place < units.length - 1) {
+    size /= 1024;
+    place += 1;
+  }
+  return `${place === 0 ? size : size.toFixed(1)} ${units[place]}`;
+}
+
 /** "3 rollouts", "1 rollout". */
 export function plural(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;

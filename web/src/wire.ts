@@ -391,3 +391,59 @@ export interface CompareView {
   total: number;
   configuration: string[];
 }
+
+// Answers of a backend's API: src/insitu/wire/views/backend.py, and of its other routes src/insitu/wire/answers.py.
+
+export interface Session {
+  key: string;
+  scopes: string[];
+  project: string | null;
+}
+
+export interface BackendRun {
+  name: string;
+  base_model: string;
+  state: string;
+  step: number;
+  error: string | null;
+  promoted: number | null;
+  updated_at: number;
+}
+
+export interface FleetView {
+  causes: string[];
+  state: string | null;
+  report_age_seconds: number | null;
+  waiting: string | null;
+  model: string | null;
+  processes: { name: string; pid: number | null }[];
+  replicas: { id: string; pid: number | null; joined: boolean; healthy: boolean | null; in_flight: number | null }[];
+  ranks: { rank: number; pid: number | null; device: string; dtype: string; num_threads: number | null }[];
+  gateway: { held: number; in_flight: number; recorded: number; record_backlog: number; versions: Counts } | null;
+  phases: { run: string; job_id: string; phase: string; progress: number; attempt: number; started_at: number | null }[];
+  jobs: Counts;
+  disk_free_bytes: number;
+  disk_size_bytes: number;
+}
+
+export interface Checkpoint {
+  run: string;
+  step: number;
+  created_at: number;
+  pinned: boolean;
+  /** Calls get it, or would after a rollback. */
+  promoted: boolean;
+}
+
+export interface Promotion {
+  id: number;
+  step: number | null;
+  back_to: number | null;
+  /** Why it is not served yet; empty once it is. */
+  reason: string;
+}
+
+export interface Step {
+  step: number;
+  metrics: JsonObject;
+}

@@ -79,7 +79,10 @@ class Keyring:
 
     def holder(self, given: Sequence[str]) -> Holder | None:
         """Return the holder of one of the given keys; None if none is known. Raise for an ended key."""
-        digests = [hash_key(key) for key in given]
+        return self.holder_by_hash([hash_key(key) for key in given])
+
+    def holder_by_hash(self, digests: Sequence[bytes]) -> Holder | None:
+        """Return the holder of a key whose hash is given: that of a session, for example."""
         self._look()
         found = [key for digest, key in self._keys if _among(digest, digests)]
         if _among(self._own_key, digests):

@@ -19,6 +19,8 @@ class Access(StrEnum):
     """Access to a route that no scope decides."""
 
     OPEN = "no key"
+    LOGIN = "a key in the body"
+    """Exchanges a key for a session. Unlike an open route it is not parsed beyond the pace of strangers."""
     ANY_KEY = "any key"
     WHOLE = "admin, no project"
     """Of the whole backend: a key of a project administers the things of its project only."""
@@ -31,10 +33,18 @@ Table: TypeAlias = Mapping[str, Need]
 """By `METHOD /path`, with the path as the application routes it."""
 
 API: Table = {
+    "GET /": Access.OPEN,
+    "GET /app.js": Access.OPEN,
+    "GET /app.css": Access.OPEN,
+    "GET /icon.svg": Access.OPEN,
+    "POST /login": Access.LOGIN,
+    "POST /logout": Access.ANY_KEY,
+    "GET /session": Access.ANY_KEY,
     "GET /health": Access.OPEN,
     "GET /ready": Access.OPEN,
     "GET /metrics": Access.ANY_KEY,
     "GET /v1/openapi.json": Access.ANY_KEY,
+    "GET /v1/fleet": Scope.SUBMIT,
     "GET /v1/runs": Scope.SUBMIT,
     "POST /v1/runs": Scope.SUBMIT,
     "GET /v1/runs/{name}": Scope.SUBMIT,
@@ -92,6 +102,8 @@ GATEWAY: Table = {
 }
 NOBODYS = frozenset(
     {
+        *("GET /", "GET /app.js", "GET /app.css", "GET /icon.svg"),
+        *("POST /login", "POST /logout", "GET /session"),
         *(
             "GET /health",
             "GET /ready",

@@ -28,7 +28,7 @@ MOST_HEAD_BYTES = 32 * 2**10
 NO_KEY = "The key is missing or wrong."
 _TOO_LARGE = f"Address and headers are larger than {MOST_HEAD_BYTES:,} bytes."
 _HEAD_END = b"\r\n\r\n"
-_KEYS = re.compile(rb"\r\n(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE)
+_KEYS = re.compile(rb"\r\n(authorization|x-api-key|cookie):[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 
 class Verdict(Enum):
@@ -49,9 +49,13 @@ class Strangers:
         is_key: Callable[[str, str], bool],
         hint: str,
         *,
+        is_session: Callable[[str], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_key` takes the headers `Authorization` and `X-Api-Key`, empty if they are missing."""
+        """`is_key` takes the headers `Authorization` and `X-Api-Key`, empty if they are missing.
+
+        `is_session` takes the header `Cookie`; None: this server has no sessions.
+        """
         self.num_unparsed = 0
         self.answers = {
             Verdict.REJECT: _answer("401 Unauthorized", Unauthorized(NO_KEY, hint=hint)),
@@ -59,6 +63,7 @@ class Strangers:
         }
         self._open = tuple(f"{route} ".encode() for route, need in routes.items() if need is Access.OPEN)
         self._is_key = is_key
+        self._is_session = is_session
         self._clock = clock
         self._left, self._at = BURST, clock()
 
@@ -94,7 +99,9 @@ class Strangers:
         if not sent:
             return False
         try:
-            return self._is_key(sent.get(b"authorization", ""), sent.get(b"x-api-key", ""))
+            if self._is_key(sent.get(b"authorization", ""), sent.get(b"x-api-key", "")):
+                return True
+            return self._is_session is not None and self._is_session(sent.get(b"cookie", ""))
         except InsituError:  # the key has ended, or keys cannot be read: said to those within the pace
             return False
 

@@ -74,3 +74,10 @@ class Demonstration(Message):
     chat_template_kwargs: AnyObject | None = None
     only_last: bool = False
     """Record only the last assistant message; the ones before it are context."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoginBody(Message):
+    """The key that is exchanged for a session: `POST /login`."""
+
+    key: Annotated[str, MinLen(1), MaxLen(1024)] = field(repr=False)

@@ -13,6 +13,7 @@ import pytest
 
 from insitu.access.routes import API, GATEWAY, NOBODYS, PREFIXES, Access, Table, need_of
 from insitu.access.scopes import Scope
+from insitu.web_pages import FILES
 from tests.support.standin_backend import KEY, StandinBackend
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,12 +46,17 @@ def test_a_prefix_changes_nothing() -> None:
                 assert GATEWAY[f"{method} {prefix}{path}"] is need
 
 
-def test_only_health_and_readiness_are_open() -> None:
-    for table in (API, GATEWAY):
-        assert [route for route, need in table.items() if need is Access.OPEN] == [
-            "GET /health",
-            "GET /ready",
-        ]
+def test_only_health_readiness_and_the_files_of_the_pages_are_open() -> None:
+    opened = {
+        table: [route for route, need in routes.items() if need is Access.OPEN]
+        for table, routes in (("api", API), ("gateway", GATEWAY))
+    }
+    files = ["GET /", *(f"GET /{name}" for name in FILES)]
+    assert opened == {
+        "api": [*files, "GET /health", "GET /ready"],
+        "gateway": ["GET /health", "GET /ready"],
+    }
+    assert [route for route, need in (API | GATEWAY).items() if need is Access.LOGIN] == ["POST /login"]
 
 
 def test_routes_without_anything_of_a_project_name_nothing() -> None:

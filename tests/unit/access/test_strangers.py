@@ -76,3 +76,16 @@ def test_an_unparsed_answer_is_http(verdict: Verdict, status: bytes) -> None:
     assert head.split()[1] == status
     assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n"
     assert json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("cookie", "verdict"), [(b"a=b; session=open", Verdict.PARSE), (b"session=ended", Verdict.REJECT)]
+)
+def test_a_session_passes_as_a_key_does(cookie: bytes, verdict: Verdict) -> None:
+    judges = Strangers(
+        GATEWAY, lambda *_: False, "send a key", is_session=lambda sent: "session=open" in sent, clock=Clock()
+    )
+    for _ in range(int(BURST)):
+        assert judges.judge(POST + b"\r\n") is Verdict.PARSE
+    assert judges.judge(POST + b"Cookie: " + cookie + b"\r\n\r\n") is verdict
+    assert strangers(Clock()).judge(POST + b"Cookie: session=open\r\n\r\n") is Verdict.REJECT, "no sessions"

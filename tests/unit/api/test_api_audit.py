@@ -31,7 +31,7 @@ async def test_every_route_that_changes_something_is_noted_once(
     for path, methods in routes_of(app).items():
         for method in sorted(methods):
             await stranger.request(method, fill(path), headers=bearer(key))
-            if method not in SAFE:
+            if method not in SAFE and path != "/login":  # noted by its key in the body: test_api_sessions.py
                 expected.append(("alice", f"{method} {fill(path)}"))
     assert len(expected) >= 12
     assert noted(tmp_path) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -141,6 +142,33 @@ async def test_a_flood_without_a_key_is_not_parsed(
         assert b"WWW-Authenticate: Bearer\r\nConnection: close" in answer, "the one without the parser"
         assert await registered(port) == 200
         async with connected(port, b"GET /health " + HEAD + b"\r\n") as (reader, _):
+            assert b" 200 " in await reader.readline()
+
+
+async def test_a_session_passes_a_flood_and_a_login_does_not(
+    tmp_path: Path, ledger: Ledger, records: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logins are among the requests without a key: beyond the pace they are not parsed."""
+    monkeypatch.setattr("insitu.access.strangers.PACE", 0.0)
+    body = b'{"key":"' + KEY.encode() + b'"}'
+    head = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    login = b"POST /login " + HEAD + head + body
+    async with serving(tmp_path, ledger, records) as port:
+        async with connected(port, login) as (reader, _):
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        found = re.search(rb"set-cookie: (insitu_session_\d+=[\w-]+);", answer)
+        assert found, answer
+        for _ in range(60):
+            async with connected(port, b"GET /v1/runs " + HEAD + b"\r\n") as (reader, _):
+                assert b" 401 " in await closed(reader, 3)
+        page = b"GET /v1/runs " + HEAD + b"Cookie: a=b; " + found[1] + b"\r\n\r\n"
+        async with connected(port, page) as (reader, _):
+            assert b" 200 " in await reader.readline()
+        async with connected(port, page.replace(found[1], found[1] + b"x")) as (reader, _):
+            assert b" 401 " in await closed(reader, 3)
+        async with connected(port, login) as (reader, _):
+            assert b" 401 " in await closed(reader, 3)
+        async with connected(port, b"GET / " + HEAD + b"\r\n") as (reader, _):
             assert b" 200 " in await reader.readline()
 
 

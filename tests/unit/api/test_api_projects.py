@@ -121,6 +121,7 @@ def _trained() -> dict[str, Any]:
 
 
 REQUESTS: dict[str, Make] = {
+    "GET /v1/fleet": at("/v1/fleet"),
     "GET /v1/runs": at("/v1/runs"),
     "POST /v1/runs": registrations,
     "GET /v1/runs/{name}": at("/v1/runs/{name}"),
@@ -471,6 +472,7 @@ async def test_every_change_is_noted_with_the_project(client: httpx.AsyncClient,
 async def test_health_names_no_run_of_a_project(client: httpx.AsyncClient, tmp_path: Path) -> None:
     gateway = {"in_flight": {"a~adder@3": 1}, "in_flight_total": 1, "epoch": 1}
     status = {"state": "ready", "model": "m", "gateway": gateway, "waiting": "run a~adder cannot be read"}
+    status["trainer"] = [{"rank": 0, "runs": {"a~adder": {"step": 3}}}]
     (tmp_path / "status.json").write_text(json.dumps(status))
     for path in ("/health", "/ready"):
         got = await client.get(path)

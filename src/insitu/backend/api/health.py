@@ -103,6 +103,21 @@ def gateway_url(request: Request, status: JsonObject | None) -> str | None:
 
 
 def read_status(path: Path) -> tuple[JsonObject | None, float | None]:
+    """Return the supervisor's report as anybody may read it, and its age; see `read_report`."""
+    view, age = read_report(path)
+    if view is None:
+        return None, None
+    if isinstance(view.get("waiting"), str):
+        view["waiting"] = told_to_all(str(view["waiting"]))
+    if (gateway := as_object(view.get("gateway"))) is not None:
+        gateway.pop("in_flight", None)  # by version, which names runs
+    ranks = view.get("trainer")
+    for rank in ranks if isinstance(ranks, list) else []:
+        (as_object(rank) or {}).pop("runs", None)  # by name
+    return view, age
+
+
+def read_report(path: Path) -> tuple[JsonObject | None, float | None]:
     """Return the supervisor's report and its age in seconds; an unusable file is reported as an error."""
     try:
         written = path.stat()
@@ -115,8 +130,4 @@ def read_status(path: Path) -> tuple[JsonObject | None, float | None]:
         return {"error": f"status.json cannot be read: {type(error).__name__}"}, None
     if view is None:
         return {"error": "status.json is not an object"}, None
-    if isinstance(view.get("waiting"), str):
-        view["waiting"] = told_to_all(str(view["waiting"]))
-    if (gateway := as_object(view.get("gateway"))) is not None:
-        gateway.pop("in_flight", None)  # by version, which names runs
     return view, max(0.0, time.time() - written.st_mtime)

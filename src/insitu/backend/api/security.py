@@ -1,5 +1,6 @@
 """The door: Host, Origin, key and scope are checked before any route is entered, and changes are noted.
 
+A key comes in the header `Authorization`, or a browser's session stands for it; both have the same rights.
 Checking here rather than per route means that no route can be forgotten, and that without a key nobody
 learns which routes, runs or documents exist.
 """
@@ -12,7 +13,8 @@ from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,15 +23,18 @@ from insitu.access.keyring import Holder, Keyring
 from insitu.access.meters import Admission, KeyMeters
 from insitu.access.projects import Project
 from insitu.access.routes import API, Access, Need, need_of
+from insitu.access.sessions import Sessions
 from insitu.access.strangers import Strangers
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.settings import ApiSettings
 from insitu.errors import Forbidden, InsituError, InvalidRequest, LimitReached, Unauthorized
+from insitu.web_pages import guarded
 from insitu.wire.answers import error_body
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 KNOWN = "insitu.known"
 """The entry of a request's scope that the door calls once the key is found to be right."""
+_HOLDER = "insitu.holder"
 _PROJECT = "insitu.project"
 _KEY_HINT = "send the header `Authorization: Bearer $INSITU_API_KEY`"
 
@@ -37,6 +42,11 @@ _KEY_HINT = "send the header `Authorization: Bearer $INSITU_API_KEY`"
 async def sender_of(request: Request) -> Project:
     """Return the project of the request's key. A route without a key has none, and must not ask."""
     return request.scope[_PROJECT]
+
+
+async def holder_of(request: Request) -> Holder:
+    """Return the holder of the request's key. A route without a key has none, and must not ask."""
+    return request.scope[_HOLDER]
 
 
 Sender = Annotated[Project, Depends(sender_of)]
@@ -53,7 +63,12 @@ class Door:
     """ASGI middleware that lets only authorised requests in."""
 
     def __init__(
-        self, app: ASGIApp, settings: ApiSettings, routes: Sequence[BaseRoute], meters: KeyMeters
+        self,
+        app: ASGIApp,
+        settings: ApiSettings,
+        routes: Sequence[BaseRoute],
+        meters: KeyMeters,
+        sessions: Sessions,
     ) -> None:
         """`routes` are those of the application's router."""
         self._app = app
@@ -61,6 +76,7 @@ class Door:
         self._routes = routes
         self._keys = Keyring(settings.key_sha256, settings.keys_file)
         self._meters = meters
+        self._sessions = sessions
         self._audit = AuditLog(settings.audit_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +86,7 @@ class Door:
             return
         if scope["type"] != "http":
             raise InvalidRequest(f"this server does not speak {scope['type']}")
+        send = guarded(send)
         with ExitStack() as under_way:
             try:
                 receive = self._let_in(scope, receive, under_way)
@@ -79,7 +96,7 @@ class Door:
                     headers["Connection"] = "close"
                 await MessageResponse(error_body(error), error.status, headers)(scope, receive, send)
                 return
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send if _PROJECT in scope else _closing(send))
 
     def _let_in(self, scope: Scope, receive: Receive, under_way: ExitStack) -> Receive:
         """Check a request and count it until `under_way` ends; return how to read its body."""
@@ -90,19 +107,20 @@ class Door:
         if need is Access.OPEN:
             return receive
         self._check_origin(scope["method"], headers)
-        holder = self._holder(headers)
+        if need is Access.LOGIN:
+            return receive  # the route checks the key in the body, and notes the attempt
+        holder = self._holder(scope["method"], headers)
         if KNOWN in scope:
             scope[KNOWN]()
-        scope[_PROJECT] = holder.project
+        scope[_HOLDER], scope[_PROJECT] = holder, holder.project
         holder.require(need, route)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("compressed bodies are not accepted", hint="omit Content-Encoding")
         num_bytes = _body_bytes(headers)
         admission = under_way.enter_context(self._meters.admitted(holder, num_bytes))
         if route and scope["method"] not in _SAFE_METHODS:
-            sender = scope["client"][0] if scope.get("client") else "unknown"
             change = f"{scope['method']} {scope['path']}"
-            self._audit.note(holder.key, change, sender, holder.project.name)
+            self._audit.note(holder.key, change, address_of(scope), holder.project.name)
         return receive if num_bytes is not None else _counting(receive, admission)
 
     def _check_head(self, scope: Scope) -> None:
@@ -141,17 +159,49 @@ class Door:
                 return f"{scope['method']} {path}", need_of(API, scope["method"], path)
         return "", Access.ANY_KEY  # for the answer that there is no such path or method
 
-    def _holder(self, headers: Headers) -> Holder:
-        holder = self._keys.holder([key_of(headers)])
+    def _holder(self, method: str, headers: Headers) -> Holder:
+        if "authorization" in headers:
+            holder = self._keys.holder([key_of(headers)])
+        else:
+            key_hash = self._sessions.key_hash(session_in(self._settings, headers.get("cookie", "")))
+            holder = None if key_hash is None else self._keys.holder_by_hash([key_hash])
+            if holder is not None and method not in _SAFE_METHODS and "origin" not in headers:
+                # A browser sends its cookie with requests that any page makes, and says which page it was.
+                raise Forbidden(
+                    "a change in a browser's session needs the header Origin", hint=f"or {_KEY_HINT}"
+                )
         if holder is None:
             raise Unauthorized("the key is missing or wrong", hint=_KEY_HINT)
         return holder
 
 
-def strangers(settings: ApiSettings) -> Strangers:
+def strangers(settings: ApiSettings, sessions: Sessions) -> Strangers:
     """Return how requests are judged before they are parsed."""
     keys = Keyring(settings.key_sha256, settings.keys_file)
-    return Strangers(API, lambda sent, _: keys.holder([_key_in(sent)]) is not None, _KEY_HINT)
+
+    def is_key(sent: str, _: str) -> bool:
+        return keys.holder([_key_in(sent)]) is not None
+
+    def is_session(sent: str) -> bool:
+        key_hash = sessions.key_hash(session_in(settings, sent))
+        return key_hash is not None and keys.holder_by_hash([key_hash]) is not None
+
+    return Strangers(API, is_key, _KEY_HINT, is_session=is_session)
+
+
+def cookie_name(settings: ApiSettings) -> str:
+    """Return the name of the session's cookie. Browsers share cookies between ports, so it has the port."""
+    return f"insitu_session_{settings.port}"
+
+
+def session_in(settings: ApiSettings, cookies: str) -> str:
+    """Return the session's id from the header `Cookie`; empty if it has none."""
+    return cookie_parser(cookies).get(cookie_name(settings), "")
+
+
+def address_of(scope: Scope) -> str:
+    """Return where a request came from, for the audit log."""
+    return scope["client"][0] if scope.get("client") else "unknown"
 
 
 def key_of(headers: Headers) -> str:
@@ -193,6 +243,17 @@ def _counting(receive: Receive, admission: Admission) -> Receive:
         return message
 
     return counted
+
+
+def _closing(send: Send) -> Send:
+    """Close the connection after an error, as the door does: a wrong login is a stranger's request."""
+
+    async def closing(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return closing
 
 
 def _without_port(host: str) -> str:

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
 from insitu.access.meters import KeyMeters
+from insitu.access.sessions import Sessions
 from insitu.backend.adapters.download import download_routes
 from insitu.backend.adapters.routes import adapter_routes
 from insitu.backend.api import problems
@@ -27,6 +28,9 @@ from insitu.backend.api.settings import ApiSettings, Records, Services
 from insitu.backend.art.routes import art_routes
 from insitu.backend.http.metrics import CountedRequests, RequestCounts, metrics_routes
 from insitu.backend.ledger import Ledger, ledger_url
+from insitu.backend.pages.files import page_routes
+from insitu.backend.pages.fleet import fleet_routes
+from insitu.backend.pages.login import login_routes
 from insitu.records.store import RecordStore, records_url
 
 Documented: TypeAlias = dict[str, Any]
@@ -62,9 +66,11 @@ def build_api(
     app = _bare_app(lifespan)
     app.state.services = services
     problems.install(app)
-    app.state.strangers = strangers(settings)
+    sessions = Sessions()
+    app.state.strangers = strangers(settings, sessions)
     counts = RequestCounts(app.state.strangers)
     routers = [health_routes(services, app.version), metrics_routes(services, app.version, counts)]
+    routers += [page_routes(), login_routes(services, sessions), fleet_routes(services)]
     adapters = (adapter_routes, download_routes)
     versions = (lease_routes, promotion_routes)
     for routes in (run_routes, *adapters, group_routes, job_routes, *versions, art_routes):
@@ -74,7 +80,7 @@ def build_api(
         app.router.routes.extend(router.routes)
     _document_uploads(app)
     # Added after the routes, hence around them: nothing behind it is reached without a key.
-    app.add_middleware(Door, settings=settings, routes=app.routes, meters=meters)
+    app.add_middleware(Door, settings=settings, routes=app.routes, meters=meters, sessions=sessions)
     app.add_middleware(CountedRequests, counts=counts)  # what the door rejects counts, too
     return app
 

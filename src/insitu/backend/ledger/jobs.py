@@ -129,6 +129,13 @@ def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job |
     return None if row is None else to_job(row)
 
 
+def running(connection: Connection) -> list[Job]:
+    """Return the running jobs, oldest first."""
+    jobs = schema.jobs
+    query = select(jobs).where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.seq)
+    return [to_job(row) for row in connection.execute(query).mappings()]
+
+
 def count(connection: Connection) -> LedgerCounts:
     """Count jobs by state and committed steps; tell since when the oldest queued job waits."""
     jobs, steps = schema.jobs, schema.steps

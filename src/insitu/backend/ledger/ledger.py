@@ -199,6 +199,10 @@ class Ledger:
         """Count jobs and steps."""
         return self._read(jobs.count)
 
+    def running_jobs(self) -> list[Job]:
+        """Return the running jobs of all runs, oldest first."""
+        return self._read(jobs.running)
+
     def next_job(self, runs: Collection[str] | None = None) -> Job | None:
         """Return the oldest queued job of the given runs, or of all; it stays queued until it is moved."""
         return self._read(lambda connection: jobs.oldest_queued(connection, runs))

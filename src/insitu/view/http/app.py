@@ -15,9 +15,9 @@ from insitu.view.answers.rescoring import Rescoring
 from insitu.view.catalogue import Catalogue
 from insitu.view.http.door import Door, own_hosts
 from insitu.view.http.events import Streams
-from insitu.view.http.pages import PAGES, page
 from insitu.view.http.responses import install
 from insitu.view.http.routes import view_routes
+from insitu.web_pages import PAGES, page
 
 
 def build_app(

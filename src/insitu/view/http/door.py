@@ -13,33 +13,17 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from insitu.errors import Forbidden, InsituError, InvalidRequest
 from insitu.view.http.responses import ErrorResponse
+from insitu.web_pages import guarded
 
 _METHODS = frozenset({"GET", "HEAD"})
 _RESCORE = re.compile(r"/view/v1/runs/[^/]+/groups/[^/]+/[^/]+/rescore")
 OWN_HEADER = "x-insitu-own-page"
 _MAX_HEAD_BYTES = 16_384
-_POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "font", "connect")),
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
-)
-HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "x-frame-options": "DENY",
-}
 
 
 def own_hosts(port: int) -> frozenset[str]:
@@ -62,20 +46,13 @@ class Door:
             return
         if scope["type"] != "http":
             raise InvalidRequest(f"this server does not speak {scope['type']}")
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
+        send = guarded(send)
         try:
             self._check(scope)
         except InsituError as error:
-            await ErrorResponse(error)(scope, receive, with_headers)
+            await ErrorResponse(error)(scope, receive, send)
             return
-        await self._app(scope, receive, with_headers)
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

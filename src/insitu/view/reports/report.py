@@ -26,9 +26,9 @@ from insitu.view.answers.groups import group_page, group_view
 from insitu.view.answers.one_rollout import rollout_view
 from insitu.view.answers.overview import config_view, run_view, summary
 from insitu.view.answers.rollouts import rollouts_view
-from insitu.view.http.pages import PAGES
 from insitu.view.reading.query import Filters
 from insitu.view.run import ViewedRun
+from insitu.web_pages import PAGES
 from insitu.wire.message import Message, encode
 from insitu.wire.views.groups import GroupPage, GroupRow
 from insitu.wire.views.rollouts import RolloutPage, RolloutRow

@@ -1,0 +1,161 @@
+// The pages of the API: the login, and what a session may see and do.
+import assert from "node:assert/strict";
+import { after, before, describe, it } from "node:test";
+
+import { api } from "./api.mjs";
+import { axe, launch, open, overflow, shows } from "./chromium.mjs";
+
+const SIZES = [[1280, false], [1280, true], [380, false], [380, true]];
+
+let browser;
+let server;
+before(async () => {
+  [browser, server] = await Promise.all([launch(), api()]);
+});
+after(async () => {
+  await browser?.close();
+  await server?.stop();
+});
+
+/** Open a page of the API, not logged in. */
+async function visit(hash, options) {
+  const opened = await open(browser, options);
+  await opened.page.goto(server.address + hash);
+  await opened.page.waitForSelector("input[type=password]");
+  return opened;
+}
+
+async function logIn(page, key) {
+  await page.getByLabel("key").fill(key);
+  await page.keyboard.press("Enter");
+}
+
+/** Open a page of the API and log in. */
+async function inside(hash, key, options) {
+  const opened = await visit(hash, options);
+  await logIn(opened.page, key);
+  await opened.page.waitForSelector("text=Log out");
+  await opened.page.waitForFunction(() => !document.querySelector("main")?.textContent.includes("Loading "));
+  return opened;
+}
+
+/** Nothing went wrong but that requests without a session were rejected, as they must be. */
+async function calm({ problems, violations, page }) {
+  assert.deepEqual(problems.filter((problem) => !problem.includes("status of 401")), []);
+  assert.deepEqual(await violations(), []);
+  assert.equal(await page.evaluate(() => window.hit), undefined);
+}
+
+/** A page at every size and in both colours, without a serious finding of axe. */
+async function looksRight(hash, key, text) {
+  for (const [width, dark] of SIZES) {
+    const opened = await inside(hash, key, { width, dark });
+    await shows(opened.page.locator("main"), text);
+    assert.ok((await overflow(opened.page)) <= 0, `${hash} is wider than ${width} pixels`);
+    assert.deepEqual(await axe(opened.page), []);
+    await calm(opened);
+    await opened.close();
+  }
+}
+
+describe("login", () => {
+  it("asks for a key, rejects a wrong one, and keeps the key from the page", async () => {
+    const opened = await visit("");
+    const { page } = opened;
+    assert.deepEqual(await axe(page), []);
+    await logIn(page, "wrong");
+    await shows(page.locator("main"), /missing or wrong/);
+    await logIn(page, server.keys.submit);
+    await shows(page.locator("header"), /looker · submit/);
+    await shows(page.locator("main"), /adder/);
+    assert.equal(await page.evaluate(() => document.cookie), "", "scripts cannot read the session");
+    assert.equal(await page.evaluate(() => localStorage.length + sessionStorage.length), 0);
+    const [cookie] = await page.context().cookies();
+    assert.deepEqual([cookie.httpOnly, cookie.sameSite, cookie.path], [true, "Strict", "/"]);
+    assert.ok(!cookie.value.includes(server.keys.submit));
+    await page.reload();
+    await shows(page.locator("main"), /adder/);
+    await calm(opened);
+    await page.getByRole("button", { name: "Log out" }).click();
+    await page.waitForSelector("input[type=password]");
+    await opened.close();
+  });
+
+  it("runs: light and dark, narrow and wide", () => looksRight("", server.keys.submit, /2 runs on this backend/));
+});
+
+describe("fleet", () => {
+  it("shows engines, queues, ranks, processes and the disk, at every size", async () => {
+    await looksRight("#/fleet", server.keys.submit, /replica-1[^]*float32[^]*pid 4002[^]*free/);
+  });
+
+  it("says how old the report is, and which calls are under way to which version", async () => {
+    const opened = await inside("#/fleet", server.keys.submit);
+    const main = opened.page.locator("main");
+    await shows(main, /its report is .* old/);
+    await shows(main, /under way to adder@3\s+4/);
+    await shows(main, /succeeded\s+3/);
+    await calm(opened);
+    await opened.close();
+  });
+});
+
+describe("checkpoints", () => {
+  it("shows kept steps, their figures and the served one, at every size", async () => {
+    await looksRight("#/runs/adder", server.keys.submit, /Calls to adder get step 3[^]*Step 3[^]*reward\/mean\s+0\.75[^]*Step 1/);
+  });
+
+  it("has no buttons without the scope, and says why", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    await shows(opened.page.locator("main"), /need a key with the scope admin/);
+    assert.equal(await opened.page.getByRole("button", { name: /Promote|Roll back/ }).count(), 0);
+    await opened.close();
+  });
+
+  it("promotes, rolls back and follows the newest step through the API, after a second look", async () => {
+    const opened = await inside("#/", server.keys.admin);
+    const { page } = opened;
+    const press = (name) => page.getByRole("button", { name, exact: true }).click();
+    const served = page.locator("main h2").first();
+    await page.getByRole("link", { name: "adder" }).click();
+    await press("Promote step 1");
+    await press("Cancel");
+    await shows(page.locator("main"), /They follow the newest step/);
+    for (const step of [1, 2]) {
+      await press(`Promote step ${step}`);
+      await press(`Yes: Promote step ${step}`);
+      await shows(served, new RegExp(`Calls to adder are to get step ${step}\\b`));
+      await shows(page.locator("main"), /Not served yet: /); // there is no supervisor to serve it
+    }
+    assert.equal(await server.promoted("adder"), 2);
+    await page.waitForRequest((sent) => sent.url().endsWith("/promotions") && sent.method() === "GET", { timeout: 10_000 });
+    await press("Roll back");
+    await press("Yes: Roll back");
+    await shows(served, /Calls to adder are to get step 1\b/);
+    assert.equal(await server.promoted("adder"), 1);
+    await press("Follow the newest step");
+    await press("Yes: Follow the newest step");
+    await shows(served, /Calls to adder (are to )?get step 3\b/);
+    assert.equal(await server.promoted("adder"), null);
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("prints an export command that insitu understands", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    const command = await opened.page.locator("code").first().innerText();
+    assert.match(command, /^insitu export adder@3 adder-3 --url http:\/\/127\.0\.0\.1:\d+$/);
+    // The stand-in's checkpoints hold no files, so the API answers that there is nothing to export.
+    assert.throws(() => server.run(command), /adder@3|manifest|checkpoint/);
+    await opened.close();
+  });
+});
+
+describe("the end of a session", () => {
+  it("a revoked key leads back to the login", async () => {
+    const opened = await inside("#/fleet", server.keys.submit);
+    server.run("insitu keys revoke looker");
+    await opened.page.waitForSelector("input[type=password]");
+    await opened.close();
+  });
+});
