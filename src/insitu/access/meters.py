@@ -207,7 +207,7 @@ class KeyMeters:
         return self._meters.setdefault(key, _Meter())
 
     def _turn_day(self) -> None:
-        """Begin the day's counts anew at midnight UTC, and forget keys that are not in use."""
+        """Begin the day's counts at 0 at midnight UTC, and forget keys that are not in use."""
         day = day_of(self._wall_clock())
         if day == self._day:
             return
