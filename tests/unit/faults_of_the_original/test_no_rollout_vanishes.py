@@ -101,7 +101,7 @@ async def test_fault_11_all_files_are_valid_json(tmp_path, monkeypatch):
         )
         assert (await bench.run(validation_dataset="validation.json")).outcome == "succeeded"
         files = sorted(bench.project.output.rglob("*.json*"))
-        assert len(files) == 11
+        assert len(files) == 12
         for file in files:
             lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
             assert lines, file
