@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 import insitu.wire
-from insitu import client, gateway_client
+from insitu import client, gateway_client, web_pages
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.http.app import build_api
@@ -53,11 +53,15 @@ NOT_A_MODEL = {
     "GET /v1/runs/{name}/checkpoints/{step}/files/{file}": "the bytes of a file",
     "GET /v1/openapi.json": "the description of the routes",
     "GET /metrics": "the text format of Prometheus",
+    **{f"GET /{name}": "a file of the web pages" for name in ("", *web_pages.FILES)},
+    "POST /logout": "204",
     "POST /_get_step": "ART's protocol: a bare number",
     "POST /_prepare_backend_for_training": "ART's protocol: a pair",
     "POST /_train_model": "ART's protocol: metrics line by line; without `wait` a TrainReceipt",
 }
 """Answers that are no single JSON object."""
+NO_BODY = {"POST /logout": "the cookie says which session"}
+"""Requests that are read but for their body."""
 PROTOCOLS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
 """Routes of the gateway whose bodies and answers are those of OpenAI's and Anthropic's protocols."""
 READ_BY_HAND = {
@@ -107,7 +111,7 @@ def test_every_route_of_the_api_has_messages(api: FastAPI) -> None:
         hints = get_type_hints(route.endpoint)
         if route.body_field is not None:
             assert is_message(route.body_field.field_info.annotation), f"{name} reads no message of wire/"
-        elif route.methods & {"POST", "PUT", "PATCH"} and "request" in hints:
+        elif route.methods & {"POST", "PUT", "PATCH"} and "request" in hints and name not in NO_BODY:
             assert is_message(STREAMED[name][0]), name
         if name in NOT_A_MODEL:
             assert not is_message(hints["return"]), f"{name} has a model: take it off the list"
