@@ -41,6 +41,7 @@ MAX_RUN_SECONDS = 60.0
 FILES = {
     *(".lock", "config.json", "journal.jsonl", "training_metrics.jsonl", "steps.jsonl"),
     *("reward_history.json", "validation_history.json", "curriculum_state.json", "reward_plot.png"),
+    "alarms.jsonl",
     *("trajectories", "left_out", "run.log"),
 }
 
