@@ -163,8 +163,8 @@ class Door:
         if "authorization" in headers:
             holder = self._keys.holder([key_of(headers)])
         else:
-            key_hash = self._sessions.key_hash(session_in(self._settings, headers.get("cookie", "")))
-            holder = None if key_hash is None else self._keys.holder_by_hash([key_hash])
+            cookies = headers.get("cookie", "")
+            holder = _session_holder(self._settings, self._keys, self._sessions, cookies)
             if holder is not None and method not in _SAFE_METHODS and "origin" not in headers:
                 # A browser sends its cookie with requests that any page makes, and says which page it was.
                 raise Forbidden(
@@ -183,8 +183,7 @@ def strangers(settings: ApiSettings, sessions: Sessions) -> Strangers:
         return keys.holder([_key_in(sent)]) is not None
 
     def is_session(sent: str) -> bool:
-        key_hash = sessions.key_hash(session_in(settings, sent))
-        return key_hash is not None and keys.holder_by_hash([key_hash]) is not None
+        return _session_holder(settings, keys, sessions, sent) is not None
 
     return Strangers(API, is_key, _KEY_HINT, is_session=is_session)
 
@@ -197,6 +196,12 @@ def cookie_name(settings: ApiSettings) -> str:
 def session_in(settings: ApiSettings, cookies: str) -> str:
     """Return the session's id from the header `Cookie`; empty if it has none."""
     return cookie_parser(cookies).get(cookie_name(settings), "")
+
+
+def _session_holder(settings: ApiSettings, keys: Keyring, sessions: Sessions, cookies: str) -> Holder | None:
+    """Return the holder of the key that a session stands for; None without a session."""
+    key_hash = sessions.key_hash(session_in(settings, cookies))
+    return None if key_hash is None else keys.holder_by_hash([key_hash])
 
 
 def address_of(scope: Scope) -> str:

@@ -61,7 +61,7 @@ def with_alarms(
     `steps` are those before; the first `num_before_change` had other inputs, and the verdict leaves them out.
     An alarm that ends is told with the figures of the last step where it held.
     """
-    before, now = _causes(steps[-1]) if steps else [], _causes(line)
+    before, now = causes(steps[-1]) if steps else [], causes(line)
     comparable = steps[num_before_change:]
     held, holds = comparable or steps, [*comparable, line]
     alarms = [
@@ -79,7 +79,7 @@ def with_alarms(
     return {**line, "alarms": alarms} if alarms else line
 
 
-def _causes(line: StepLine) -> list[str]:
+def causes(line: StepLine) -> list[str]:
     """Return the causes that a line names, without those of another release."""
     verdict = line.get("verdict")
     return [cause for cause in verdict["causes"] if cause in RULE_BY_NAME] if verdict else []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from insitu.harness.files.metrics import StepLine
-from insitu.harness.verdicts.alarms import RULE_BY_NAME, tell
+from insitu.harness.verdicts.alarms import RULE_BY_NAME, causes, tell
 from insitu.harness.verdicts.rules import Rule
 from insitu.harness.verdicts.run_settings import RunSettings
 from insitu.json_values import as_object
@@ -30,14 +30,9 @@ def _alarms(files: RunFiles) -> AlarmList:
     settings = run_settings(files)
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
-        verdict = line.get("verdict")
-        for cause in verdict["causes"] if verdict else []:
+        for cause in causes(line):
             places.setdefault(cause, []).append(place)
-    alarms = [
-        _alarm(RULE_BY_NAME[name], lines, held, settings)
-        for name, held in places.items()
-        if name in RULE_BY_NAME
-    ]
+    alarms = [_alarm(RULE_BY_NAME[name], lines, held, settings) for name, held in places.items()]
     alarms.sort(key=lambda alarm: (not alarm.active, -alarm.last_position))
     failed = [record for record in files.journal() if record.get("event") == "failed"]
     failures = [f"epoch {record.get('epoch')}: {record.get('message') or 'no reason'}" for record in failed]

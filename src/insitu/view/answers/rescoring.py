@@ -10,13 +10,13 @@ from pathlib import Path
 
 from insitu.config.curriculum import CurriculumConfig
 from insitu.errors import InvalidRequest, NotFound, Overloaded
-from insitu.harness.loop.curriculum import CURRICULUM, SUBSAMPLE, SpreadRule, reasons_within
+from insitu.harness.loop.curriculum import COMPARED, CURRICULUM, SUBSAMPLE, SpreadRule, reasons_within
 from insitu.harness.rollouts.recorded_call import complete
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.harness.trial.rescoring import AskedRollout, NewScore, RescoreRequest, rescore
 from insitu.types import SCORED, Ending, StepSettings
 from insitu.view.answers.stored import GroupOfStep, StoredRollout, find_rollouts, group_of_step
-from insitu.view.reading.fates import Judged, basis_of, judge
+from insitu.view.reading.fates import Judged, basis_of
 from insitu.view.reading.run_files import section
 from insitu.view.run import ViewedRun
 from insitu.wire.views.groups import RescoredGroup, RescoredSibling
@@ -117,8 +117,7 @@ def _judged_again(
         )
         for member in group.members
     ]
-    judged = judge(members, by_others | dropped, settings, group.step_before)
-    return {member.rollout_id: each for member, each in zip(members, judged, strict=True)}
+    return replace(group, members=members, dropped=by_others | dropped).judged(settings)
 
 
 def _scored(rollout: Rollout, score: NewScore | None) -> Rollout:
@@ -134,7 +133,7 @@ def _scored(rollout: Rollout, score: NewScore | None) -> Rollout:
 def _rule(settings: StepSettings | None) -> SpreadRule:
     """Return the rule of the backend's adapter; the default for an adapter of somebody else."""
     if settings is None:
-        return SpreadRule()
+        return COMPARED
     compares = settings.method in ("grpo", "dpo")
     return SpreadRule(compares, settings.trains_equal_groups, settings.min_reward)
 
