@@ -244,13 +244,14 @@ class StepRunner:
     ) -> ProbeResult:
         """Judge every engine by the scores before and after the step; return the worst figures."""
         results: list[ProbeResult] = []
-        for replica in host.replicas.joined():
+        names = {replica.pid: replica.id for replica in host.replicas.replicas.values()}
+        for pid, scores in after.engines.items():
             # An engine restarted mid-step has no scores of the old weights: use the trainer's.
-            old = before.engines.get(replica.pid, before.trainer)
-            noise = before.noise.get(replica.pid, NO_NOISE)
-            result = compare(before.trainer, after.trainer, old, after.engines[replica.pid], noise)
+            old = before.engines.get(pid, before.trainer)
+            result = compare(before.trainer, after.trainer, old, scores, before.noise.get(pid, NO_NOISE))
+            name = names.get(pid, f"the engine with process id {pid}")
             updated = bool(metrics["updated"])
-            judge(result, self._settings.threshold, replica.id, served.version, must_move=updated)
+            judge(result, self._settings.threshold, name, served.version, must_move=updated)
             results.append(result)
         return max(results, key=lambda result: result.mean_abs)
 

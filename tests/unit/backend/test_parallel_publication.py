@@ -229,15 +229,81 @@ async def test_each_engine_has_its_own_deadline(start: Start, tmp_path: Path) ->
     assert not any(server.adapters for server in replicas.servers.values())
 
 
-async def test_a_dead_engine_is_replaced_beside_engines_that_load(start: Start, tmp_path: Path) -> None:
+def die(server: StandinServer) -> None:
+    server.alive = False
+    server.broken |= {"/v1/load_lora_adapter", "/collective_rpc"}
+
+
+async def test_a_dead_engine_is_left_out_and_joins_in_the_published_state(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.backend.serving.publication.checkpoints.verify", lambda _path: None)
     replicas, lease = await start(3)
-    dead = replicas.servers["replica-1"]
-    dead.alive = False
-    dead.broken.add("/v1/load_lora_adapter")
-    async with lease.publication():
-        await AdapterPublisher(lease, BASE).publish("run", 1, tmp_path)
-    assert replicas.servers["replica-1"] is not dead
+    publisher = AdapterPublisher(lease, BASE)
+    dead = replicas.replicas["replica-1"]
+    die(replicas.servers["replica-1"])
+    replicas.start_seconds = 60.0  # nobody waits for that
+    async with asyncio.timeout(5), lease.publication():
+        await publisher.publish("run", 1, tmp_path)
+    assert [replica.id for replica in replicas.joined()] == ["replica-0", "replica-2"]
+    replicas.start_seconds = 0.0
+    await lease.revive(dead)
     assert [server.adapters for server in replicas.servers.values()] == [["run@1"]] * 3
+    assert {replica.id for replica in replicas.joined()} == {"replica-0", "replica-1", "replica-2"}
+
+
+async def test_an_engine_starts_beside_a_publication_and_joins_with_the_new_weights(
+    start: Start, tmp_path: Path
+) -> None:
+    replicas, lease = await start(2)
+    (model := tmp_path / "model").mkdir()
+    publisher = merged_publisher(lease, tmp_path, model)
+    die(replicas.servers["replica-1"])
+    replicas.start_seconds = DELAY_SECONDS
+    revival = asyncio.create_task(lease.revive(replicas.replicas["replica-1"]))
+    await asyncio.sleep(0)
+    async with lease.publication():
+        await publisher.publish("run", 1, tmp_path)
+        assert not revival.done()
+        assert list(replicas.replicas) == ["replica-0"], "it is not listed before it joins"
+        await asyncio.sleep(2 * DELAY_SECONDS)  # it has started by now, and waits for its turn
+        assert not revival.done()
+        await publisher.publish("run", 2, tmp_path)
+    await asyncio.wait_for(revival, 5)
+    assert {(server.weights, server.version) for server in replicas.servers.values()} == {("000002", "run@2")}
+
+
+@pytest.mark.parametrize("joined", [0, 1])
+async def test_a_publication_waits_for_an_engine_if_there_is_no_other(
+    start: Start, tmp_path: Path, joined: int
+) -> None:
+    replicas, lease = await start(1 + joined)
+    publisher = merged_publisher(lease, tmp_path, tmp_path)
+    victims = list(replicas.replicas.values())
+    for replica in victims:
+        die(replicas.servers[replica.id])
+        replica.joined = False
+    replicas.start_seconds = DELAY_SECONDS
+    revivals = [asyncio.create_task(lease.revive(replica)) for replica in victims]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5), lease.publication():
+        await publisher.publish("run", 1, tmp_path)
+    await asyncio.gather(*revivals)
+    assert {server.version for server in replicas.servers.values()} == {"run@1"}
+    assert len(replicas.joined()) == 1 + joined
+
+
+async def test_an_engine_that_is_starting_ends_with_the_others(start: Start) -> None:
+    replicas, lease = await start(2)
+    lease._trainer = cast(TrainerGroup, SimpleNamespace(stop=lambda: asyncio.sleep(0)))
+    die(replicas.servers["replica-1"])
+    replicas.start_seconds = 60.0
+    revival = asyncio.create_task(lease.revive(replicas.replicas["replica-1"]))
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        await lease.stop()
+    assert revival.cancelled()
+    assert not replicas.replicas
 
 
 async def test_merged_weights_that_one_engine_never_takes_leave_all_on_the_old_ones(

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +94,16 @@ class ReplicaSet:
         self.replicas, self.settings, self.devices = {}, None, []
         self._release()
 
-    async def restart(self, replica_id: str, restore: Callable[[EngineClient], Awaitable[None]]) -> Replica:
+    async def restart(
+        self,
+        replica_id: str,
+        restore: Callable[[EngineClient], Awaitable[None]],
+        turn: AbstractAsyncContextManager[None] | None = None,
+    ) -> Replica:
         """Replace an engine on its own GPUs; `restore` brings it to the published state, and then it joins.
 
-        On failure the old one stays listed, and dead, so that it is found and restarted later.
+        It is restored and joins inside `turn`; until then it is not listed. On failure the old one stays
+        listed, and dead, so that it is found and restarted later.
         """
         assert self.settings is not None, "no engine was ever started"
         old = self.replicas.pop(replica_id)
@@ -106,10 +112,11 @@ class ReplicaSet:
             await self.end(old)
             fresh = await self._start_one(_index(replica_id), self.settings)
             on_failure.push_async_callback(self.end, fresh)
-            await restore(fresh.engine)
-            on_failure.pop_all()
-        fresh.joined = True
-        self.replicas[replica_id] = fresh
+            async with turn or nullcontext():
+                await restore(fresh.engine)
+                on_failure.pop_all()
+                fresh.joined = True
+                self.replicas[replica_id] = fresh
         return fresh
 
     async def end(self, replica: Replica) -> None:

@@ -9,7 +9,8 @@ of a step leaves room for both::
 Everything that scores, loads, restarts or trains does so in one of the blocks below, one task at a time.
 A part that fails while the devices change hands is restarted: an engine from its published state, the
 trainer from its last checkpoint. On a CPU, and where engines and trainer have their own devices, nothing
-sleeps and nothing moves; the blocks and their order are the same.
+sleeps and nothing moves; the blocks and their order are the same. There, an engine that dies while others
+live is left out: it starts beside the work of the others and joins in the published state.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class DeviceLease:
         """The memory that each engine has yet to take back, by process id; awake engines are not listed."""
         self._trainer_is_on = False
         self._rank_pids: list[int] = []
+        self._starting: set[asyncio.Task[object]] = set()
+        """Tasks that start an engine without having the turn."""
 
     # ── blocks ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,9 +136,9 @@ class DeviceLease:
     ) -> dict[int, Result]:
         """Run `action` on all engines at once, inside a block; return the results by process id.
 
-        All are awaited, also after a failure. An engine that fails is replaced, and the action runs again, if
-        no call can be on it: it is dead, or has not woken up fully, or `calls_held`. Otherwise an error names
-        every engine that failed.
+        All are awaited, also after a failure. A dead engine is left out where it may start beside the others.
+        Another that fails is replaced, and the action runs again, if no call can be on it: it is dead, or has
+        not woken up fully, or `calls_held`. Otherwise an error names every engine that failed.
         """
         replicas = list(self._replicas.replicas.values())
         outcomes = await all_ended(
@@ -148,7 +151,16 @@ class DeviceLease:
                 failed.append((replica, outcome))
             else:
                 results[replica.pid] = outcome
-        if not calls_held and (busy := await self._busy(failed)):
+        dead = await self._replicas.dead() if failed else []
+        if results and not self._exclusive:
+            self._leave_out([replica for replica, _ in failed if replica.id in dead])
+            failed = [(replica, error) for replica, error in failed if replica.id not in dead]
+        busy = [
+            (replica, error)
+            for replica, error in failed
+            if replica.pid not in self._asleep and replica.id not in dead
+        ]
+        if busy and not calls_held:
             raise _named(busy) from busy[0][1]
         for replica, error in failed:
             fresh = await self._replace(replica, error)
@@ -158,17 +170,37 @@ class DeviceLease:
                 raise _named([(fresh, again)]) from again
         return results
 
-    async def _busy(self, failed: list[_Failure]) -> list[_Failure]:
-        """Return the failures of engines that may have calls: they are awake and alive."""
-        awake = [failure for failure in failed if failure[0].pid not in self._asleep]
-        dead = await self._replicas.dead() if awake else []
-        return [(replica, error) for replica, error in awake if replica.id not in dead]
+    def _leave_out(self, dead: list[Replica]) -> None:
+        """Send no call to these engines until they are revived."""
+        for replica in dead:
+            replica.joined = False
+            log.warning("%s is dead and left out; it joins when it is revived", replica.id)
 
     async def revive(self, replica: Replica) -> None:
-        """Replace a dead engine when its turn comes, unless that has happened already."""
+        """Replace a dead engine, unless that has happened already.
+
+        It starts when its turn comes; at once where it needs no devices of others and others take calls, so
+        that training goes on meanwhile.
+        """
+        others = [other for other in self._replicas.joined() if other is not replica]
+        if others and not self._exclusive:
+            await self._start_beside(replica)
+            return
         async with self._taken():
             if self._replicas.replicas.get(replica.id) is replica:
                 await self._replace(replica, None)
+
+    async def _start_beside(self, replica: Replica) -> None:
+        """Start an engine without the turn; take it to restore the engine's state, and to let it join."""
+        task = asyncio.current_task()
+        assert task is not None, "revivals run in tasks"
+        if self._replicas.replicas.get(replica.id) is not replica:
+            return
+        self._starting.add(task)
+        try:
+            await self._replicas.restart(replica.id, self.restore, self._taken())
+        finally:
+            self._starting.discard(task)
 
     async def replace_all(self) -> None:
         """Restart all engines at once with their published state; those that can, even if others cannot."""
@@ -184,7 +216,11 @@ class DeviceLease:
                 raise errors[0]
 
     async def stop(self) -> None:
-        """Stop the trainer and all engines."""
+        """Stop the trainer and all engines, also those that are starting."""
+        for task in self._starting:
+            task.cancel()
+        if self._starting:
+            await asyncio.wait(set(self._starting), timeout=_GONE_SECONDS)
         async with self._taken():
             await self._trainer.stop()
             await self._replicas.stop()
