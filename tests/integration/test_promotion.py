@@ -15,7 +15,7 @@ from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.trained.promotion import promote, roll_back
 from insitu.types import LoraSettings, ModelCall, StepSettings
-from tests.integration.test_adapter_publication import check_versions, scored_group
+from tests.integration.test_publication_under_load import check_versions, scored_group
 from tests.support.addition import Rollouts, train
 from tests.support.backend import Backend, running_backend
 

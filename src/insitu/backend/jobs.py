@@ -6,7 +6,8 @@
 The devices go from the engines to the trainer and back on the way (`serving/lease.py`).
 
 Nothing is sampled from a version before the ledger has committed it: with `merged` weights calls are held
-until then, with an `adapter` its name is not routed until then. A crash at any point therefore leaves
+until then, or go to engines that do not have it yet (`waves.py`); with an `adapter` its name is not routed
+until then. A crash at any point therefore leaves
 either the old step or the new one, and the job is retried from the old one.
 """
 
@@ -15,13 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from insitu.backend.batch import make_batch
 from insitu.backend.cancellation import Cancellation
 from insitu.backend.fleet.cluster import ActorDied
+from insitu.backend.fleet.replicas import Replica
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
@@ -41,6 +44,7 @@ from insitu.backend.serving.probe import (
 from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.teacher import taught
 from insitu.backend.serving.traffic import Traffic
+from insitu.backend.waves import Waves
 from insitu.database.engine import is_outage
 from insitu.errors import Cancelled, ChildFailed, InsituError, Unavailable, UpstreamError, describe
 from insitu.json_values import JsonValue
@@ -91,6 +95,7 @@ class StepRunner:
         self._records = records
         self._traffic = traffic
         self._phases = phases
+        self._waves = Waves(traffic, settings.deadlines.drain)
         self._probes: dict[str, Baseline] = {}
         """Each run's probe after its last step, the baseline for the next one."""
         self._retiring: set[asyncio.Task[None]] = set()
@@ -173,7 +178,8 @@ class StepRunner:
             async with host.lease.trainer():
                 await self._say(job, "train", 0.1)
                 await host.open_run(run)
-                old = before.trainer or await host.trainer.score(run.name, before.fixed)
+                if not before.trainer:
+                    before = replace(before, trainer=await host.trainer.score(run.name, before.fixed))
                 metrics = await host.trainer.train_step(run.name, batch.sequences, job.settings, reference)
                 new = await host.trainer.score(run.name, before.fixed)
                 clock.lap("train")
@@ -181,24 +187,28 @@ class StepRunner:
                 path, digest = await host.save_checkpoint(run.name, step)
                 await host.publisher.prepare(run.name, step)
                 clock.lap("checkpoint")
-            async with self._publication_window(run, step, host):
+            async with self._publication_window(run, step, host) as first:
+                among = [replica.id for replica in first] or None
                 await self._say(job, "publish", 0.8)
                 async with host.lease.publication():
-                    served = await host.publisher.publish(run.name, step, path)
+                    served = await host.publisher.publish(run.name, step, path, among)
                 clock.lap("publish")
                 await self._say(job, "probe", 0.9)
-                engines = await host.score(served, before.fixed)
+                engines = await host.score(served, before.fixed, among)
                 after = Baseline(step, before.fixed, new, engines, before.noise)
-                probe = self._judge(served, replace(before, trainer=old), after, host, metrics)
+                probe = self._judge(served, before, after, host, metrics)
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await asyncio.to_thread(self._ledger.commit_step, job.id, step, figures, str(path), digest)
                 host.publisher.committed()
                 self._probes[run.name] = after
                 self._traffic.serve_version(run.name, step, served)
+                rest = self._waves.swap(host, first)
         log.info("run %s is at step %d: %s", run.name, step, figures)
         self._phases.say(step_line(run.name, step, figures))
         await self._retire_old(run.name, step, host)
+        check = partial(self._probe_rest, run.name, served, before, after, host, metrics)
+        self._waves.follow(host, rest, check)
 
     def _collect(self, job: Job, run: Run, host: ModelHost) -> Batch:
         """Build the batch; reject it before anything is kept if the model cannot have sampled it."""
@@ -255,6 +265,24 @@ class StepRunner:
             results.append(result)
         return max(results, key=lambda result: result.mean_abs)
 
+    async def _probe_rest(
+        self,
+        run: str,
+        served: Served,
+        before: Baseline,
+        after: Baseline,
+        host: ModelHost,
+        metrics: dict[str, float],
+        names: list[str],
+    ) -> None:
+        """Judge engines that got the version after the others; raise ProbeFailed as the step would have."""
+        if host.publisher.version != served.version:  # a lease has put another in its place
+            return
+        scores = await host.score(served, before.fixed, names)
+        self._judge(served, before, replace(after, engines=scores), host, metrics)
+        if self._probes.get(run) is after:
+            self._probes[run] = replace(after, engines=after.engines | scores)
+
     @asynccontextmanager
     async def _calls_held(self, reason: str, host: ModelHost) -> AsyncGenerator[None]:
         """On shared devices, hold calls in the gateway while the devices change hands."""
@@ -267,21 +295,36 @@ class StepRunner:
                 yield
 
     @asynccontextmanager
-    async def _publication_window(self, run: Run, step: int, host: ModelHost) -> AsyncGenerator[None]:
-        """With merged weights, drain all calls; on failure, bring the engines back to the old version."""
+    async def _publication_window(
+        self, run: Run, step: int, host: ModelHost
+    ) -> AsyncGenerator[Sequence[Replica]]:
+        """With merged weights, drain the calls; on failure, bring the engines back to the old version.
+
+        The engines in hand are the first to publish to; if there are none, it goes to all at once.
+        """
         async with AsyncExitStack() as stack:
+            first: Sequence[Replica] = ()
             if self._settings.publication == "merged" and self._settings.placement == "dedicated":
-                reason = f"run {run.name} publishes step {step}"
-                await stack.enter_async_context(self._traffic.held(reason))
-                await self._drained()
+                first = await self._cancellation.unless_asked(self._waves.first(host))
+                if not first:
+                    reason = f"run {run.name} publishes step {step}"
+                    await stack.enter_async_context(self._traffic.held(reason))
+                    await self._drained()
             on_failure = await stack.enter_async_context(AsyncExitStack())
-            on_failure.push_async_callback(self._roll_back, run, host)
-            yield
+            on_failure.push_async_callback(self._roll_back, run, host, first)
+            yield first
             on_failure.pop_all()
 
-    async def _roll_back(self, run: Run, host: ModelHost) -> None:
+    async def _roll_back(self, run: Run, host: ModelHost, first: Sequence[Replica]) -> None:
         self._probes.pop(run.name, None)
-        await host.roll_back(run)
+        try:
+            await host.roll_back(run)
+        except InsituError:
+            for replica in first:  # its weights are not known; it is revived with those of the others
+                await host.replicas.end(replica)
+            raise
+        if first:
+            await self._waves.rejoin(host, first)
 
     async def _retire_old(self, run: str, step: int, host: ModelHost) -> None:
         """Tell the gateway, then drain and unload all but the last two versions in the background."""

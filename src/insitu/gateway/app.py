@@ -314,6 +314,7 @@ class Gateway:
             record_backlog=self.recorder.backlog,
             put_back=self.restorer.report(),
             replicas={r.id: ReplicaState(r.healthy, r.in_flight) for r in self.pool.replicas.values()},
+            leaving=self.pool.leaving(),
         )
 
     def _install(self, table: Table) -> None:

@@ -52,6 +52,8 @@ class GatewayState(Answer):
     record_backlog: Count
     put_back: AnyObject
     replicas: dict[str, ReplicaState]
+    leaving: dict[str, Count]
+    """Calls under way on replicas that have left the table, by id."""
 
 
 @dataclass(frozen=True, slots=True)

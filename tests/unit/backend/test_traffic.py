@@ -5,68 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from insitu.backend.serving.traffic import Promoted, Traffic
 from insitu.errors import DeadlineExceeded
-from insitu.wire.gateway_state import GatewayState, TableReceipt
 from insitu.wire.routing_table import Served, ServedBase
+from tests.support.standin_control import StandinGateway, standin_gateway
 
 BASE = ServedBase("tiny", "tiny", "base")
 
 
-class StandinGateway:
-    """Takes tables and says what it was told to say; counts nothing by itself."""
-
-    def __init__(self) -> None:
-        self.tables: list[dict[str, Any]] = []
-        self.in_flight: dict[str, int] = {}
-        self.refuse = 0
-        self.url = ""
-
-    async def put(self, request: web.Request) -> web.Response:
-        assert request.headers["Authorization"] == "Bearer admin"
-        if self.refuse:
-            self.refuse -= 1
-            assert request.transport is not None
-            request.transport.close()
-        self.tables.append(await request.json())
-        return web.json_response(asdict(TableReceipt(self.tables[-1]["epoch"])))
-
-    async def state(self, request: web.Request) -> web.Response:
-        epoch = self.tables[-1]["epoch"] if self.tables else None
-        total = sum(self.in_flight.values())
-        state = GatewayState(
-            epoch=epoch,
-            held=0,
-            in_flight=self.in_flight,
-            in_flight_total=total,
-            recorded=0,
-            record_backlog=0,
-            put_back={},
-            replicas={},
-        )
-        return web.json_response(asdict(state))
-
-
 @pytest.fixture
 async def gateway() -> AsyncIterator[StandinGateway]:
-    standin = StandinGateway()
-    app = web.Application()
-    app.router.add_put("/control/routes", standin.put)
-    app.router.add_get("/control/state", standin.state)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    standin.url = f"http://{host}:{port}"
-    yield standin
-    await runner.cleanup()
+    async with standin_gateway() as standin:
+        yield standin
 
 
 @pytest.fixture
@@ -213,3 +167,15 @@ async def test_hold_that_cannot_be_announced_does_not_stay(gateway: StandinGatew
         async with traffic.held("a step"):
             pytest.fail("calls are not held")
     assert traffic.holds == []
+
+
+async def test_an_engine_is_empty_once_the_gateway_has_the_table_without_it(
+    gateway: StandinGateway, traffic: Traffic
+) -> None:
+    await traffic.push()
+    gateway.tables[-1]["epoch"] -= 1  # it was restarted with an older one
+    gateway.leaving = {"replica-1": 3}
+    await traffic.emptied(["replica-0"], 2.0)
+    assert len(gateway.tables) == 2
+    with pytest.raises(DeadlineExceeded, match="calls on replica-1 did not end"):
+        await traffic.emptied(["replica-1"], 0.2)

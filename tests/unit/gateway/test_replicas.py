@@ -139,11 +139,16 @@ async def test_a_removed_replica_finishes_its_calls(start_gateway: StartGateway)
     gate = hold_answers(gateway)
     calls = [asyncio.create_task(gateway.post()) for _ in range(4)]
     await until(lambda: sum(counts(gateway)) == 4, "all calls generate")
+    (left, num_calls) = list((await gateway.state())["replicas"].items())[1]
     gateway.engines = gateway.engines[:1]
     await gateway.put_table()
+    state = await gateway.state()
+    assert left not in state["replicas"]
+    assert state["leaving"] == {left: num_calls["in_flight"]}, "its supervisor sees when it is empty"
     gate.set()
     assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
-    assert len((await gateway.state())["replicas"]) == 1
+    state = await gateway.state()
+    assert (len(state["replicas"]), state["leaving"]) == (1, {})
 
 
 async def _all_healthy(gateway: GatewayUnderTest) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 
 from insitu.backend.fleet.placement import check_free
+from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.fleet.replicas import ReplicaSet
 from insitu.backend.fleet.trainer import TrainerGroup
 from insitu.backend.ledger import Ledger
@@ -101,9 +103,16 @@ class ModelHost:
         await self.lease.stop()
 
     async def revive_dead(self) -> None:
-        """Replace dead engines and load the published weights on the new ones."""
-        for name in await self.replicas.dead():
-            if (replica := self.replicas.replicas.get(name)) is not None:
+        """Replace dead engines and load the published weights on the new ones.
+
+        Where the others can go on without them, the supervisor does that beside its other work.
+        """
+        names = await self.replicas.dead()
+        dead = [replica for name, replica in self.replicas.replicas.items() if name in names]
+        for replica in dead:
+            if self.lease.may_go_on_without(*dead):
+                replica.joined = False
+            else:
                 await self.lease.revive(replica)
 
     async def open_run(self, run: Run) -> None:
@@ -119,12 +128,19 @@ class ModelHost:
         run_dir = checkpoints.run_directory(self.settings.runs_dir, run)
         return checkpoints.checkpoint_path(run_dir, step), digest
 
-    async def score(self, served: Served, fixed: list[list[int]]) -> dict[int, list[list[float]]]:
-        """Score sequences on every engine under one version; return log-probabilities by process id."""
+    async def score(
+        self, served: Served, fixed: list[list[int]], among: Collection[str] | None = None
+    ) -> dict[int, list[list[float]]]:
+        """Score sequences on every engine, or on those of `among`, under one version.
+
+        Return log-probabilities by process id.
+        """
+
+        async def score(engine: EngineClient) -> list[list[float]]:
+            return await engine.score(served.engine_model, fixed) if fixed else []
+
         async with self.lease.engines():
-            if not fixed:
-                return {replica.pid: [] for replica in self.replicas.joined()}
-            return await self.lease.on_each(lambda engine: engine.score(served.engine_model, fixed))
+            return await self.lease.on_each(score, among=among)
 
     async def publish_committed(self, run: Run) -> Served:
         """Publish the run's last committed step; with merged weights, hold and drain calls first."""

@@ -9,15 +9,15 @@ of a step leaves room for both::
 Everything that scores, loads, restarts or trains does so in one of the blocks below, one task at a time.
 A part that fails while the devices change hands is restarted: an engine from its published state, the
 trainer from its last checkpoint. On a CPU, and where engines and trainer have their own devices, nothing
-sleeps and nothing moves; the blocks and their order are the same. There, an engine that dies while others
-live is left out: it starts beside the work of the others and joins in the published state.
+sleeps and nothing moves; the blocks and their order are the same. There, the others go on without an engine
+that dies: it starts beside their work and joins in the published state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
@@ -132,15 +132,22 @@ class DeviceLease:
     # ── engines ─────────────────────────────────────────────────────────────────────────────────────
 
     async def on_each(
-        self, action: Callable[[EngineClient], Awaitable[Result]], *, calls_held: bool = False
+        self,
+        action: Callable[[EngineClient], Awaitable[Result]],
+        *,
+        calls_held: bool = False,
+        among: Collection[str] | None = None,
     ) -> dict[int, Result]:
         """Run `action` on all engines at once, inside a block; return the results by process id.
 
-        All are awaited, also after a failure. A dead engine is left out where it may start beside the others.
+        With `among` it runs on these alone, and an error names those that failed: none is replaced.
+
+        All are awaited, also after a failure. The others go on without a dead engine where they may.
         Another that fails is replaced, and the action runs again, if no call can be on it: it is dead, or has
         not woken up fully, or `calls_held`. Otherwise an error names every engine that failed.
         """
-        replicas = list(self._replicas.replicas.values())
+        listed = self._replicas.replicas
+        replicas = [listed[name] for name in listed if among is None or name in among]
         outcomes = await all_ended(
             [partial(action, replica.engine) for replica in replicas], at_once=_AT_ONCE
         )
@@ -151,9 +158,13 @@ class DeviceLease:
                 failed.append((replica, outcome))
             else:
                 results[replica.pid] = outcome
+        if among is not None:
+            if failed or len(replicas) < len(among):
+                raise _named(failed, [name for name in among if name not in listed])
+            return results
         dead = await self._replicas.dead() if failed else []
         if results and not self._exclusive:
-            self._leave_out([replica for replica, _ in failed if replica.id in dead])
+            self._go_on_without([replica for replica, _ in failed if replica.id in dead])
             failed = [(replica, error) for replica, error in failed if replica.id not in dead]
         busy = [
             (replica, error)
@@ -170,11 +181,17 @@ class DeviceLease:
                 raise _named([(fresh, again)]) from again
         return results
 
-    def _leave_out(self, dead: list[Replica]) -> None:
+    def may_go_on_without(self, *dead: Replica) -> bool:
+        """Return True if others take calls, and these can start without the devices of the others."""
+        return not self._exclusive and any(
+            replica.id not in {each.id for each in dead} for replica in self._replicas.joined()
+        )
+
+    def _go_on_without(self, dead: list[Replica]) -> None:
         """Send no call to these engines until they are revived."""
         for replica in dead:
             replica.joined = False
-            log.warning("%s is dead and left out; it joins when it is revived", replica.id)
+            log.warning("%s is dead; the others go on without it until it is revived", replica.id)
 
     async def revive(self, replica: Replica) -> None:
         """Replace a dead engine, unless that has happened already.
@@ -182,13 +199,16 @@ class DeviceLease:
         It starts when its turn comes; at once where it needs no devices of others and others take calls, so
         that training goes on meanwhile.
         """
-        others = [other for other in self._replicas.joined() if other is not replica]
-        if others and not self._exclusive:
+        if self.may_go_on_without(replica):
             await self._start_beside(replica)
             return
         async with self._taken():
             if self._replicas.replicas.get(replica.id) is replica:
                 await self._replace(replica, None)
+
+    async def restored(self, replicas: Sequence[Replica]) -> None:
+        """Bring these engines, which have no calls, to the published state at once, inside a block."""
+        await self.on_each(self.restore, among=[replica.id for replica in replicas])
 
     async def _start_beside(self, replica: Replica) -> None:
         """Start an engine without the turn; take it to restore the engine's state, and to let it join."""
@@ -341,11 +361,13 @@ class DeviceLease:
                 self._owner = None
 
 
-def _named(failed: list[_Failure]) -> InsituError:
-    """Return one error with the names of all engines that failed."""
-    message = "; ".join(f"{replica.id}: {error.message}" for replica, error in failed)
-    late = all(isinstance(error, DeadlineExceeded) for _, error in failed)
-    return (DeadlineExceeded if late else UpstreamError)(message, hint=failed[0][1].hint)
+def _named(failed: list[_Failure], missing: Sequence[str] = ()) -> InsituError:
+    """Return one error with the names of all engines that failed or are gone."""
+    said = [f"{name}: it is being started again" for name in missing]
+    message = "; ".join(said + [f"{replica.id}: {error.message}" for replica, error in failed])
+    late = not missing and all(isinstance(error, DeadlineExceeded) for _, error in failed)
+    hint = failed[0][1].hint if failed else ""
+    return (DeadlineExceeded if late else UpstreamError)(message, hint=hint)
 
 
 def _left_of(pids: list[int], seconds: float) -> list[int]:

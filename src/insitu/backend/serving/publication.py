@@ -2,7 +2,8 @@
 
 `adapter`: the checkpoint's adapter directory, which never changes, is loaded under a name that was never
 used before (vLLM's prefix cache keys on the name). `merged`: full weights are written and reloaded in
-place, so one version of one run is served at a time and no call may be in flight meanwhile.
+place, so an engine serves one version of one run at a time, and no call may be on it meanwhile. Some
+engines can take them before the others (`backend/waves.py`).
 
 A publication takes effect in steps, so that a failed one can be undone::
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,11 @@ class Publisher(ABC):
         self._lease = lease
         lease.restore = self._restore
 
+    @property
+    @abstractmethod
+    def version(self) -> str | None:
+        """The version that all engines are brought to; None if they have several."""
+
     @abstractmethod
     def exports(self, checkpoint: Path | None) -> bool:
         """Return True if only the trainer has these weights, and `prepare` writes them.
@@ -46,13 +53,20 @@ class Publisher(ABC):
         Without a checkpoint they are the base model's.
         """
 
+    @property
+    @abstractmethod
+    def in_waves(self) -> bool:
+        """Return True if weights replace those in use, so that some engines get them before the others."""
+
     @abstractmethod
     async def prepare(self, run: str, step: int) -> None:
         """Write what only the trainer has, while it is on its devices."""
 
     @abstractmethod
-    async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
-        """Load this version on every engine; nothing is routed to it yet."""
+    async def publish(
+        self, run: str, step: int, checkpoint: Path | None, among: Collection[str] | None = None
+    ) -> Served:
+        """Load this version on every engine, or on those of `among`; nothing is routed to it yet."""
 
     @abstractmethod
     def committed(self) -> None:
@@ -84,14 +98,25 @@ class AdapterPublisher(Publisher):
         self._used: set[str] = set()
         self._uncommitted: str | None = None
 
+    @property
+    def version(self) -> str | None:
+        return None
+
     def exports(self, checkpoint: Path | None) -> bool:  # noqa: ARG002
+        return False
+
+    @property
+    def in_waves(self) -> bool:
         return False
 
     async def prepare(self, run: str, step: int) -> None:
         """Do nothing: the checkpoint holds the adapter."""
 
-    async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
+    async def publish(
+        self, run: str, step: int, checkpoint: Path | None, among: Collection[str] | None = None
+    ) -> Served:
         """Load the adapter on every engine; without a checkpoint it is the base model itself."""
+        assert among is None, "an adapter needs no engine without calls, so all get it at once"
         if checkpoint is None:
             return self.base
         name = self._uncommitted = self._fresh_name(policy_name(run, step))
@@ -145,7 +170,7 @@ class _Weights:
 
 
 class MergedPublisher(Publisher):
-    """Full weights, reloaded in place. The caller must hold and drain all calls first."""
+    """Full weights, reloaded in place. The caller must first drain all calls on the engines that get them."""
 
     def __init__(
         self,
@@ -166,25 +191,39 @@ class MergedPublisher(Publisher):
         self._current = self._base
         self._before: _Weights | None = None
         """The weights before a publication that is not committed yet."""
+        self._among: Collection[str] | None = None
+        """The engines of such a publication, if not all have it."""
+
+    @property
+    def version(self) -> str | None:
+        return self._current.version
 
     def exports(self, checkpoint: Path | None) -> bool:
         return checkpoint is not None or self._export_base
+
+    @property
+    def in_waves(self) -> bool:
+        """Return True unless only a restart of all engines brings the weights before back."""
+        return self._current.directory is not None
 
     async def prepare(self, run: str, step: int) -> None:
         """Export base + adapter from the trainer's memory."""
         await self._trainer.export_merged(run, self._directory(run, step))
 
-    async def publish(self, run: str, step: int, checkpoint: Path | None) -> Served:
-        """Reload the exported weights on every engine."""
+    async def publish(
+        self, run: str, step: int, checkpoint: Path | None, among: Collection[str] | None = None
+    ) -> Served:
+        """Reload the exported weights on every engine, or on those of `among`."""
         version = self.base.version if checkpoint is None else policy_name(run, step)
         wanted = _Weights(self._directory(run, step), version) if self.exports(checkpoint) else self._base
         if wanted != self._current:
-            self._before = self._current
+            self._before, self._among = self._current, among
             await self._load(wanted)
         return Served(self.base.engine_model, wanted.version)
 
     def committed(self) -> None:
-        self._before = None
+        """Keep the last publication; engines that lack it get it when they are restored."""
+        self._before = self._among = None
 
     async def withdraw(self) -> None:
         """Load the weights before; after a failure, call it again. An engine that restarts gets them too."""
@@ -192,7 +231,7 @@ class MergedPublisher(Publisher):
             return
         withdrawn, self._current = self._current, self._before
         await self._load(self._before)
-        self._before = None
+        self._before = self._among = None
         await asyncio.to_thread(self._remove, withdrawn)
 
     async def retire(self, served: Served) -> None:
@@ -200,7 +239,7 @@ class MergedPublisher(Publisher):
 
     async def reset(self) -> None:
         """Bring the engines back to the base model's own weights."""
-        self._before = None
+        self._before = self._among = None
         await self._load(self._base)
 
     async def clean_up(self) -> None:
@@ -214,13 +253,19 @@ class MergedPublisher(Publisher):
             await self._lease.replace_all()
             return
         await self._lease.on_each(
-            lambda engine: engine.reload_weights(directory, weights.version), calls_held=True
+            lambda engine: engine.reload_weights(directory, weights.version),
+            calls_held=True,
+            among=self._among,
         )
         self._current = weights
 
     async def _restore(self, engine: EngineClient) -> None:
-        if self._current is not self._base and self._current.directory is not None:
-            await engine.reload_weights(self._current.directory, self._current.version)
+        """Load the current weights; those before while only some engines have the current ones."""
+        weights = self._current
+        if self._among is not None and self._before is not None:
+            weights = self._before
+        if weights is not self._base and weights.directory is not None:
+            await engine.reload_weights(weights.directory, weights.version)
 
     def _remove(self, weights: _Weights) -> None:
         """Delete an export that no engine has any more; never the base model's own files."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -171,16 +171,30 @@ class Traffic:
 
     async def drained(self, deadline_seconds: float, version: str | None = None) -> None:
         """Wait until no call (on this version) is in flight."""
+
+        def left(state: GatewayState) -> int:
+            return state.in_flight_total if version is None else state.in_flight.get(version, 0)
+
+        await self._ended(left, version or "the engines", deadline_seconds)
+
+    async def emptied(self, replicas: Collection[str], deadline_seconds: float) -> None:
+        """Wait until no call is on these engines, which have left the table."""
+
+        def left(state: GatewayState) -> int:
+            outdated = int(state.epoch != self.revision)  # its table may still have them
+            return outdated + sum(state.leaving.get(name, 0) for name in replicas)
+
+        await self._ended(left, " and ".join(sorted(replicas)), deadline_seconds)
+
+    async def _ended(self, left: Callable[[GatewayState], int], where: str, deadline_seconds: float) -> None:
         deadline = time.monotonic() + deadline_seconds
         while time.monotonic() < deadline:
             state = await self.refresh()
-            if state is not None:
-                left = state.in_flight_total if version is None else state.in_flight.get(version, 0)
-                if left == 0:
-                    return
+            if state is not None and left(state) == 0:
+                return
             await asyncio.sleep(_POLL_SECONDS)
         raise DeadlineExceeded(
-            f"calls on {version or 'the engines'} did not end in {deadline_seconds:.0f} s",
+            f"calls on {where} did not end in {deadline_seconds:.0f} s",
             hint="shorten max_tokens of the agent, or raise --drain-seconds",
         )
 

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
 
@@ -62,6 +63,7 @@ class ReplicaPool:
     def __init__(self, limits: Limits, on_change: Callable[[], None], key: str) -> None:
         """`key` opens the engines' door; empty for engines without one."""
         self.replicas: dict[str, Replica] = {}
+        self._leaving: list[Replica] = []
         self.num_spilled = 0
         """Calls that went to the least loaded replica instead of their rollout's own."""
         self._limits = limits
@@ -85,10 +87,18 @@ class ReplicaPool:
         for replica_id, replica in list(self.replicas.items()):
             if wanted.get(replica_id) != replica.url:
                 del self.replicas[replica_id]
+                self._leaving.append(replica)
                 self._spawn(self._retire(replica))
         for replica_id, url in wanted.items():
             if replica_id not in self.replicas:
                 self.replicas[replica_id] = Replica(replica_id, url, self._limits, self._key)
+
+    def leaving(self) -> dict[str, int]:
+        """Return the calls under way on replicas that were removed, by id."""
+        calls: Counter[str] = Counter()
+        for replica in self._leaving:
+            calls[replica.id] += replica.in_flight
+        return dict(calls)
 
     def choose(self, rollout_id: str | None, tried: Collection[str] = ()) -> Replica | None:
         """Return the replica for a call, None if all are out. Those in `tried` are the last resort."""
@@ -142,6 +152,7 @@ class ReplicaPool:
             await asyncio.wait_for(replica.idle.wait(), self._limits.generate_seconds)
         except TimeoutError:
             _log.warning("replica %s was removed %d calls early", replica.id, replica.in_flight)
+        self._leaving.remove(replica)
         await replica.engine.close()
 
     def _is_current(self, replica: Replica) -> bool:

@@ -1,4 +1,4 @@
-"""Adapter mode under load: no call fails, and each was answered by exactly the version it records."""
+"""Publication under load: no call fails or waits, and each was answered by exactly the version it records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from insitu.testing.models import tiny
 from insitu.types import LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 from tests.support.adapter_scores import score_gaps
 from tests.support.addition import Rollouts, train
-from tests.support.backend import running_backend
+from tests.support.backend import Backend, running_backend
 
 NUM_WORKERS = 64
 NUM_STEPS = 3
@@ -25,9 +25,13 @@ TOLERANCE = 1e-3
 
 
 @pytest.mark.timeout(600)
-async def test_calls_under_way_across_publications(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("publication", "num_engines"), [("adapter", 1), ("merged", 2)])
+async def test_calls_under_way_across_publications(
+    tmp_path: Path, publication: str, num_engines: int
+) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
-    arguments += ["--publication", "adapter", "--placement", "dedicated", "--max-seq-length", "512"]
+    arguments += ["--publication", publication, "--placement", "dedicated", "--max-seq-length", "512"]
+    arguments += ["--replicas", str(num_engines)]
     copies = tmp_path / "adapters"
     async with running_backend(tmp_path / "state", *arguments) as backend:
         async with backend.client() as client, aiohttp.ClientSession() as http:
@@ -36,18 +40,22 @@ async def test_calls_under_way_across_publications(tmp_path: Path) -> None:
             rollouts = Rollouts(http, backend.gateway_url, "load", max_tokens=24, attempts=1)
             stop, call_ids = asyncio.Event(), list[str]()
             workers = [asyncio.create_task(keep_calling(rollouts, stop)) for _ in range(NUM_WORKERS)]
+            watching = asyncio.create_task(most_held(http, backend, stop))
             for step in range(1, NUM_STEPS + 1):
                 groups = [await scored_group(rollouts) for _ in range(2)]
                 job = await train(client, groups, StepSettings(learning_rate=3e-2))
                 assert job.step == step
                 checkpoint = tmp_path / "state" / "runs" / "load" / "checkpoints" / f"{step:06d}"
                 shutil.copytree(checkpoint / "adapter", copies / str(step))
+                await all_join(http, backend, num_engines)
                 await asyncio.sleep(1.0)
                 # On a busy machine the workers may all be waiting for the step before.
                 call_ids += await call_once(rollouts)
             stop.set()
             call_ids += [call_id for made in await asyncio.gather(*workers) for call_id in made]
-            assert await served_models(http, backend.gateway_url) >= {"tiny", "load", "load@3", "load@2"}
+            assert await watching == 0, "calls waited for a publication"
+            served = {"load", "load@3"} | ({"tiny", "load@2"} if publication == "adapter" else set[str]())
+            assert await served_models(http, backend.gateway_url) >= served
             evaluated = await evaluate(client, rollouts, backend.gateway_url)
     records = RecordStore(f"sqlite:///{tmp_path / 'state' / 'calls.db'}")
     calls, leased = records.get(call_ids), records.get(evaluated)
@@ -56,6 +64,27 @@ async def test_calls_under_way_across_publications(tmp_path: Path) -> None:
     assert {call.policy_step for call in leased} == {0, 1}
     await asyncio.to_thread(check_versions, calls, copies)
     await asyncio.to_thread(check_versions, leased, copies)
+
+
+async def most_held(http: aiohttp.ClientSession, backend: Backend, stop: asyncio.Event) -> int:
+    """Return the most calls that ever waited in the gateway."""
+    most = 0
+    while not stop.is_set():
+        async with http.get(f"{backend.gateway_url}/health") as answer:
+            most = max(most, (await answer.json())["held"])
+        await asyncio.sleep(0.05)
+    return most
+
+
+async def all_join(http: aiohttp.ClientSession, backend: Backend, num_engines: int) -> None:
+    """Wait until all engines take calls: those that got the weights last as well."""
+    async with asyncio.timeout(60):
+        while True:
+            status = await backend.status(http)
+            assert status is not None
+            if [replica["joined"] for replica in status["replicas"].values()] == [True] * num_engines:
+                return
+            await asyncio.sleep(0.1)
 
 
 async def keep_calling(rollouts: Rollouts, stop: asyncio.Event) -> list[str]:
