@@ -46,7 +46,9 @@ class Waves:
             try:
                 await self._traffic.push()
                 await self._traffic.emptied([replica.id for replica in leaving], self._drain_seconds)
-            except BaseException:
+            except (
+                BaseException
+            ):  # also a cancelled step: the engines have their weights still, and take calls
                 await self.rejoin(host, leaving)
                 raise
         return leaving
