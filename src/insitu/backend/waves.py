@@ -46,9 +46,7 @@ class Waves:
             try:
                 await self._traffic.push()
                 await self._traffic.emptied([replica.id for replica in leaving], self._drain_seconds)
-            except (
-                BaseException
-            ):  # also a cancelled step: the engines have their weights still, and take calls
+            except BaseException:  # a cancelled step, too: the engines have their weights still
                 await self.rejoin(host, leaving)
                 raise
         return leaving
