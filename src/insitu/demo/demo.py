@@ -110,6 +110,7 @@ class Demo:
         self.say(f"  insitu trajectories list {shlex.quote(str(self.folder / _OUTPUT))}")
         self.say(f"Serve the trained model again, as `adder` at http://127.0.0.1:{commands.gateway_port}/v1:")
         self.say(f"  {as_typed(commands.serve)}")
+        self.say("Then the curl command above asks it.")
         self.say(
             f"Your own agent: replace agent.py, reward.py and data in {self.folder}; see docs/finetune.md."
         )
