@@ -14,7 +14,7 @@ from aiohttp import web
 
 from insitu.access.strangers import Entry, Strangers
 from insitu.gateway.shared.settings import Limits
-from insitu.system.connections import Newcomers
+from insitu.system.connections import Newcomers, receive_in_parts
 
 _LINGER_SECONDS = 2.0  # time to read a refusal without a key while the rest of the body is discarded
 _BACKLOG = 2048
@@ -45,6 +45,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        receive_in_parts(transport)
         self._await_key()
         self._newcomers.arrived(self)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LARGE_BYTES = 512 * 2**10
+_PART_BYTES = 64 * 2**10
 
 
 class Droppable(Protocol):
@@ -63,6 +65,12 @@ def collect_new_objects_only() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def receive_in_parts(transport: asyncio.BaseTransport) -> None:
+    """Receive at most 64 KiB at once: a thousand clients that are turned away send a large body each."""
+    if hasattr(transport, "max_size"):  # of asyncio's own transports, without TLS
+        cast(Any, transport).max_size = _PART_BYTES
 
 
 def reuse_receive_buffers() -> None:
