@@ -116,7 +116,7 @@ frameworks: setup  ## agents of the frameworks that need an environment of their
 	$(BIN)/python -m pytest tests/frameworks/test_second.py -v -s
 
 sinks: setup  ## the real libraries of the sinks read back what the run's files have, in an environment of their own
-	$$($(BIN)/python -m tests.sinks.environment) -m pytest tests/sinks -v --durations=0
+	PYTHONPATH=$(CURDIR) $$($(BIN)/python -m tests.sinks.environment) -m pytest tests/sinks -v --durations=0
 
 compat: setup  ## clients of others, unmodified, in environments of their own (built when missing)
 	$(BIN)/python -m insitu.testing.models tiny

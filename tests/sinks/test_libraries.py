@@ -18,7 +18,8 @@ import pytest
 
 from tests.support.finetune_bench import FinetuneBench, agent, by_generation, one_call, open_bench, rewards
 from tests.support.own_figures import Series, own_figures
-from tests.unit.whole_path.test_figures_reach_sinks import StandinLangfuse, point_at
+from tests.support.recording_server import RecordingServer
+from tests.unit.whole_path.test_figures_reach_sinks import point_at
 
 pytest.importorskip("wandb", reason="run `make sinks`")
 pytestmark = pytest.mark.timeout(300)
@@ -132,7 +133,7 @@ async def test_trackio_reads_what_the_files_have(tmp_path, monkeypatch):
 async def test_langfuses_own_types_accept_the_scores(tmp_path, monkeypatch):
     from langfuse.api import ScoreBody
 
-    server = StandinLangfuse()
+    server = RecordingServer()
     point_at(monkeypatch, server)
     async with open_bench(tmp_path, monkeypatch, num_examples=4) as bench:
         configure(bench, "langfuse", 1)
@@ -145,7 +146,7 @@ async def test_langfuses_own_types_accept_the_scores(tmp_path, monkeypatch):
     _check_spans(server)
 
 
-def _check_spans(server: StandinLangfuse) -> None:
+def _check_spans(server: RecordingServer) -> None:
     """The spans parse as OTLP, by the messages of OpenTelemetry itself."""
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
