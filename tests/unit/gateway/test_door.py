@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import logging
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.settings import Limits
+from insitu.system.connections import Newcomers
 from tests.support.raw_connection import closed, connected
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway, until
 
@@ -202,6 +204,22 @@ async def test_silent_connections_push_out_their_own(start_gateway: StartGateway
     finally:
         for one in crowd:
             await one.__aexit__(None, None, None)
+
+
+def test_all_connections_together_are_bounded() -> None:
+    """Those that have shown a key count too, and stay; the next newcomer goes."""
+    bounds = Newcomers(max_newcomers=10, max_connections=2)
+    first, second, newest = connections = [Mock(), Mock(), Mock()]
+    for connection in connections[:2]:
+        bounds.arrived(connection)
+        bounds.known(connection)
+    bounds.arrived(newest)
+    assert [connection.drop.called for connection in connections] == [False, False, True]
+    for connection in (newest, first):
+        bounds.left(connection)
+    bounds.arrived(another := Mock())
+    assert not another.drop.called
+    assert not second.drop.called
 
 
 async def test_a_body_that_stalls_is_a_408(start_gateway: StartGateway) -> None:
