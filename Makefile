@@ -100,7 +100,7 @@ sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twen
 faults: setup  ## a fault at every change of a backend's disk; resumes, and writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged times-adapter times-merged --table
 
-guards: setup  ## take out every guard of tests/faults/guards.toml in a copy of the sources: its test must fail (30 minutes)
+guards: setup  ## take out every guard of tests/faults/guards.toml in a copy of the sources: its test must fail
 	$(BIN)/python -m tests.faults.guards
 
 light: $(LIGHT)/.ready postgres  ## unit tests of the light half, in an environment without torch, vLLM and Ray
