@@ -29,7 +29,7 @@ MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
-.PHONY: recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check pages chromium
+.PHONY: guards recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check pages chromium
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -99,6 +99,9 @@ sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twen
 
 faults: setup  ## a fault at every change of a backend's disk; resumes, and writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults.rig --part kills-adapter kills-merged power-adapter power-merged times-adapter times-merged --table
+
+guards: setup  ## take out every guard of tests/faults/guards.toml in a copy of the sources: its test must fail
+	$(BIN)/python -m tests.faults.guards
 
 light: $(LIGHT)/.ready postgres  ## unit tests of the light half, in an environment without torch, vLLM and Ray
 	$(LIGHT)/bin/python -m pytest $(LIGHT_TESTS) -q

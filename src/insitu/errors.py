@@ -19,6 +19,11 @@ _MAX_OWN_REASON_CHARS = 4_000
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 
 
+def _sendable(text: str) -> str:
+    """Escape lone surrogates: a header that is quoted may bring some, and no JSON can hold them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class InsituError(Exception):
     """Base of all deliberate errors. `hint` is the next thing to do, `status` the HTTP status."""
 
@@ -26,8 +31,8 @@ class InsituError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _sendable(message)
+        self.hint = _sendable(hint)
 
     def __str__(self) -> str:
         return f"{self.message}\n  next: {self.hint}" if self.hint else self.message

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import click
 import httpx
 import pytest
 import uvicorn
@@ -26,6 +27,7 @@ from insitu.backend.api.settings import ApiSettings
 from insitu.backend.api.settings import Limits as ApiLimits
 from insitu.backend.http.app import build_api
 from insitu.backend.http.process import main as api_main
+from insitu.backend.http.process import parse as parse_api
 from insitu.backend.http.process import server_config
 from insitu.cli import cli
 from insitu.client import InsituClient
@@ -325,3 +327,13 @@ def test_the_commands_refuse_before_anything_starts(
         assert result.exit_code != 0
         assert said in f"{result.output}{result.exception}", options
         assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_every_server_listens_on_loopback_by_itself(tmp_path: Path) -> None:
+    gateway = settings_from(["--records", "sqlite://", "--managed"])
+    api = parse_api(["--state-dir", str(tmp_path)])
+    assert {gateway.host, api.host, ApiSettings(tmp_path, b"").host} == {"127.0.0.1"}
+    for name in ("serve", "gateway"):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert [option.default for option in command.params if option.name == "host"] == ["127.0.0.1"]

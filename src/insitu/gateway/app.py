@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -62,6 +62,7 @@ from insitu.wire.message import Message, encode
 
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
+Response = TypeVar("Response", bound=web.StreamResponse)
 _ADMISSION = web.RequestKey("admission", Admission)
 
 
@@ -178,10 +179,11 @@ class Gateway:
             with self.meters.admitted(holder, num_bytes) as admission:
                 request[_ADMISSION] = admission
                 try:
-                    return await handler(request)
+                    response = await handler(request)
                 finally:
                     if num_bytes is None:
                         admission.spend_bytes(request.content.total_bytes)
+            return _closing_to_strangers(request, response)
         except InsituError as error:
             return self._refusal(request, error)
         except web.HTTPException as error:  # no such path or method
@@ -202,9 +204,7 @@ class Gateway:
         if PROJECT in request:
             error = sender_of(request).tell(error)
         response = error_response(error, protocol.error(error)[1] if protocol else None)
-        if isinstance(request.protocol, Connection) and not request.protocol.is_known:
-            response.force_close()  # a stranger's next request is judged like its first one
-        return response
+        return _closing_to_strangers(request, response)
 
     def _load(self, data: bytes) -> dict[str, Any]:
         return load_body(data, self._settings.limits)
@@ -338,6 +338,13 @@ def _answering(handler: Callable[[web.Request], Awaitable[Message]]) -> Handler:
         return web.Response(body=encode(message), status=status, content_type=_JSON)
 
     return answer
+
+
+def _closing_to_strangers(request: web.Request, response: Response) -> Response:
+    """Close a connection without a key so far after its answer: its next request is judged as its first."""
+    if isinstance(request.protocol, Connection) and not request.protocol.is_known:
+        response.force_close()
+    return response
 
 
 def _body_bytes(request: web.Request) -> int | None:

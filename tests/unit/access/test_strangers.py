@@ -1,4 +1,4 @@
-"""Requests without a key are parsed at a pace; beyond it only a key or an open route is."""
+"""Requests without a key are parsed at a pace, those of each open route at one of its own."""
 
 from __future__ import annotations
 
@@ -64,17 +64,35 @@ def test_the_pace_comes_back_with_time() -> None:
     assert judges.num_unparsed == 2
 
 
+def test_every_open_route_has_a_pace_of_its_own() -> None:
+    clock = Clock()
+    judges = strangers(clock)
+    health, ready = (b"GET /%b HTTP/1.1\r\nHost: x\r\n" % name for name in (b"health", b"ready"))
+    verdicts = [judges.judge(health + b"\r\n") for _ in range(int(BURST) + 1)]
+    assert verdicts == [Verdict.PARSE] * int(BURST) + [Verdict.TOO_MANY]
+    assert judges.judge(health) is Verdict.WAIT, "for a key"
+    assert judges.judge(health + b"X-Api-Key: right\r\n\r\n") is Verdict.PARSE
+    assert judges.judge(ready + b"\r\n") is Verdict.PARSE
+    assert judges.judge(POST + b"\r\n") is Verdict.REJECT, "it takes no place of an open route"
+    clock.now += 1.5 / PACE
+    assert [judges.judge(health + b"\r\n") for _ in range(2)] == [Verdict.PARSE, Verdict.TOO_MANY]
+
+
 def test_a_head_that_is_too_large_is_rejected_within_the_pace() -> None:
     judges = strangers(Clock(), used_up=False)
     many = b"".join(b"X-%d: y\r\n" % number for number in range(20_000))
     assert judges.judge(POST + many) is Verdict.TOO_LARGE
 
 
-@pytest.mark.parametrize(("verdict", "status"), [(Verdict.REJECT, b"401"), (Verdict.TOO_LARGE, b"431")])
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [(Verdict.REJECT, b"401"), (Verdict.TOO_MANY, b"429"), (Verdict.TOO_LARGE, b"431")],
+)
 def test_an_unparsed_answer_is_http(verdict: Verdict, status: bytes) -> None:
     head, _, body = strangers(Clock()).answers[verdict].partition(b"\r\n\r\n")
     assert head.split()[1] == status
     assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n"
+    assert (b"Retry-After: 1\r\n" in head) == (verdict is Verdict.TOO_MANY)
     assert json.loads(body)["error"]["message"]
 
 

@@ -296,14 +296,14 @@ async def test_caps(http):
 
     sent = 0
 
-    async def endless():
+    async def long():
         nonlocal sent
         yield ndjson(HEAD)
-        while True:
+        while sent < 4 * 2**20:  # without the cap it would be read to its end
             sent += 4096
             yield b"\n" * 4096
 
-    assert (await put(http, "g", endless())).status_code == 413
+    assert (await put(http, "g", long())).status_code == 413
     assert sent < 2 * 2**20
 
 

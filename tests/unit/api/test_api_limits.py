@@ -116,6 +116,12 @@ async def test_headers_are_bounded_in_bytes(tmp_path: Path, ledger: Ledger, reco
             assert line.startswith(b"HTTP/1.1 200") == taken
 
 
+async def test_headers_are_bounded_however_they_arrive(http: httpx.AsyncClient) -> None:
+    for size, status in ((1_000, 200), (50_000, 400)):
+        answer = await http.get("/v1/runs", headers={"x-long": "x" * size})
+        assert answer.status_code == status
+
+
 async def test_twenty_thousand_headers_are_rejected_before_they_are_parsed(
     tmp_path: Path, ledger: Ledger, records: RecordStore
 ) -> None:
@@ -143,6 +149,36 @@ async def test_a_flood_without_a_key_is_not_parsed(
         assert await registered(port) == 200
         async with connected(port, b"GET /health " + HEAD + b"\r\n") as (reader, _):
             assert b" 200 " in await reader.readline()
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/ready", b"/", b"/app.js"])
+async def test_a_flood_of_an_open_route_is_not_parsed(
+    tmp_path: Path, ledger: Ledger, records: RecordStore, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr("insitu.access.strangers.PACE", 0.0)  # all within the same second, on any machine
+    asked = b"GET " + path + b" " + HEAD
+    async with serving(tmp_path, ledger, records) as port:
+        statuses: list[bytes] = []
+        for _ in range(50):
+            async with connected(port, asked + b"\r\n") as (reader, _):
+                statuses.append((await closed(reader, 3)).split()[1])
+        assert b"429" not in statuses[:40]
+        assert statuses[40:] == [b"429"] * 10
+        assert await registered(port) == 200
+        async with connected(port, asked + AUTHORIZED + b"\r\n") as (reader, _):
+            assert b" 429 " not in await reader.readline(), "a probe with a key"
+
+
+async def test_an_answer_without_a_key_ends_its_connection(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    """Otherwise what follows an open route would come in without being judged."""
+    health = b"GET /health " + HEAD + b"\r\n"
+    async with serving(tmp_path, ledger, records) as port:
+        async with connected(port, health + health) as (reader, _):
+            answer = await closed(reader, 3)
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in answer.lower()
 
 
 async def test_a_session_passes_a_flood_and_a_login_does_not(

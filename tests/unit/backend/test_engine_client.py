@@ -13,7 +13,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from insitu.backend.fleet.replica import EngineClient
+from insitu.access import engine_door
+from insitu.backend.fleet import replica
+from insitu.backend.fleet.replica import EngineClient, ReplicaActor
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
 from insitu.errors import DeadlineExceeded, UpstreamError
@@ -140,3 +142,16 @@ async def test_models_are_read_and_other_answers_are_named(
     standin.answers["/v1/models"] = {"data": [{}]}
     with pytest.raises(UpstreamError, match=r"data\.0\.id: Field required"):
         await engine.adapters()
+
+
+def test_an_engine_is_started_behind_its_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its port is open to every user of the machine, and its key is on no command line."""
+    started: list[Any] = []
+    monkeypatch.setattr(replica, "spawn", lambda *given: started.append(given))
+    settings = EngineSettings("m", "m", "cpu", "float32", "adapter")
+    key = engine_door.new_key()
+    ReplicaActor(settings, str(tmp_path / "log"), {}, key, None)
+    [(command, _, environment)] = started
+    assert command[command.index("--middleware") + 1] == "insitu.access.engine_door.EngineDoor"
+    assert environment[engine_door.VARIABLE] == key
+    assert not [part for part in command if key in part]

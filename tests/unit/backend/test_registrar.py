@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the registrar starts engines, which are Ray actors")
 
+from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger.rows import Run
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.engine import EngineSettings
@@ -208,3 +209,20 @@ async def test_a_run_of_the_same_name_starts_from_nothing_of_the_deleted_one(
     monkeypatch.setattr(registrar, "_admit", admit)
     await registrar.admit_runs()
     assert admitted == ["run after ['forget run', 'reset']"]
+
+
+async def test_a_registration_that_raises_anything_ends_its_run_only(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def odd(*_: object) -> None:
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(registrar, "_wanted_engine", odd)
+    with Ledger(ledger_url(tmp_path, None)) as ledger:
+        registrar._ledger = ledger
+        ledger.register_run("p", "odd", "m", None, {}, {})
+        await registrar._admit(ledger.get_run("odd"))
+        failed = ledger.get_run("odd")
+    assert failed.state is RunState.FAILED
+    assert failed.error is not None
+    assert "OverflowError" in failed.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 from collections import namedtuple
@@ -159,6 +160,23 @@ def test_an_existing_state_directory_becomes_private(tmp_path: Path) -> None:
     make_private(state)
     assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
     assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_backend_writes_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_write(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "file").touch()
+        raise Unavailable("enough was seen")
+
+    monkeypatch.setattr(serve, "make_directories", first_write)
+    state = tmp_path / "state"
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(Unavailable, match="enough"):
+            serve.serve(supervisor(state, [])._settings, print)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o077 for path in (state, state / "file")] == [0, 0]
 
 
 def test_the_gateway_and_the_api_read_the_same_keys(tmp_path: Path) -> None:

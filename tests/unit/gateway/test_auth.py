@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ from insitu.errors import InvalidRequest, Unauthorized
 from insitu.gateway.app import build_app
 from insitu.gateway.auth import Guard
 from insitu.gateway.shared.settings import Settings
+from tests.support.raw_connection import connected
 from tests.unit.gateway.conftest import ADMIN, API, GatewayUnderTest
 
 SETTINGS = Settings("sqlite://", "default", "admin")
@@ -74,6 +76,16 @@ async def test_a_body_over_the_limit_is_refused(start_gateway) -> None:
     gateway = await start_gateway(max_body_bytes=1000)
     status, body, _ = await gateway.post(messages=[{"role": "user", "content": "x" * 2000}])
     assert (status, body["error"]["type"]) == (413, "TooLarge")
+
+
+async def test_a_body_over_the_limit_is_refused_as_soon_as_it_is_known(start_gateway) -> None:
+    gateway = await start_gateway(max_body_bytes=1000)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer default\r\n"
+    chunk = b"401\r\n" + b"x" * 1025 + b"\r\n"  # and no last one
+    for rest in (b"Content-Length: 1001\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n" + chunk):
+        async with connected(int(gateway.url.rpartition(":")[2]), head + rest) as (reader, _):
+            async with asyncio.timeout(5):
+                assert (await reader.readline()).split()[1] == b"413"
 
 
 def test_public_addresses_need_a_real_key() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import logging
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from insitu.gateway.shared.bodies import Bodies
 from insitu.gateway.shared.settings import Limits
+from insitu.system.connections import Newcomers
 from tests.support.raw_connection import closed, connected
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway, until
 
@@ -44,6 +46,16 @@ async def test_an_origin_that_is_no_address_is_refused_quietly(
     gateway: GatewayUnderTest, origin: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = POST + b"Origin: " + origin.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n"
+    async with connected(port_of(gateway), head) as (reader, _):
+        assert (await reader.readline()).split()[1] == b"400"
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "[v1]", "\x80"])
+async def test_a_host_that_is_no_address_is_refused_quietly(
+    gateway: GatewayUnderTest, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nHost: " + host.encode("latin-1") + b"\r\n\r\n"
     async with connected(port_of(gateway), head) as (reader, _):
         assert (await reader.readline()).split()[1] == b"400"
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -85,6 +97,34 @@ async def test_a_flood_without_a_key_is_not_parsed(
         rejected = 'insitu_gateway_rejections_total{reason="unparsed"} '
         [line] = [line for line in (await got.text()).splitlines() if line.startswith(rejected)]
         assert float(line.removeprefix(rejected)) >= 60
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/ready"])
+async def test_a_flood_of_an_open_route_is_not_parsed(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr("insitu.access.strangers.PACE", 0.0)  # all within the same second, on any machine
+    asked = b"GET " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    statuses: list[bytes] = []
+    for _ in range(60):
+        async with connected(port_of(gateway), asked + b"\r\n") as (reader, _):
+            statuses.append((await closed(reader, 3)).split()[1])
+    assert statuses == [b"200"] * 40 + [b"429"] * 20
+    assert (await gateway.post())[0] == 200
+    async with connected(port_of(gateway), asked + KEY + b"\r\n") as (reader, _):
+        assert b" 200 " in await reader.readline(), "a probe with a key"
+
+
+async def test_an_answer_without_a_key_ends_its_connection(gateway: GatewayUnderTest) -> None:
+    """Otherwise what follows an open route would come in without being judged."""
+    async with connected(port_of(gateway), HEALTH + b"\r\n" + HEALTH + b"\r\n") as (reader, _):
+        assert (await closed(reader, 3)).count(b"HTTP/1.1 200") == 1
+    sent = GET + KEY + b"\r\n" + HEALTH + b"\r\n" + GET + KEY + b"Connection: close\r\n\r\n"
+    async with connected(port_of(gateway), sent) as (reader, _):
+        assert (await closed(reader, 3)).count(b"HTTP/1.1 200") == 3, "this one has shown a key"
 
 
 async def test_half_sent_headers_have_a_deadline(start_gateway: StartGateway) -> None:
@@ -164,6 +204,22 @@ async def test_silent_connections_push_out_their_own(start_gateway: StartGateway
     finally:
         for one in crowd:
             await one.__aexit__(None, None, None)
+
+
+def test_all_connections_together_are_bounded() -> None:
+    """Those that have shown a key count too, and stay; the next newcomer goes."""
+    bounds = Newcomers(max_newcomers=10, max_connections=2)
+    first, second, newest = connections = [Mock(), Mock(), Mock()]
+    for connection in connections[:2]:
+        bounds.arrived(connection)
+        bounds.known(connection)
+    bounds.arrived(newest)
+    assert [connection.drop.called for connection in connections] == [False, False, True]
+    for connection in (newest, first):
+        bounds.left(connection)
+    bounds.arrived(another := Mock())
+    assert not another.drop.called
+    assert not second.drop.called
 
 
 async def test_a_body_that_stalls_is_a_408(start_gateway: StartGateway) -> None:

@@ -251,10 +251,10 @@ def _counting(receive: Receive, admission: Admission) -> Receive:
 
 
 def _closing(send: Send) -> Send:
-    """Close the connection after an error, as the door does: a wrong login is a stranger's request."""
+    """Close the connection after the answer, as the door does: a stranger's next request is judged, too."""
 
     async def closing(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
+        if message["type"] == "http.response.start":
             MutableHeaders(scope=message)["connection"] = "close"
         await send(message)
 
