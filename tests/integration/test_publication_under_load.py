@@ -22,6 +22,7 @@ from tests.support.backend import Backend, running_backend
 NUM_WORKERS = 64
 NUM_STEPS = 3
 TOLERANCE = 1e-3
+KEY = {"Authorization": "Bearer default"}
 
 
 @pytest.mark.timeout(600)
@@ -70,7 +71,7 @@ async def most_held(http: aiohttp.ClientSession, backend: Backend, stop: asyncio
     """Return the most calls that ever waited in the gateway."""
     most = 0
     while not stop.is_set():
-        async with http.get(f"{backend.gateway_url}/health") as answer:
+        async with http.get(f"{backend.gateway_url}/health", headers=KEY) as answer:
             most = max(most, (await answer.json())["held"])
         await asyncio.sleep(0.05)
     return most
@@ -124,8 +125,7 @@ async def scored_group(rollouts: Rollouts) -> TrajectoryGroup:
 
 
 async def served_models(http: aiohttp.ClientSession, gateway_url: str) -> set[str]:
-    headers = {"Authorization": "Bearer default"}
-    async with http.get(f"{gateway_url}/v1/models", headers=headers) as answer:
+    async with http.get(f"{gateway_url}/v1/models", headers=KEY) as answer:
         return {entry["id"] for entry in (await answer.json())["data"]}
 
 
