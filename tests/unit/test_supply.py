@@ -25,8 +25,8 @@ WANTED = [
 ]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(path: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / path).read_text().splitlines()
     pairs = (line.split("==") for line in lines if "==" in line)
     return {canonical(name): version for name, version in pairs}
 
@@ -46,6 +46,13 @@ def test_the_lock_has_what_the_project_asks_for() -> None:
         assert locked_one is not None, f"{requirement} is not in the lock: make lock"
         assert requirement.specifier.contains(locked_one.version), f"{requirement}: make lock"
         assert "insitu" in locked_one.needed_by
+
+
+@pytest.mark.parametrize("path", ["constraints-frameworks.txt", "tests/sinks/requirements-sinks.txt"])
+def test_environments_in_which_nothing_is_resolved_have_what_the_project_asks_for(path: str) -> None:
+    pinned = pins(path)
+    missing = [each for each in WANTED if not each.specifier.contains(pinned.get(canonical(each.name), "0"))]
+    assert missing == []
 
 
 def test_every_package_has_hashes_and_is_needed_by_another() -> None:
