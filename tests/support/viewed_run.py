@@ -11,6 +11,8 @@ import json
 import random
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +96,11 @@ def add_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandinBackend, "_commit", with_figures)
 
 
-async def make_run(
+@asynccontextmanager
+async def running(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, num_epochs: int = 3, num_examples: int = 6, seed: int = 1
-) -> Path:
-    """Run `insitu finetune` to its end; return the run directory."""
+) -> AsyncIterator[FinetuneBench]:
+    """Run `insitu finetune` to its end; the backend stays until the block does."""
     add_figures(monkeypatch)
     benches: list[FinetuneBench] = []
     behaviour = Behaviour(answers=answers(benches, seed))
@@ -113,6 +116,12 @@ async def make_run(
         )
         summary = await bench.run(validation_dataset="validation.json")
         assert summary.outcome == "succeeded", summary.reason
+        yield bench
+
+
+async def make_run(path: Path, monkeypatch: pytest.MonkeyPatch, *, num_epochs: int = 3) -> Path:
+    """Run `insitu finetune` to its end; return the run directory."""
+    async with running(path, monkeypatch, num_epochs=num_epochs) as bench:
         return bench.project.output
 
 
