@@ -6,13 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from insitu.access.key_changes import create_key
+from insitu.access.scopes import Scope
+from insitu.backend.ledger import Ledger
 from insitu.errors import (
+    ChildFailed,
     DeadlineExceeded,
+    Forbidden,
     InsituError,
     InvalidRequest,
     NotFound,
@@ -35,7 +41,7 @@ from insitu.wire.views.groups import ResampledFork
 from insitu.wire.views.runs import RunView
 from tests.support.finetune_bench import FinetuneBench
 from tests.support.standin_engine import StandinEngine
-from tests.support.viewed_run import running, write_tokenizer
+from tests.support.viewed_run import exactness, running, write_tokenizer
 
 PORT = 7778
 OWN_PAGE = f"http://127.0.0.1:{PORT}"
@@ -96,32 +102,35 @@ def sampled(bench: Bench) -> list[dict[str, Any]]:
 
 async def test_a_fork_goes_on_from_its_exact_ids_and_is_scored(bench):
     before = sorted(bench.run.path.rglob("*"))
-    fork = bench.first()
-    found = await asyncio.to_thread(bench.fork, 1)
-    ids = group_view(bench.run, STORE, 1, 64).tree.nodes[0].ids
-    *continued, again = sampled(bench) if found.score_gap is not None else [*sampled(bench), None]
-    assert again is None, "the record is of the base model, not of step 1"
+    tree = group_view(bench.run, STORE, 1, 64).tree
+    branch = max(tree.branches, key=lambda each: each.num_tokens)
+    fork = Fork(tree.siblings[branch.sibling].rollout_id, 0, tree.num_prompt_tokens + 1)
+    found = await asyncio.to_thread(bench.fork, 1, fork)
+    assert found.score_gap is None, "the record is of the base model, not of step 1"
+    assert found.note.startswith("The next tokens were not scored again")
+    path = [node for node in tree.nodes if tree.branches.index(branch) in node.branches]
+    ids = [token for node in path for token in node.ids][: fork.depth]
+    written = [text for node in path for text in node.texts or []][tree.num_prompt_tokens : fork.depth]
+    continued = sampled(bench)
     assert [call["token_ids"] for call in continued] == [ids] * 3
     assert {call["model"] for call in continued} == {found.model} == {"small@1"}
     assert {call["sampling_params"]["max_tokens"] for call in continued} == {8}
-    assert (found.rollout_id, found.sequence, found.depth, found.step) == (
-        *(fork.rollout_id, fork.sequence, fork.depth),
-        1,
-    )
-    for branch in found.branches:
-        assert "".join(branch.texts or []) == branch.text
-        assert len(branch.ids) == len(branch.logprobs) <= 8
-        right = branch.text.strip() == "8"  # 1 + 7
-        assert branch.reward == 1.0 if right else (branch.reward or 0.0) < 1.0
-        assert branch.error is None
+    assert (found.rollout_id, found.sequence, found.depth) == (fork.rollout_id, 0, fork.depth)
+    assert found.step == 1
     assert len(found.branches) == 3
     assert found.reward_note == ""
+    for each in found.branches:
+        assert "".join(each.texts or []) == each.text
+        assert len(each.ids) == len(each.logprobs) <= 8
+        whole = "".join(written) + each.text
+        assert each.reward == exactness(SimpleNamespace(rollout_id=fork.rollout_id, output=whole))
+        assert each.error is None
     assert sorted(bench.run.path.rglob("*")) == before
     leases = await asyncio.to_thread(bench.made.backend.ledger.open_leases)
     assert [lease for lease in leases if lease.state is not LeaseState.ENDED] == []
 
 
-async def test_the_next_tokens_are_scored_again_by_the_same_weights(bench, monkeypatch):
+async def test_the_next_tokens_are_scored_again_by_the_same_weights(bench):
     found = await asyncio.to_thread(bench.fork, None)
     again = sampled(bench)[-1]
     tree = group_view(bench.run, STORE, 1, 64).tree
@@ -154,7 +163,7 @@ async def test_a_gateway_that_goes_on_from_other_ids_is_not_believed(bench, monk
         await harness.sample(bench.request())
 
 
-async def test_errors_say_what_to_do(bench, monkeypatch):
+async def test_errors_say_what_to_do(bench):
     with pytest.raises(NotFound, match="step 7 of run 'small' is not kept; kept are 0, 1, 2"):
         await harness.sample(bench.request(step=7))
     with pytest.raises(InvalidRequest, match="trains the run 'small', but these rollouts are of 'other'"):
@@ -176,6 +185,21 @@ async def test_errors_say_what_to_do(bench, monkeypatch):
     with pytest.raises(InvalidRequest, match="keeps no secrets") as raised:
         BesideAgent.of(None).resampling.fork(bench.run, STORE, 1, bench.first(), None, 1, 8)
     assert "insitu view config.yml" in raised.value.hint
+
+
+async def test_a_step_that_is_not_lent_is_told_with_the_reason(bench, monkeypatch):
+    project, backend = bench.made.project, bench.made.backend
+    monkeypatch.setattr(Ledger, "make_lease_ready", lambda _self, lease: lease)
+    with pytest.raises(DeadlineExceeded, match="still waiting until the backend serves step 1"):
+        await harness.sample(bench.request(step=1, seconds=8.0))
+    monkeypatch.setattr(Ledger, "make_lease_ready", lambda self, _lease: self.end_leases("no room for it"))
+    with pytest.raises(ChildFailed, match="the lease of small@1 has ended: no room for it"):
+        await harness.sample(bench.request(step=1))
+    key, _ = create_key(backend.state_dir, "caller", [Scope.INFER])
+    project.configure(trainer_adapters={"backend": {"backend": {"api_key": key}}})
+    with pytest.raises(Forbidden, match=r"does not suffice: .*scope `submit`"):
+        await harness.sample(bench.request(step=1))
+    assert sampled(bench) == []
 
 
 async def test_only_places_of_the_record_are_continued(bench):
