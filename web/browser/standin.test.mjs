@@ -123,7 +123,7 @@ describe("going on from a fork", () => {
     it(`draws what was sampled as branches of the tree, by keyboard, ${width} pixels wide`, async () => {
       const opened = await visit(server, PAGES.group, { width, dark });
       const { page } = opened;
-      const button = page.getByRole("button", { name: "Go on from the fork after 5 tokens of the answer" });
+      const button = page.getByRole("button", { name: "Go on from the fork 5 tokens after the prompt" });
       assert.equal(await button.count(), 1, "the siblings part once");
       await button.press("Enter");
       assert.equal(await page.evaluate(() => document.activeElement.tagName), "SELECT", "the form has the focus");

@@ -343,7 +343,7 @@ function Node(props: NodeProps) {
           </span>
         )}
         {onFork && place && (
-          <button type="button" class="more" aria-label={`Go on from the fork after ${plural(place.depth - tree.num_prompt_tokens, "token")} of the answer`} onClick={() => onFork(node)}>
+          <button type="button" class="more" aria-label={`Go on from the fork ${plural(place.depth - tree.num_prompt_tokens, "token")} after the prompt`} onClick={() => onFork(node)}>
             go on …
           </button>
         )}

@@ -9,7 +9,7 @@ import type { GroupView, ResampledFork, RunView } from "../wire";
 export interface Chosen {
   node: number;
   place: Place;
-  /** Tokens of the answer before it. */
+  /** Tokens between the prompt and it. */
   after: number;
 }
 
@@ -65,8 +65,8 @@ export function Resample({ view, secret, group, chosen, step, onAnswer }: Props)
     );
   };
   return (
-    <div aria-busy={state.at === "asked"}>
-      <h3>Go on from the fork {chosen.after > 0 ? `after ${plural(chosen.after, "token")} of the answer` : "at the beginning of the answer"}</h3>
+    <div class="goon" aria-busy={state.at === "asked"}>
+      <h3>Go on from the fork {chosen.after > 0 ? `${plural(chosen.after, "token")} after the prompt` : "right after the prompt"}</h3>
       <form
         class="row"
         onSubmit={(event) => {
