@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from urllib.parse import quote
 
-from insitu.wire.answers import DemonstrationReceipt
-from insitu.wire.bodies import Demonstration
+from insitu.wire.answers import Continued, DemonstrationReceipt
+from insitu.wire.bodies import ContinuedIds, Demonstration
 from insitu.wire.gateway_state import GatewayHealth, ModelList
 from insitu.wire.listed_calls import RolloutRecord as RolloutRecord
 from insitu.wire.listed_calls import Whole
@@ -74,6 +74,14 @@ class GatewayClient(Connected):
         path = f"/rollouts/{quote(rollout_id, safe='')}/calls?tokens={'true' if tokens else 'false'}"
         path += "&pieces=true" if pieces else ""
         return await self._transport.call(RolloutRecord, "GET", path)
+
+    async def continue_ids(self, rollout_id: str, asked: ContinuedIds) -> Continued:
+        """Sample continuations of token ids as calls of a rollout; the record holds their tokens.
+
+        Use it with `retry=ONCE`: a request that is sent twice is sampled twice.
+        """
+        path = f"/rollouts/{quote(rollout_id, safe='')}/v1/completions"
+        return await self._transport.call(Continued, "POST", path, body=asked)
 
     async def demonstrate(self, rollout_id: str, demonstration: Demonstration) -> DemonstrationReceipt:
         """Record the answers of a conversation as calls of a rollout, rendered by the engine's template."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -169,7 +170,8 @@ class StandinEngine:
         return web.json_response({"object": "list", "data": cards})
 
     def _rendered(self, body: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
-        sampling = {k: body[k] for k in ("temperature", "top_p", "seed", "stop", "logit_bias") if k in body}
+        kept = ("temperature", "top_p", "seed", "stop", "logit_bias", "allowed_token_ids")
+        sampling = {k: body[k] for k in kept if k in body}
         sampling["max_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens") or 1000
         if "response_format" in body:
             sampling["structured_outputs"] = {"json": {}}
@@ -243,10 +245,12 @@ class StandinEngine:
     def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
         ids, finish_reason = self._sampled(body)
         count = len(ids)
+        allowed = body.get("sampling_params", {}).get("allowed_token_ids")
         entries = [
             {
                 "token_id": t,
-                "logprob": -0.5 - i % 7,
+                # All tokens of one place are equally likely, so that a mask leaves each of n with 1/n.
+                "logprob": -math.log(len(allowed)) if allowed else -0.5 - i % 7,
                 "rank": 1,
                 "top_logprobs": [{"token_id": t, "logprob": -0.5}],
             }
@@ -266,7 +270,7 @@ class StandinEngine:
     def _sampled(self, body: dict[str, Any]) -> tuple[list[int], str]:
         behaviour = self.behaviour
         if allowed := body.get("sampling_params", {}).get("allowed_token_ids"):
-            return allowed, "stop" if allowed == [END] else "length"
+            return allowed[:1], "stop" if allowed == [END] else "length"
         if behaviour.answers is not None:
             text = behaviour.answers(read_messages(body["token_ids"]))
         elif behaviour.texts:

@@ -1,6 +1,7 @@
 """A run directory to look at: two-turn additions answered by a stand-in that gets better with each update.
 
 python -m tests.support.viewed_run --directory D     keeps the run, and a tokenizer of its tokens
+python -m tests.support.viewed_run --stay D          prints its configuration and keeps the backend
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import asyncio
 import json
 import random
 import shutil
+import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +98,11 @@ def add_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandinBackend, "_commit", with_figures)
 
 
-async def make_run(
+@asynccontextmanager
+async def running(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, num_epochs: int = 3, num_examples: int = 6, seed: int = 1
-) -> Path:
-    """Run `insitu finetune` to its end; return the run directory."""
+) -> AsyncIterator[FinetuneBench]:
+    """Run `insitu finetune` to its end; the backend stays until the block does."""
     add_figures(monkeypatch)
     benches: list[FinetuneBench] = []
     behaviour = Behaviour(answers=answers(benches, seed))
@@ -113,6 +118,12 @@ async def make_run(
         )
         summary = await bench.run(validation_dataset="validation.json")
         assert summary.outcome == "succeeded", summary.reason
+        yield bench
+
+
+async def make_run(path: Path, monkeypatch: pytest.MonkeyPatch, *, num_epochs: int = 3) -> Path:
+    """Run `insitu finetune` to its end; return the run directory."""
+    async with running(path, monkeypatch, num_epochs=num_epochs) as bench:
         return bench.project.output
 
 
@@ -133,19 +144,31 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
+async def stay(path: Path, monkeypatch: pytest.MonkeyPatch, num_epochs: int) -> None:
+    """Make the run, and keep its backend for whoever closes stdin."""
+    async with running(path, monkeypatch, num_epochs=num_epochs) as bench:
+        print(bench.project.path / "config.yml", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--directory", type=Path)
+    where.add_argument("--stay", type=Path)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--epochs", type=int, default=6)
     given = parser.parse_args()
+    if given.tokenizer is not None:
+        write_tokenizer(given.tokenizer)
     patch = pytest.MonkeyPatch()
+    if given.stay is not None:
+        asyncio.run(stay(given.stay, patch, given.epochs))
+        return
     with tempfile.TemporaryDirectory() as folder:
         made = asyncio.run(make_run(Path(folder), patch, num_epochs=given.epochs))
         patch.undo()
         shutil.copytree(made, given.directory)
-    if given.tokenizer is not None:
-        write_tokenizer(given.tokenizer)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { after, before, describe, it } from "node:test";
 
 import { api } from "./api.mjs";
-import { axe, launch, open, overflow, shows } from "./chromium.mjs";
+import { axe, launch, open, overflow, shows, until } from "./chromium.mjs";
+import { PAYLOADS } from "./standin.mjs";
 
 const SIZES = [[1280, false], [1280, true], [380, false], [380, true]];
 
@@ -147,6 +148,79 @@ describe("checkpoints", () => {
     assert.match(command, /^insitu export adder@3 adder-3 --url http:\/\/127\.0\.0\.1:\d+$/);
     // The stand-in's checkpoints hold no files, so the API answers that there is nothing to export.
     assert.throws(() => server.run(command), /adder@3|manifest|checkpoint/);
+    await opened.close();
+  });
+});
+
+describe("hostile texts", () => {
+  const KEYED = new Set(["versions", "jobs", "metrics"]);
+
+  /** The same answer with a payload for every text in it, and for every name that is a key. */
+  function hostile(value, used, within = "") {
+    const payload = () => {
+      const next = PAYLOADS[used.length % PAYLOADS.length];
+      used.push(next);
+      return next;
+    };
+    if (typeof value === "string") return payload();
+    if (Array.isArray(value)) return value.map((each) => hostile(each, used));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([name, each]) => [KEYED.has(within) ? payload() : name, hostile(each, used, name)]));
+  }
+
+  /** Let the API answer, and put the payloads into its answer; the pages and their policy stay its own. */
+  async function poisoned(page, kept = {}) {
+    const used = [];
+    await page.route(/\/(session|v1\/.*)$/, async (route) => {
+      const answer = await route.fetch();
+      const json = answer.ok() ? { ...hostile(await answer.json(), used), ...(route.request().url().endsWith("/session") ? kept : {}) } : await answer.json();
+      await route.fulfill({ response: answer, json });
+    });
+    return used;
+  }
+
+  async function staysText(opened) {
+    const { page } = opened;
+    const made = await page.evaluate(() => document.querySelectorAll("body script, body img, body iframe, body style, body object, body base, body meta, body math, body [onload], body [onerror], body [onclick], body a[href^=javascript]").length);
+    assert.equal(made, 0);
+    assert.ok((await overflow(page)) <= 0);
+    await calm(opened);
+  }
+
+  for (const [name, hash, least] of [["runs", "#/", 4], ["fleet", "#/fleet", 12], ["checkpoints", "#/runs/adder", 4]]) {
+    it(`${name}: every text of the answers stays text`, async () => {
+      const opened = await inside(hash, server.keys.admin, { width: name === "fleet" ? 380 : 1280 });
+      const { page } = opened;
+      const used = await poisoned(page, { scopes: ["admin"] });
+      await page.reload();
+      await page.waitForSelector("text=Log out");
+      const shown = async () => {
+        const text = await page.evaluate(() => document.body.textContent);
+        return new Set(used.filter((payload) => text.includes(payload))).size;
+      };
+      await until(async () => (await shown()) >= least, async () => `${await shown()} of ${used.length} payloads are on the page`);
+      await staysText(opened);
+      await opened.close();
+    });
+  }
+
+  it("login and promotion: an error stays text", async () => {
+    const opened = await visit("");
+    const { page } = opened;
+    const problem = (index) => ({ status: 400, json: { error: { type: PAYLOADS[index], message: PAYLOADS[index + 1], hint: PAYLOADS[index + 2] } } });
+    await page.route(/\/login$/, (route) => route.fulfill(problem(10)));
+    await logIn(page, PAYLOADS[0]);
+    await until(async () => (await page.getByRole("alert").textContent()).includes(PAYLOADS[12]), "the error is not on the page");
+    assert.ok((await page.getByRole("alert").textContent()).includes(PAYLOADS[11]));
+    await page.unroute(/\/login$/);
+    await page.route(/\/promoted\/1$/, (route) => route.fulfill(problem(30)));
+    await logIn(page, server.keys.admin);
+    await page.getByRole("link", { name: "adder" }).click();
+    await page.getByRole("button", { name: "Promote step 1", exact: true }).click();
+    await page.getByRole("button", { name: "Yes: Promote step 1", exact: true }).click();
+    await until(async () => (await page.evaluate(() => document.body.textContent)).includes(PAYLOADS[31]), "the error is not on the page");
+    opened.problems.splice(0, Infinity, ...opened.problems.filter((each) => !each.includes("status of 400")));
+    await staysText(opened);
     await opened.close();
   });
 });

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 
 import { axe, launch, open, overflow, shows } from "./chromium.mjs";
-import { aRun, read, report, serve } from "./server.mjs";
+import { aLiveRun, aRun, read, report, serve } from "./server.mjs";
 
 let browser;
 let run;
@@ -151,6 +151,43 @@ describe("a real run", () => {
     const opened = await visit(`${hash}?colour=difference`, text);
     assert.match(await opened.page.locator("main").innerText(), /trainer's logprob of each token is not kept/);
     await opened.close();
+  });
+});
+
+describe("a run whose backend is there", () => {
+  it("goes on from a fork by the base model and by a step, and says which steps are kept", async () => {
+    const live = await aLiveRun();
+    let own;
+    try {
+      own = await serve(live);
+      const [{ key: name }] = (await read(own.address, "runs")).runs;
+      const { groups } = await read(own.address, `runs/${name}/groups?sort=spread&kind=training`);
+      const group = groups.find((each) => each.index % 2); // one turn, whose answer is the agent's output
+      const opened = await visit(`#/runs/${name}/groups/${group.store}/${group.index}`, "one tree", {}, own.address);
+      const { page } = opened;
+      await page.getByRole("button", { name: /^Go on from the fork/ }).first().press("Enter");
+      await page.getByLabel("answers").fill("2");
+      const sample = async (by) => {
+        await page.getByLabel("With").selectOption(by);
+        await page.getByRole("button", { name: "Sample" }).press("Enter");
+        await page.waitForSelector("[aria-busy=true]");
+        await page.waitForFunction(() => !document.querySelector("[aria-busy=true]"), null, { timeout: 150_000 });
+        return (await page.locator(".tree li.again .leaf").allInnerTexts()).map((text) => text.replaceAll(/\s+/g, " "));
+      };
+      for (const [by, named] of [["the base model", "the base model"], ["step 4", "step 4"]]) {
+        const leaves = await sample(by);
+        assert.equal(leaves.length, 2);
+        for (const leaf of leaves) assert.match(leaf, new RegExp(`^(0|0\\.1|0\\.3|1) re-sampled by ${named}$`), "with the score of the reward on disk");
+      }
+      assert.deepEqual(await axe(page), []);
+      await calm(opened);
+      await sample("step 1");
+      assert.match(await page.getByRole("alert").innerText(), /step 1 of run 'small' is not kept; kept are 0, 2, 3, 4/);
+      await opened.close();
+    } finally {
+      await own?.stop();
+      await live.remove();
+    }
   });
 });
 

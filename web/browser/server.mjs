@@ -2,12 +2,12 @@
 import { execFileSync, spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
-const ENV = { ...process.env, PYTHONPATH: join(ROOT, "src") };
+const ENV = { ...process.env, PYTHONPATH: `${join(ROOT, "src")}:${ROOT}` };
 const STARTS_WITHIN_MS = 120_000;
 
 /** A run directory with its tokenizer; `remove` deletes what was made. */
@@ -20,11 +20,44 @@ export function aRun() {
   return { directory, tokenizer, remove: () => rmSync(folder, { recursive: true, force: true }) };
 }
 
+/** A run whose backend, a stand-in, is still there: its configuration, tokenizer and folder. */
+export async function aLiveRun() {
+  const folder = mkdtempSync(join(tmpdir(), "insitu-live-"));
+  const tokenizer = join(folder, "tokenizer");
+  const child = spawn(PYTHON, ["-m", "tests.support.viewed_run", "--stay", folder, "--tokenizer", tokenizer, "--epochs", "2"], { cwd: ROOT, env: ENV, stdio: ["pipe", "pipe", "inherit"] });
+  const ended = new Promise((done) => child.once("exit", done));
+  const remove = async () => {
+    child.stdin.end();
+    await ended;
+    rmSync(folder, { recursive: true, force: true });
+  };
+  let timer;
+  try {
+    const directory = await new Promise((found, failed) => {
+      timer = setTimeout(() => failed(new Error(`no run within ${STARTS_WITHIN_MS / 1000} s`)), STARTS_WITHIN_MS);
+      let said = "";
+      child.stdout.on("data", (data) => {
+        said += data;
+        const match = /^(.*config\.yml)$/m.exec(said);
+        if (match) found(match[1]);
+      });
+      child.once("exit", (code) => failed(new Error(`the run ended with ${code}`)));
+    });
+    return { directory, tokenizer, folder: dirname(directory), remove };
+  } catch (error) {
+    child.kill("SIGKILL");
+    await remove();
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 /** Start `insitu view` and wait for the address that it prints. */
-export async function serve({ directory, tokenizer }, port = 0) {
+export async function serve({ directory, tokenizer, folder = ROOT }, port = 0) {
   const given = ["-m", "insitu.cli", "view", directory, "--port", String(port), "--no-browser"];
   if (tokenizer) given.push("--tokenizer", tokenizer);
-  const child = spawn(PYTHON, given, { cwd: ROOT, env: ENV, stdio: ["ignore", "pipe", "pipe"] });
+  const child = spawn(PYTHON, given, { cwd: folder, env: ENV, stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((done) => child.once("exit", done));
   const stop = async (signal = "SIGTERM") => {
     child.kill(signal);

@@ -35,6 +35,10 @@ const MARKS = [
 /** A hundred texts that try to become markup. */
 export const PAYLOADS = Array.from({ length: 100 }, (_, index) => `${MARKS[index % MARKS.length]}${index}`);
 
+export const SECRET = "the server's own page";
+/** The step that the stand-in has not kept. */
+export const NOT_KEPT = 2;
+
 const payload = (index) => PAYLOADS[((index % 100) + 100) % 100];
 
 export function rolloutRow(index, hostile) {
@@ -140,6 +144,8 @@ function runView(hostile, rollouts, steps) {
     })),
     texts: { available: true, source: hostile ? payload(23) : "" },
     cursor: "1",
+    rescoring: SECRET,
+    resampling: true,
   };
 }
 
@@ -199,6 +205,15 @@ function groupView(hostile, length) {
   };
 }
 
+function resampled(hostile, asked) {
+  const branch = (index) => ({ call_id: `c${index}`, ...columnOf(6, hostile, true), finish_reason: hostile ? payload(52) : "stop", text: "", reward: index === 1 ? null : index / 10, error: index === 1 ? (hostile ? payload(53) : "KeyError: 'x'") : null });
+  return {
+    rollout_id: asked.get("rollout"), sequence: Number(asked.get("sequence")), depth: Number(asked.get("depth")), step: asked.has("step") ? Number(asked.get("step")) : null,
+    model: hostile ? payload(54) : "adder@3", version: hostile ? payload(55) : "adder@3", branches: Array.from({ length: Number(asked.get("count")) }, (_, index) => branch(index)),
+    score_gap: 0.0004, note: hostile ? payload(56) : "", reward_note: hostile ? payload(57) : "",
+  };
+}
+
 function compareView(hostile) {
   const side = (store) => ({ run: "r", store, policy_step: 3, reward: 0.5, standard_error: 0.1, num_rollouts: 20, num_failed: 1 });
   return {
@@ -220,7 +235,7 @@ export async function standin({ hostile = false, rollouts = 100_000, tokens = 20
       response.writeHead(status, { "content-type": "application/json" });
       response.end(JSON.stringify(body));
     };
-    const [, view, , , run, section, one] = url.pathname.split("/");
+    const [, view, , , run, section, one, , action] = url.pathname.split("/");
     if (view !== "view") {
       const name = url.pathname === "/" ? "index.html" : url.pathname.slice(1);
       try {
@@ -241,6 +256,10 @@ export async function standin({ hostile = false, rollouts = 100_000, tokens = 20
       const limit = Number(url.searchParams.get("limit") ?? "50");
       const end = Math.min(rollouts, from + limit);
       json({ rollouts: Array.from({ length: end - from }, (_, index) => rolloutRow(from + index, hostile)), next: end < rollouts ? String(end) : null, total: rollouts, endings: { [hostile ? payload(96) : "finished"]: rollouts }, reasons: { trained: 1, [hostile ? payload(97) : "zero_variance"]: 2 } });
+    } else if (action === "resample") {
+      if (request.method !== "POST" || request.headers["x-insitu-own-page"] !== SECRET) json({ error: { message: "not by this page" } }, 403);
+      else if (url.searchParams.get("step") === String(NOT_KEPT)) json({ error: { type: "NotFound", message: hostile ? payload(58) : `step ${NOT_KEPT} of run 'adder' is not kept; kept are 0, 3`, hint: hostile ? payload(59) : "pin a step to keep it" } }, 404);
+      else json(resampled(hostile, url.searchParams));
     } else if (section === "groups" && one !== undefined) json(groupView(hostile, tokens));
     else if (section === "groups") json({ groups: [{ store: "epoch-0000", epoch: 0, step_of_epoch: 0, index: 3, example_id: hostile ? payload(98) : "e", question: hostile ? payload(99) : "q", num_rollouts: 8, reward: 0.4, reward_min: 0, reward_max: 1, num_trained: 8 }], next: null, total: 1 });
     else if (section === "compare") json(compareView(hostile));

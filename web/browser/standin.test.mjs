@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, it } from "node:test";
 
 import { axe, launch, open, overflow, shows, until } from "./chromium.mjs";
-import { PAYLOADS, standin } from "./standin.mjs";
+import { NOT_KEPT, PAYLOADS, standin } from "./standin.mjs";
 
 const PAGES = {
   runs: "#/",
@@ -112,6 +112,67 @@ describe("100,000 rollouts of 2,000 tokens", () => {
   });
 });
 
+describe("going on from a fork", () => {
+  let server;
+  before(async () => {
+    server = await standin({ rollouts: 500, tokens: 40, steps: 20 });
+  });
+  after(() => server?.stop());
+
+  for (const [width, dark] of [[1280, false], [380, true]]) {
+    it(`draws what was sampled as branches of the tree, by keyboard, ${width} pixels wide`, async () => {
+      const opened = await visit(server, PAGES.group, { width, dark });
+      const { page } = opened;
+      const button = page.getByRole("button", { name: "Go on from the fork 5 tokens after the prompt" });
+      assert.equal(await button.count(), 1, "the siblings part once");
+      await button.press("Enter");
+      assert.equal(await page.evaluate(() => document.activeElement.tagName), "SELECT", "the form has the focus");
+      await page.getByLabel("With").selectOption("step 18");
+      await page.getByLabel("answers").fill("3");
+      await page.getByLabel("of at most").fill("6");
+      await page.keyboard.press("Enter");
+      await page.waitForSelector(".tree li.again");
+      const asked = server.asked.filter((url) => url.includes("/resample")).pop();
+      assert.equal(asked, "/view/v1/runs/r/groups/epoch-0000/3/resample?rollout=run.e0.0&sequence=0&depth=50&step=18&count=3&max_tokens=6");
+      const branches = page.locator(".tree li.again");
+      assert.deepEqual(await branches.locator(".t").count(), 18);
+      assert.deepEqual((await branches.locator(".leaf").allInnerTexts()).map((text) => text.replaceAll(/\s+/g, " ").trim()), ["0 re-sampled by step 18", "stop re-sampled by step 18", "0.2 re-sampled by step 18"]);
+      await branches.first().locator(".t").nth(2).click();
+      await shows(page.locator(".detail"), /re-sampled: not trained on, no advantage · logprob .* · sampled by adder@3/);
+      await shows(page.locator("main"), /exactly the 50 tokens before the fork.*as likely as in the record \(difference 0\.0004\)/s);
+      await shows(page.locator("main"), /The reward gave no score\. KeyError: 'x'/);
+      assert.ok((await overflow(page)) <= 0);
+      assert.deepEqual(await axe(page), []);
+      await page.getByLabel("With").selectOption("the base model");
+      await page.getByRole("button", { name: "Sample" }).press("Enter");
+      await page.waitForFunction(() => document.querySelectorAll(".tree li.again").length === 3);
+      assert.ok(!server.asked.filter((url) => url.includes("/resample")).pop().includes("step="));
+      await calm(opened);
+      await opened.close();
+    });
+  }
+
+  it("says in the server's words why nothing was sampled, and asks for nothing beyond its bounds", async () => {
+    const opened = await visit(server, PAGES.group);
+    const { page } = opened;
+    await page.getByRole("button", { name: /^Go on from the fork/ }).click();
+    const before = server.asked.length;
+    for (const [label, value] of [["answers", "9"], ["answers", ""], ["of at most", "4097"]]) {
+      const kept = await page.getByLabel(label).inputValue();
+      await page.getByLabel(label).fill(value);
+      await page.getByRole("button", { name: "Sample" }).click();
+      assert.equal(await page.evaluate(() => document.querySelector("form").checkValidity()), false);
+      await page.getByLabel(label).fill(kept);
+    }
+    assert.equal(server.asked.length, before);
+    await page.getByLabel("With").selectOption(`step ${NOT_KEPT}`);
+    await page.getByRole("button", { name: "Sample" }).click();
+    await shows(page.getByRole("alert"), /Nothing was sampled\. step 2 of run 'adder' is not kept; kept are 0, 3\s+pin a step to keep it/);
+    assert.equal(await page.locator(".tree li.again").count(), 0);
+    await opened.close();
+  });
+});
+
 describe("keyboard alone", () => {
   let server;
   before(async () => {
@@ -216,6 +277,25 @@ describe("hostile texts", () => {
       await opened.close();
     });
   }
+
+  it("group: what is sampled from a fork stays text, and so does an error", async () => {
+    const opened = await visit(server, PAGES.group);
+    const { page } = opened;
+    await page.getByRole("button", { name: /^Go on from the fork/ }).click();
+    await page.getByRole("button", { name: "Sample" }).click();
+    await page.waitForSelector(".tree li.again");
+    const text = await page.evaluate(() => document.querySelector("main").textContent);
+    for (const index of [0, 5, 52, 53, 55, 56, 57]) assert.ok(text.includes(PAYLOADS[index]), `payload ${index} is not on the page`);
+    assert.ok((await overflow(page)) <= 0);
+    await calm(opened);
+    await page.getByLabel("With").selectOption(`step ${NOT_KEPT}`);
+    await page.getByRole("button", { name: "Sample" }).click();
+    const alert = await page.getByRole("alert").textContent();
+    for (const index of [58, 59]) assert.ok(alert.includes(PAYLOADS[index]), `payload ${index} is not in the error`);
+    assert.deepEqual(await opened.violations(), []);
+    assert.equal(await page.evaluate(() => window.hit), undefined);
+    await opened.close();
+  });
 
   it("a rollout shows all hundred payloads, word for word", async () => {
     const opened = await visit(server, PAGES.rollout);

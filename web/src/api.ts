@@ -1,10 +1,11 @@
-// Requests to the server of the pages: same origin, each with a deadline. A run directory is only read, or scored again.
+// Requests to the server of the pages: same origin, each with a deadline. A run directory is only read.
 
 import { kept } from "./kept";
-import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, JsonObject, RescoredGroup, RolloutPage, RolloutView, RunList, RunView } from "./wire";
+import type { AlarmList, CompareView, ConfigView, GroupPage, GroupView, JsonObject, ResampledFork, RescoredGroup, RolloutPage, RolloutView, RunList, RunView } from "./wire";
 
 const DEADLINE_MS = 20_000;
 const SCORING_MS = 75_000;
+const SAMPLING_MS = 120_000;
 
 /** An answer other than 2xx, in the server's words. */
 export class ApiError extends Error {
@@ -78,6 +79,8 @@ export const api = {
   group: (run: string, store: string, index: string, signal: AbortSignal) => get<GroupView>(address(["runs", run, "groups", store, index]), signal),
   rescore: (run: string, store: string, index: number, secret: string, signal: AbortSignal) =>
     request<RescoredGroup>(address(["runs", run, "groups", store, index, "rescore"]), signal, { method: "POST", headers: { "x-insitu-own-page": secret }, deadline: SCORING_MS }),
+  resample: (run: string, store: string, index: number, asked: Filters, secret: string, signal: AbortSignal) =>
+    request<ResampledFork>(address(["runs", run, "groups", store, index, "resample"], asked), signal, { method: "POST", headers: { "x-insitu-own-page": secret }, deadline: SAMPLING_MS + SCORING_MS }),
   compare: (run: string, filters: Filters, signal: AbortSignal) => get<CompareView>(address(["runs", run, "compare"], filters), signal),
   events: (run: string, after: string) => address(["runs", run, "events"], { after }),
 };

@@ -1,7 +1,7 @@
 // The prefix tree of a group, as the server sends it, prepared for drawing. Pure functions.
 
 import type { Token } from "./parts/TokenFlow";
-import type { TreeBranch, TreeNode, TreeSpan, TreeView } from "./wire";
+import type { ResampledBranch, ResampledFork, TreeBranch, TreeNode, TreeSpan, TreeView } from "./wire";
 
 /** A token of the tree: what siblings that share it have in common. */
 export interface TreeToken extends Token {
@@ -81,6 +81,47 @@ export function drawn(nodes: readonly TreeNode[]): TreeNode[] {
     }
   }
   return out;
+}
+
+/** A place to go on from, as the server takes it. */
+export interface Place {
+  rollout: string;
+  sequence: number;
+  depth: number;
+}
+
+/** The place at the end of a node; null unless it is a fork after which somebody sampled. */
+export function placeOf(node: TreeNode, tree: TreeView): Place | null {
+  const branch = tree.branches[node.branches[0] ?? -1];
+  const sibling = branch && tree.siblings[branch.sibling];
+  const depth = node.depth + node.ids.length;
+  const goesOn = node.children.some((child) => tree.nodes[child]?.spans[0]?.kind === "sampled");
+  return branch && sibling && depth > 0 && goesOn ? { rollout: sibling.rollout_id, sequence: branch.sequence, depth } : null;
+}
+
+export interface Grown {
+  tree: TreeView;
+  /** The continuation that each added node is, by its id. */
+  added: ReadonlyMap<number, { branch: ResampledBranch; fork: ResampledFork }>;
+}
+
+/** The tree with a branch for each continuation, from the node whose fork they go on from. */
+export function grown(tree: TreeView, forks: ReadonlyMap<number, ResampledFork>): Grown {
+  const nodes = [...tree.nodes];
+  const added = new Map<number, { branch: ResampledBranch; fork: ResampledFork }>();
+  for (const [at, fork] of forks) {
+    const parent = nodes[at];
+    if (!parent) continue;
+    const ids = fork.branches.map((branch) => {
+      const id = nodes.length;
+      const span: TreeSpan = { length: branch.ids.length, kind: "sampled", num_sampled: 1, num_trained: 0, advantage_sum: null, reasons: [], policy_steps: [], logprobs: branch.logprobs, trainer_logprobs: null };
+      nodes.push({ id, parent: at, children: [], depth: fork.depth, ids: branch.ids, texts: branch.texts, spans: [span], branches: [] });
+      added.set(id, { branch, fork });
+      return id;
+    });
+    nodes[at] = { ...parent, children: [...parent.children, ...ids] };
+  }
+  return { tree: { ...tree, nodes }, added };
 }
 
 export interface Forks {

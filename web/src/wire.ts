@@ -145,6 +145,8 @@ export interface RunView {
   cursor: string;
   /** The secret with which a page may ask for a new score; null where nothing is scored. */
   rescoring?: string | null;
+  /** Whether a configuration names the backend, so that forks can be continued. */
+  resampling?: boolean;
 }
 
 export interface ConfigView {
@@ -338,6 +340,32 @@ export interface RescoredGroup {
   siblings: RescoredSibling[];
   basis: string;
   note: string;
+}
+
+/** A continuation that was sampled just now: not trained on, without an advantage. */
+export interface ResampledBranch {
+  call_id: string;
+  ids: number[];
+  texts: string[] | null;
+  logprobs: number[];
+  finish_reason: string;
+  text: string;
+  reward: number | null;
+  error: string | null;
+}
+
+export interface ResampledFork {
+  rollout_id: string;
+  sequence: number;
+  depth: number;
+  /** null: the base model. */
+  step: number | null;
+  model: string;
+  version: string;
+  branches: ResampledBranch[];
+  score_gap: number | null;
+  note: string;
+  reward_note: string;
 }
 
 export interface GroupRow {

@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
 
 import { tokensOfCall } from "../src/calls";
-import { drawn, endingAt, firstDifference, forksOf, policyPlaces, shortened, siblingsThrough, tokensOf } from "../src/tree";
-import type { CallView, RolloutRow, TreeNode, TreeSpan, TreeView } from "../src/wire";
+import { drawn, endingAt, firstDifference, forksOf, grown, placeOf, policyPlaces, shortened, siblingsThrough, tokensOf } from "../src/tree";
+import type { CallView, ResampledFork, RolloutRow, TreeNode, TreeSpan, TreeView } from "../src/wire";
 
 const span = (length: number, more: Partial<TreeSpan> = {}): TreeSpan => ({
   length,
@@ -78,6 +78,45 @@ describe("the tree", () => {
   it("counts forks and shared tokens without the prompt", () => {
     expect(forksOf(tree)).toEqual({ forks: 1, distinct: 5, first: 2 });
     expect(forksOf({ ...tree, nodes: [node(0, [8, 8], [], 0, [0])], branches: [{ sibling: 0, sequence: 0, node: 0, num_tokens: 2, call_ids: [] }] }).first).toBeNull();
+  });
+});
+
+describe("a fork", () => {
+  const fork: ResampledFork = {
+    rollout_id: "r",
+    sequence: 0,
+    depth: 4,
+    step: 2,
+    model: "run@2",
+    version: "run@2",
+    branches: [5, 6].map((id) => ({ call_id: `c${id}`, ids: [id, 2], texts: null, logprobs: [-1, -2], finish_reason: "stop", text: "", reward: null, error: null })),
+    score_gap: null,
+    note: "",
+    reward_note: "",
+  };
+
+  it("is a place to go on from only where somebody sampled what follows", () => {
+    const named = { ...tree, siblings: tree.siblings.map((sibling, index) => ({ ...sibling, rollout_id: `r${index}` })) };
+    const [root, first] = named.nodes as [TreeNode, TreeNode];
+    expect(placeOf(root, named)).toEqual({ rollout: "r0", sequence: 0, depth: 4 });
+    expect(placeOf(first, named)).toBeNull();
+    const read = named.nodes.map((each) => (each.id ? { ...each, spans: [span(each.ids.length, { kind: "context" })] } : each));
+    expect(placeOf(root, { ...named, nodes: read })).toBeNull();
+  });
+
+  it("grows a branch for every continuation, and the tree itself stays as it was", () => {
+    const before = JSON.stringify(tree);
+    const { tree: larger, added } = grown(tree, new Map([[0, fork]]));
+    expect(JSON.stringify(tree)).toBe(before);
+    expect(drawn(larger.nodes).map((each) => each.id)).toEqual([0, 1, 2, 3, 4]);
+    expect([...added.keys()]).toEqual([3, 4]);
+    const own = tokensOf(larger.nodes[3] as TreeNode, 0, new Map());
+    expect(own.map((token) => [token.id, token.logprob, token.advantage, token.use])).toEqual([
+      [5, -1, null, "sampled"],
+      [2, -2, null, "sampled"],
+    ]);
+    expect(larger.nodes[3]?.depth).toBe(4);
+    expect(endingAt(larger.nodes[3] as TreeNode, larger.branches)).toEqual([]);
   });
 });
 

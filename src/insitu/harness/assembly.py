@@ -20,6 +20,7 @@ from insitu.datasets.example import Example
 from insitu.errors import DeadlineExceeded, InvalidRequest
 from insitu.harness.interfaces.run import Agent, Task
 from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.plugins import ComponentConfig, Kind, build, find, nearest
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.system.threads import run_in_daemon_thread
@@ -81,6 +82,20 @@ class Assembly:
         finally:
             self._being_built.pop()
         return self._evaluators[name]
+
+    async def adapter(self) -> TrainerAdapter:
+        """Build the adapter, which knows the model in training and its backend, and locate the gateway."""
+        name = self.config.finetuning.trainer_adapter
+        if name is None or name not in self.config.trainer_adapters:
+            raise InvalidRequest(
+                "finetuning.trainer_adapter names no entry of `trainer_adapters`, so it is not known which "
+                "model of `llms` is trained, and by which backend",
+                hint="use the configuration that `insitu finetune` takes",
+            )
+        config = self.config.trainer_adapters[name]
+        adapter = cast(TrainerAdapter, await self.component(Kind.TRAINER_ADAPTER, config))
+        await adapter.locate()
+        return adapter
 
     async def agent(self, model: TrainedModel) -> Agent:
         """Build the workflow and its functions, and bind the models that both may call."""

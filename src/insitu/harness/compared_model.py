@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from insitu.errors import InvalidRequest
+from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.wire.values import STORED_PATTERN
 from insitu.workflow.binding import gateway_root
 
@@ -75,6 +76,15 @@ def read_model(text: str) -> ComparedModel:
     if not STORED_PATTERN.fullmatch(run) or not re.fullmatch(r"\d{1,9}", step):
         raise InvalidRequest(f"{text!r} does not name a model to compare", hint=f"write {_FORMS}")
     return ServedStep(text, int(step), run)
+
+
+def check_base(trained: TrainedModel) -> None:
+    """Reject `base` where step 0 of the run, which stands for it, is something else."""
+    if trained.start is not None:
+        raise InvalidRequest(
+            f"step 0 of run {trained.name} is {trained.start}, not the base model, so `{BASE}` is not served",
+            hint=f"name {trained.name}@0 for its start, or step 0 of a run that starts from the base model",
+        )
 
 
 def _outside(text: str) -> OutsideModel:

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import orjson
 
@@ -27,6 +26,7 @@ from insitu.harness.compared_model import (
     ComparedModel,
     OutsideModel,
     ServedStep,
+    check_base,
     read_model,
 )
 from insitu.harness.files.redaction import Redaction
@@ -36,11 +36,9 @@ from insitu.harness.gains.measurement import Measurement
 from insitu.harness.gateway_check import served_models
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.interfaces.run import Task
-from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.open_files import check_open_files
 from insitu.harness.rollouts.rollout import Rollout
-from insitu.plugins import Kind
 from insitu.system.durable import write_atomic
 from insitu.wire.transport import PATIENT
 from insitu.workflow.binding import LLMBinding
@@ -59,8 +57,9 @@ async def evaluate(
     check_open_files(loaded.config.eval.general.max_concurrency)
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(Assembly(loaded))
-        adapter = await _adapter(parts)
-        _check_base(models, adapter.trained_model)
+        adapter = await parts.adapter()
+        if any(model.label == BASE for model in models):
+            check_base(adapter.trained_model)
         task = await parts.evaluation_task(adapter.trained_model)
         if len(keys) < len(models):
             await adapter.check()
@@ -162,30 +161,6 @@ class _Evaluation:
         task = self.task.with_binding(binding)
         maker = AgentRollouts(task, targets, gateway, limits, self.progress)
         return Collector(task, maker, limits, self.progress, Redaction(config))
-
-
-async def _adapter(parts: Assembly) -> TrainerAdapter:
-    """Build the adapter, which knows the model in training and its backend."""
-    name = parts.config.finetuning.trainer_adapter
-    if name is None or name not in parts.config.trainer_adapters:
-        raise InvalidRequest(
-            "finetuning.trainer_adapter names no entry of `trainer_adapters`, so it is not known which model "
-            "of `llms` is compared",
-            hint="use the configuration that `insitu finetune` takes",
-        )
-    config = parts.config.trainer_adapters[name]
-    adapter = cast(TrainerAdapter, await parts.component(Kind.TRAINER_ADAPTER, config))
-    await adapter.locate()
-    return adapter
-
-
-def _check_base(models: Sequence[ComparedModel], trained: TrainedModel) -> None:
-    """Reject `base` where step 0 of the run, which stands for it, is something else."""
-    if trained.start is not None and any(model.label == BASE for model in models):
-        raise InvalidRequest(
-            f"step 0 of run {trained.name} is {trained.start}, not the base model, so `{BASE}` is not served",
-            hint=f"name {trained.name}@0 for its start, or step 0 of a run that starts from the base model",
-        )
 
 
 def _make(folder: Path) -> Path:

@@ -306,3 +306,11 @@ class DemonstrationReceipt(Answer):
     """The calls that were recorded, one per answer, in the order of the messages."""
 
     calls: list[DemonstratedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class Continued(Answer):
+    """The answer to `ContinuedIds`, as far as the record does not hold it."""
+
+    id: str
+    """Of the first of its calls."""

@@ -1,4 +1,4 @@
-"""The JSON bodies that clients send to the API, and demonstrations for the gateway."""
+"""The JSON bodies that clients send to the API, and to the gateway besides model calls of agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Interval, MaxLen, MinLen
 from insitu.wire.lora_settings import LoraSettings
 from insitu.wire.message import Message
 from insitu.wire.step_settings import StepSettings
-from insitu.wire.values import AnyObject, Arguments, ForkFrom, InitFrom, Label, Name, Scalar, StepCount
+from insitu.wire.values import AnyObject, Arguments, Count, ForkFrom, InitFrom, Label, Name, Scalar, StepCount
 
 _SHOWN = 20
 
@@ -74,6 +74,26 @@ class Demonstration(Message):
     chat_template_kwargs: AnyObject | None = None
     only_last: bool = False
     """Record only the last assistant message; the ones before it are context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedIds(Message):
+    """Token ids to go on from: `POST /rollouts/{id}/v1/completions`. None takes the gateway's default."""
+
+    model: str
+    prompt: list[int]
+    n: Count = 1
+    max_tokens: Count
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

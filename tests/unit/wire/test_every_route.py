@@ -167,6 +167,7 @@ def test_clients_return_what_the_servers_send() -> None:
     }
     assert transported(gateway_client) == {
         *("GatewayHealth", "RolloutRecord", "Demonstration", "DemonstrationReceipt"),
+        *("ContinuedIds", "Continued"),
     }
 
 

@@ -9,11 +9,12 @@ import { ColourChoice, ColourKey, colourOf, hasTrainer } from "../parts/Colours"
 import { useLoaded } from "../parts/hooks";
 import { Message, Value } from "../parts/Message";
 import { Pending } from "../parts/Notice";
+import { Resample, type Chosen } from "../parts/Resample";
 import { Rescore } from "../parts/Rescore";
 import { describe, scalesOf, TokenSpan } from "../parts/TokenFlow";
 import { href, type Route } from "../route";
-import { drawn, endingAt, forksOf, policyPlaces, shortened, siblingsThrough, tokensOf, type TreeToken } from "../tree";
-import type { GroupView, RunView, TreeBranch, TreeNode, TreeView } from "../wire";
+import { drawn, endingAt, forksOf, grown, type Grown, placeOf, policyPlaces, shortened, siblingsThrough, tokensOf, type TreeToken } from "../tree";
+import type { GroupView, ResampledFork, RunView, TreeBranch, TreeNode, TreeView } from "../wire";
 import { basisSentence, fateLabel, storeLabel, words } from "../words";
 
 export function Group({ view, route, store, index }: { view: RunView; route: Route; store: string; index: string }) {
@@ -45,9 +46,19 @@ interface ShownProps {
 
 function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
   const run = view.run.key;
+  const [forks, setForks] = useState<ReadonlyMap<number, ResampledFork>>(new Map());
+  const [chosen, setChosen] = useState<Chosen | null>(null);
+  useEffect(() => {
+    setForks(new Map());
+    setChosen(null);
+  }, [group]);
   const { tree } = group;
-  const prepared = useMemo(() => prepare(tree), [tree]);
+  const prepared = useMemo(() => prepare(grown(tree, forks)), [tree, forks]);
   const step = group.steps[at];
+  const choose = (node: TreeNode) => {
+    const place = placeOf(node, tree);
+    if (place) setChosen({ node: node.id, place, after: place.depth - tree.num_prompt_tokens });
+  };
   return (
     <>
       <h1>
@@ -79,13 +90,28 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
       <section>
         <h2>{plural(tree.siblings.length, "sibling")}, one tree</h2>
         <Prompt group={group} />
-        <Tree run={run} tree={tree} prepared={prepared} by={by} />
+        <Tree run={run} tree={prepared.tree} prepared={prepared} by={by} {...(view.resampling ? { onFork: choose } : {})} />
         <p class="say">{treeSentence(group)}</p>
         <ColourKey by={by} scales={prepared.scales} trainer={prepared.trainer} tree />
         <p class="say">{basisSentence(tree.basis)}</p>
         {tree.without_tokens.length > 0 && <p class="say">{plural(tree.without_tokens.length, "sibling")} without tokens, so without a branch: see the table below.</p>}
         {group.num_left_out > 0 && <p class="say">{plural(group.num_left_out, "further sibling")} not drawn.</p>}
         {!view.texts.available && <p class="say">Tokens are shown by their ids: {view.texts.source}</p>}
+        {view.resampling && view.rescoring && (
+          <Resample
+            view={view}
+            secret={view.rescoring}
+            group={group}
+            chosen={chosen}
+            step={step?.policy_step ?? null}
+            onAnswer={(node, fork) => setForks((before) => new Map([...before, [node, fork]]))}
+          />
+        )}
+        {view.rescoring && !view.resampling && (
+          <p class="say">
+            To go on from a fork with the base model or a kept step, start <code>insitu view config.yml</code>: a run directory holds no key of its backend.
+          </p>
+        )}
       </section>
       <Siblings run={run} group={group} />
       {view.rescoring && view.stores.some((each) => each.name === group.store && each.kind === "training") && <Rescore run={run} secret={view.rescoring} group={group} />}
@@ -144,19 +170,25 @@ function treeSentence(group: GroupView): string {
   return where + expected + spread;
 }
 
-interface Prepared {
+interface Prepared extends Grown {
   tokens: ReadonlyMap<number, TreeToken[]>;
   scales: Scales;
   trainer: boolean;
   full: number;
 }
 
-function prepare(tree: TreeView): Prepared {
+function prepare({ tree, added }: Grown): Prepared {
   const places = policyPlaces(tree.nodes.flatMap((node) => node.spans.flatMap((span) => span.policy_steps)));
   const tokens = new Map<number, TreeToken[]>();
-  for (const node of drawn(tree.nodes)) tokens.set(node.id, tokensOf(node, siblingsThrough(node, tree.branches).length, places));
+  for (const node of drawn(tree.nodes)) {
+    const own = tokensOf(node, siblingsThrough(node, tree.branches).length, places);
+    const again = added.get(node.id);
+    tokens.set(node.id, again ? own.map((token) => ({ ...token, reason: "re-sampled: not trained on, no advantage", policy: `sampled by ${again.fork.version}` })) : own);
+  }
   const all = [...tokens.values()].flat();
   return {
+    tree,
+    added,
     tokens,
     scales: scalesOf(all),
     trainer: hasTrainer(all),
@@ -169,7 +201,15 @@ interface Picked {
   at: number;
 }
 
-function Tree({ run, tree, prepared, by }: { run: string; tree: TreeView; prepared: Prepared; by: ColourBy }) {
+interface TreeProps {
+  run: string;
+  tree: TreeView;
+  prepared: Prepared;
+  by: ColourBy;
+  onFork?: (node: TreeNode) => void;
+}
+
+function Tree({ run, tree, prepared, by, onFork }: TreeProps) {
   const [picked, setPicked] = useState<Picked | null>(null);
   const [whole, setWhole] = useState<ReadonlySet<number>>(new Set());
   useEffect(() => {
@@ -218,6 +258,7 @@ function Tree({ run, tree, prepared, by }: { run: string; tree: TreeView; prepar
             picked={picked}
             whole={whole}
             onPick={setPicked}
+            {...(onFork ? { onFork } : {})}
             onWhole={(id) => setWhole((before) => new Set([...before, id]))}
           />
         </ul>
@@ -225,7 +266,8 @@ function Tree({ run, tree, prepared, by }: { run: string; tree: TreeView; prepar
       <p class="detail" aria-live="polite">
         {chosen ? (
           <>
-            <b class="mono">{visibleToken(chosen.text)}</b> · {describe(chosen)} · shared by {plural(chosen.numSiblings, "sibling")}, trained in {chosen.numTrained}
+            <b class="mono">{visibleToken(chosen.text)}</b> · {describe(chosen)}
+            {chosen.numSiblings > 0 && ` · shared by ${plural(chosen.numSiblings, "sibling")}, trained in ${chosen.numTrained}`}
           </>
         ) : (
           "Choose a token, by pointer or arrow keys, for its figures."
@@ -253,12 +295,15 @@ interface NodeProps {
   whole: ReadonlySet<number>;
   onPick: (picked: Picked) => void;
   onWhole: (id: number) => void;
+  onFork?: (node: TreeNode) => void;
 }
 
 const LONG = 16;
 
 function Node(props: NodeProps) {
-  const { node, tree, run, prepared, by, picked, whole, onPick, onWhole } = props;
+  const { node, tree, run, prepared, by, picked, whole, onPick, onWhole, onFork } = props;
+  const again = prepared.added.get(node.id);
+  const place = onFork && !again ? placeOf(node, tree) : null;
   const tokens = prepared.tokens.get(node.id) ?? [];
   const parts = stretches(node, tree, whole);
   const shown = parts.reduce((sum, [first, end]) => sum + end - first, 0);
@@ -280,7 +325,7 @@ function Node(props: NodeProps) {
         />
       ));
   return (
-    <li class={children.length > 0 && (shown > LONG || children.some((child) => child.ids.length > LONG)) ? "below" : ""}>
+    <li class={`${children.length > 0 && (shown > LONG || children.some((child) => child.ids.length > LONG)) ? "below" : ""}${again ? " again" : ""}`}>
       <div class="seg">
         {head && spans(head)}
         {left > 0 && (
@@ -292,6 +337,16 @@ function Node(props: NodeProps) {
         {ending.map((branch) => (
           <Leaf key={`${branch.sibling}.${branch.sequence}`} branch={branch} tree={tree} run={run} full={prepared.full} />
         ))}
+        {again && (
+          <span class="leaf">
+            <b>{again.branch.reward === null ? words(again.branch.finish_reason) : figure(again.branch.reward)}</b> re-sampled by {again.fork.step === null ? "the base model" : `step ${again.fork.step}`}
+          </span>
+        )}
+        {onFork && place && (
+          <button type="button" class="more" aria-label={`Go on from the fork ${plural(place.depth - tree.num_prompt_tokens, "token")} after the prompt`} onClick={() => onFork(node)}>
+            go on …
+          </button>
+        )}
       </div>
       {children.length > 0 && (
         <ul>

@@ -23,7 +23,8 @@ def view(directory: Path, port: int, no_browser: bool, tokenizer: Path | None) -
 
     DIRECTORY is the finetuning.output_dir of a run, its configuration file, or a directory that holds runs.
     You may look at a run while it is under way; nothing of it is changed. Only this machine can open the
-    pages. Started where `insitu finetune` was, it can also score a group again with an edited reward.
+    pages. Started where `insitu finetune` was, it can also score a group again with an edited reward, and
+    with the configuration file go on from a fork with any kept step.
     """
     from insitu.view.http.server import serve
 

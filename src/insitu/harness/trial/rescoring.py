@@ -1,19 +1,11 @@
 """Rescoring: the reward as it is on disk now, over the recorded rollouts of one example.
 
-    insitu view ──► python -m insitu.harness.trial.rescoring   request on stdin, answer on stdout
-
-A process of its own reads every module fresh, and can be ended whatever the reward does. It writes nothing.
+It happens in a process of its own (`child`), which writes nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from insitu.config.load import LoadedConfig, load_config, parse_config
 from insitu.datasets.example import Example
-from insitu.errors import ChildFailed, DeadlineExceeded, InsituError, InvalidRequest, one_line
+from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.assembly import Assembly
 from insitu.harness.files.redaction import Redaction
+from insitu.harness.trial.child import ChildRequest, answer, ask
 from insitu.rewards.calls import as_calls
 from insitu.rewards.items import EvalItem, EvalResult
 from insitu.rewards.score import score_group
 from insitu.user_traceback import UserTraceback
 
-_MAX_SHOWN_CHARS = 500
 # `Any` below is JSON of the user's own making: inputs, answers and messages.
 
 
@@ -46,10 +38,8 @@ class AskedRollout(BaseModel):
     seconds: float | None
 
 
-class RescoreRequest(BaseModel):
+class RescoreRequest(ChildRequest):
     """The rollouts of one example, and where its reward is configured."""
-
-    model_config = ConfigDict(frozen=True)
 
     config_file: str | None
     """None: `config`, as the run directory keeps it, without secrets."""
@@ -60,8 +50,6 @@ class RescoreRequest(BaseModel):
     input: Any
     expected: Any
     rollouts: list[AskedRollout]
-    seconds: float
-    """Time limit of the whole process."""
 
 
 class NewScore(BaseModel):
@@ -97,37 +85,16 @@ class RescoreAnswer(BaseModel):
 
 def rescore(request: RescoreRequest) -> RescoreAnswer:
     """Score in a new process; raises InsituError if that fails or takes longer than `request.seconds`."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # also the user's folders stay as they are
-    child = subprocess.Popen(
-        # -P: files of the current directory are found by the names in the configuration alone.
-        [sys.executable, "-P", "-m", "insitu.harness.trial.rescoring"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
+    found = ask(
+        "rescoring",
+        request,
+        RescoreAnswer,
+        late=f"the reward gave no scores for {len(request.rollouts)} rollouts",
+        by_hand="call the reward by itself, in a Python shell, to see why",
     )
-    try:
-        output, said = child.communicate(json.dumps(request.model_dump()).encode(), timeout=request.seconds)
-    except subprocess.TimeoutExpired as error:
-        raise DeadlineExceeded(
-            f"the reward gave no scores for {len(request.rollouts)} rollouts within {request.seconds:g} s",
-            hint="call the reward by itself, in a Python shell, to see where it waits",
-        ) from error
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, 9)  # with whatever the reward has started
-            child.communicate()
-    if child.returncode != 0:
-        last = one_line(said.decode(errors="replace").strip().rpartition("\n")[2], _MAX_SHOWN_CHARS)
-        raise ChildFailed(
-            f"scoring ended with exit status {child.returncode}: {last or 'it said nothing'}",
-            hint="call the reward by itself, in a Python shell, to see why",
-        )
-    answer = RescoreAnswer.model_validate(json.loads(output))
-    if answer.problem is not None:
-        raise InvalidRequest(answer.problem, hint=answer.hint)
-    return answer
+    if found.problem is not None:
+        raise InvalidRequest(found.problem, hint=found.hint)
+    return found
 
 
 async def score(request: RescoreRequest) -> RescoreAnswer:
@@ -185,18 +152,16 @@ def _shown(result: EvalResult, redaction: Redaction) -> NewScore:
     return NewScore(score=None, error=redaction.hide(result.error), frames=list(frames))
 
 
+async def _answered(request: RescoreRequest) -> RescoreAnswer:
+    try:
+        return await score(request)
+    except InsituError as error:
+        return RescoreAnswer(problem=error.message, hint=error.hint)
+
+
 def main() -> None:
     """Answer one request."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # what the reward prints must not mix with the answer
-    request = RescoreRequest.model_validate(json.loads(sys.stdin.buffer.read()))
-    signal.alarm(math.ceil(request.seconds) + 1)  # the end, also if whoever asked has gone
-    try:
-        answer = asyncio.run(score(request))
-    except InsituError as error:
-        answer = RescoreAnswer(problem=error.message, hint=error.hint or "")
-    with os.fdopen(out, "wb") as file:
-        file.write(json.dumps(answer.model_dump()).encode())
+    answer(RescoreRequest, _answered)
 
 
 if __name__ == "__main__":

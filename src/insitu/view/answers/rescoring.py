@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,10 +40,22 @@ class Rescoring:
 
     def group(self, run: ViewedRun, store: str, index: int) -> RescoredGroup:
         """Score the recorded rollouts of a group; nothing is kept."""
+        with self._alone():
+            return self._group(run, store, index)
+
+    def scores(
+        self, run: ViewedRun, example: StoredRollout, rollouts: Sequence[AskedRollout]
+    ) -> list[NewScore]:
+        """Score other rollouts of an example; nothing is kept."""
+        with self._alone():
+            return rescore(self._request(run, example, rollouts)).scores
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
         if not self._busy.acquire(blocking=False):
             raise Overloaded("another group is being scored", hint="wait for it, at most a minute")
         try:
-            return self._group(run, store, index)
+            yield
         finally:
             self._busy.release()
 
@@ -61,7 +74,7 @@ class Rescoring:
         scored = [each for each in found if each.rollout.ending in _AGAIN]
         if not scored:
             raise InvalidRequest("no rollout of this group can be scored: all have failed before the reward")
-        answer = rescore(self._request(run, scored))
+        answer = rescore(self._request(run, scored[0], [_asked(each) for each in scored]))
         scores = dict(zip((each.row.rollout_id for each in scored), answer.scores, strict=True))
         before = group.judged(run.files.settings)
         after = _judged_again(run, group, [each.rollout for each in found], scores)
@@ -74,26 +87,30 @@ class Rescoring:
             note=answer.note,
         )
 
-    def _request(self, run: ViewedRun, rollouts: Sequence[StoredRollout]) -> RescoreRequest:
-        details = [each.rollout.details() for each in rollouts]
+    def _request(
+        self, run: ViewedRun, example: StoredRollout, rollouts: Sequence[AskedRollout]
+    ) -> RescoreRequest:
+        details = example.rollout.details()
         return RescoreRequest(
             config_file=None if self._config_file is None else str(self._config_file),
             config=run.files.config,
             directory=str(run.path.parent),
-            example_id=rollouts[0].rollout.example_id,
-            input=details[0].input,
-            expected=details[0].expected,
-            rollouts=[
-                AskedRollout(
-                    rollout_id=each.row.rollout_id,
-                    output=detail.output,
-                    calls=[dict(call) for call in complete(detail.calls, tokens=False)],
-                    seconds=each.rollout.seconds,
-                )
-                for each, detail in zip(rollouts, details, strict=True)
-            ],
+            example_id=example.rollout.example_id,
+            input=details.input,
+            expected=details.expected,
+            rollouts=list(rollouts),
             seconds=_SECONDS,
         )
+
+
+def _asked(found: StoredRollout) -> AskedRollout:
+    details = found.rollout.details()
+    return AskedRollout(
+        rollout_id=found.row.rollout_id,
+        output=details.output,
+        calls=[dict(call) for call in complete(details.calls, tokens=False)],
+        seconds=found.rollout.seconds,
+    )
 
 
 def _judged_again(

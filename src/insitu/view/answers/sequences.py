@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from insitu.harness.rollouts.recorded_call import RecordedCall
+from insitu.harness.rollouts.recorded_call import RecordedCall, complete
+from insitu.harness.rollouts.rollout import Rollout, RolloutDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,20 @@ class TokenPath:
     def call_ids(self) -> list[str]:
         """The calls whose answers are in it, in order."""
         return [each.call_id for each in self.stretches if each.call_id is not None]
+
+    def sampled_at(self, place: int) -> tuple[str, int] | None:
+        """Return the call that sampled a token, and its place in the answer; None if it was read."""
+        for stretch in self.stretches:
+            if place < stretch.length:
+                return None if stretch.call_id is None else (stretch.call_id, place)
+            place -= stretch.length
+        return None
+
+
+def shown_calls(details: RolloutDetails, rollout: Rollout) -> list[RecordedCall]:
+    """Return the calls whose tokens are shown, in full: those that may be trained on, or else all."""
+    chosen = set(rollout.call_ids)
+    return [call for call in complete(details.calls) if not chosen or call["id"] in chosen]
 
 
 def sequences_of(calls: Sequence[RecordedCall]) -> list[TokenPath]:

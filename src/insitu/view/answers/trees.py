@@ -9,11 +9,10 @@ from itertools import pairwise
 
 from insitu.errors import InvalidRequest, TooLarge
 from insitu.harness.files.trained_tokens import TrainedCall
-from insitu.harness.rollouts.recorded_call import complete
 from insitu.json_values import JsonObject
 from insitu.view.answers.one_rollout import CallFates, run_basis
 from insitu.view.answers.prefix_tree import Node, PrefixTree, build_tree
-from insitu.view.answers.sequences import Stretch, TokenPath, sequences_of
+from insitu.view.answers.sequences import Stretch, TokenPath, sequences_of, shown_calls
 from insitu.view.answers.stored import StoredRollout, judged_group, trained_calls
 from insitu.view.reading.fates import Judged
 from insitu.view.run import ViewedRun
@@ -90,8 +89,7 @@ def _paths(
 ) -> tuple[list[_Path], list[JsonObject]]:
     details, _ = found.details()
     fates = CallFates(found.row, found.rollout, details, judged)
-    chosen = set(found.rollout.call_ids)
-    calls = [call for call in complete(details.calls) if not chosen or call["id"] in chosen]
+    calls = shown_calls(details, found.rollout)
     steps = {call["id"]: call["policy_step"] for call in calls}
 
     def use(stretch: Stretch) -> _Use | None:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from insitu.errors import NotFound
-from insitu.view.answers.rescoring import Rescoring
+from insitu.view.answers.resampling import BesideAgent
 from insitu.view.catalogue import Catalogue
 from insitu.view.http.door import Door, own_hosts
 from insitu.view.http.events import Streams
@@ -30,9 +30,10 @@ def build_app(
 ) -> FastAPI:
     """Build the application for a server on this port; it closes the catalogue at its end.
 
-    Groups are scored again by `config_file`, or else by the configuration that their run keeps.
+    Groups are scored again by `config_file`, or else by the configuration that their run keeps. Forks are
+    continued by the backend of `config_file` alone.
     """
-    rescoring = Rescoring(config_file)
+    beside = BesideAgent.of(config_file)
     streams = streams or Streams()
 
     @asynccontextmanager
@@ -52,7 +53,7 @@ def build_app(
     )
     app.state.streams = streams
     install(app)
-    app.include_router(view_routes(catalogue, streams, rescoring))
+    app.include_router(view_routes(catalogue, streams, beside))
 
     @app.api_route("/{path:path}", methods=["GET", "HEAD"])
     def pages_of(path: str) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -60,5 +61,5 @@ def build_app(
             raise NotFound(f"no route is called /{path}", hint="GET /view/v1/runs")
         return page(path, pages)
 
-    app.add_middleware(Door, hosts=own_hosts(port), token=rescoring.token)
+    app.add_middleware(Door, hosts=own_hosts(port), token=beside.rescoring.token)
     return app

@@ -3,8 +3,8 @@
 The server has no key, so a web page elsewhere must not reach it. A page cannot set the Host header: after its
 own name is pointed at 127.0.0.1 (DNS rebinding), the browser still sends that name, and it is rejected here.
 
-One POST runs code, the user's reward. It needs the Origin that browsers send with every POST, and a secret of
-this process that only a page of this origin can read.
+Two POSTs act: one runs code, the user's reward; one has a backend sample. They need the Origin that browsers
+send with every POST, and a secret of this process that only a page of this origin can read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from insitu.view.http.responses import ErrorResponse
 from insitu.web_pages import guarded
 
 _METHODS = frozenset({"GET", "HEAD"})
-_RESCORE = re.compile(r"/view/v1/runs/[^/]+/groups/[^/]+/[^/]+/rescore")
+_OWN_PAGES = re.compile(r"/view/v1/runs/[^/]+/groups/[^/]+/[^/]+/(rescore|resample)")
 OWN_HEADER = "x-insitu-own-page"
 _MAX_HEAD_BYTES = 16_384
 
@@ -69,7 +69,7 @@ class Door:
             "/view/"
         ):
             raise Forbidden("a page of another site asked for this")
-        if scope["method"] == "POST" and _RESCORE.fullmatch(scope["path"]):
+        if scope["method"] == "POST" and _OWN_PAGES.fullmatch(scope["path"]):
             self._check_own_page(headers)
         elif scope["method"] not in _METHODS:
             raise _NotAllowed(f"{scope['method']} is not allowed: nothing here can be changed")

@@ -1,4 +1,4 @@
-"""The routes under /view/v1: all of them GET, but for the one that scores a group again."""
+"""The routes under /view/v1: all GET, but for two on a group: score it again, or go on from a fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from insitu.view.answers.comparison import compare_view
 from insitu.view.answers.groups import group_page, group_view
 from insitu.view.answers.one_rollout import rollout_view
 from insitu.view.answers.overview import config_view, run_view, summary
-from insitu.view.answers.rescoring import Rescoring
+from insitu.view.answers.resampling import MOST_AT_ONCE, MOST_TOKENS, BesideAgent, Fork
 from insitu.view.answers.rollouts import rollouts_view
 from insitu.view.answers.stored import find_rollout
 from insitu.view.answers.trees import tree_view
@@ -59,10 +59,10 @@ def filters_of(
 Filtered = Annotated[Filters, Depends(filters_of)]
 
 
-def view_routes(catalogue: Catalogue, streams: Streams, rescoring: Rescoring | None = None) -> APIRouter:
+def view_routes(catalogue: Catalogue, streams: Streams, beside: BesideAgent | None = None) -> APIRouter:
     """Return the routes over a catalogue. FastAPI runs each of these functions in a thread.
 
-    `rescoring` runs the user's reward: for a server beside the agent alone.
+    `beside` runs the user's reward and uses the configuration's key: for a server beside the agent alone.
     """
     router = APIRouter(prefix=PREFIX)
 
@@ -80,7 +80,9 @@ def view_routes(catalogue: Catalogue, streams: Streams, rescoring: Rescoring | N
     @router.get("/runs/{run}")
     def one_run(run: str) -> Response:  # pyright: ignore[reportUnusedFunction]
         found = run_view(opened(run))
-        return MessageResponse(found if rescoring is None else replace(found, rescoring=rescoring.token))
+        if beside is not None:
+            found = replace(found, rescoring=beside.rescoring.token, resampling=beside.resampling.available)
+        return MessageResponse(found)
 
     @router.get("/runs/{run}/config")
     def config(run: str) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -110,11 +112,28 @@ def view_routes(catalogue: Catalogue, streams: Streams, rescoring: Rescoring | N
     def one_group(run: str, store: str, index: int, limit: Siblings = 16) -> Response:  # pyright: ignore[reportUnusedFunction]
         return MessageResponse(group_view(opened(run), store, index, limit))
 
-    if rescoring is not None:
+    if beside is not None:
 
         @router.post("/runs/{run}/groups/{store}/{index}/rescore")
         def rescore(run: str, store: str, index: int) -> Response:  # pyright: ignore[reportUnusedFunction]
-            return MessageResponse(rescoring.group(opened(run), store, index))
+            return MessageResponse(beside.rescoring.group(opened(run), store, index))
+
+        @router.post("/runs/{run}/groups/{store}/{index}/resample")
+        def resample(  # pyright: ignore[reportUnusedFunction]
+            run: str,
+            store: str,
+            index: int,
+            rollout: Annotated[str, Query(max_length=_MAX_CHARS)],
+            sequence: Annotated[int, Query(ge=0, lt=2**31)],
+            depth: Annotated[int, Query(ge=1, lt=2**31)],
+            step: Number = None,
+            count: Annotated[int, Query(ge=1, le=MOST_AT_ONCE)] = 4,
+            max_tokens: Annotated[int, Query(ge=1, le=MOST_TOKENS)] = 256,
+        ) -> Response:
+            fork = Fork(rollout, sequence, depth)
+            return MessageResponse(
+                beside.resampling.fork(opened(run), store, index, fork, step, count, max_tokens)
+            )
 
     @router.get("/runs/{run}/tree")
     def tree(  # pyright: ignore[reportUnusedFunction]

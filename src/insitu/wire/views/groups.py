@@ -161,6 +161,49 @@ class RescoredGroup(Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class ResampledBranch(Answer):
+    """A continuation that was sampled from a fork just now: it is not trained on and has no advantage."""
+
+    call_id: str
+    """Its call in the gateway's record."""
+    ids: list[int]
+    texts: list[str] | None
+    logprobs: list[float]
+    """The sampler's, one per id."""
+    finish_reason: str
+    text: str
+    """As an agent receives it."""
+    reward: float | None
+    """By the reward as it is on disk now; null if it was not scored."""
+    error: str | None
+    """Why the reward gave none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResampledFork(Answer):
+    """`POST /view/v1/runs/{run}/groups/{store}/{index}/resample`: nothing of it is kept."""
+
+    rollout_id: str
+    sequence: Count
+    depth: Count
+    """The continuations follow the first so many tokens of that sequence of the rollout."""
+    step: Count | None
+    """Null: the base model."""
+    model: str
+    """The name that was called."""
+    version: str
+    """The weights, as the engine reports them."""
+    branches: list[ResampledBranch]
+    score_gap: float | None
+    """Largest difference between recorded and new scores of the tokens after the fork, by the same weights.
+    Null without two such tokens."""
+    note: str
+    """A remark on the sampling or on the missing score; empty if there is none."""
+    reward_note: str
+    """Why the continuations were not scored; empty if they were."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRow(Answer):
     """A group in a table."""
 

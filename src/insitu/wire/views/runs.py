@@ -249,6 +249,8 @@ class RunView(Answer):
     """`Last-Event-ID` to continue from this state at `/events`."""
     rescoring: str | None = None
     """The secret with which a page may ask for a new score of a group; null where nothing is scored."""
+    resampling: bool = False
+    """True if a configuration names the backend, so that forks can be continued."""
 
 
 @dataclass(frozen=True, slots=True)
