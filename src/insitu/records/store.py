@@ -52,6 +52,14 @@ _NUMBERS = (
 )
 _NO_TOKENS = {column.name: b"" for column in _TOKEN_COLUMNS}
 
+# The statements of `append`, built once: building them costs more than executing them.
+_THESE: sa.BindParameter[list[str]] = sa.bindparam("these", expanding=True)
+_STORED = sa.select(CALLS.c.id).where(CALLS.c.id.in_(_THESE))
+_STORED_LOCKED = _STORED.with_for_update(read=True)
+_COUNTED = sa.select(ROLLOUTS.c.id).where(ROLLOUTS.c.id.in_(_THESE))
+_WITH_CALLS = sa.select(CALLS.c.rollout_id).distinct().where(CALLS.c.rollout_id.in_(_THESE))
+_INSERT_CALLS, _INSERT_ROLLOUTS = sa.insert(CALLS), sa.insert(ROLLOUTS)
+
 
 @dataclass(frozen=True, slots=True)
 class ListedCall:
@@ -98,7 +106,7 @@ class RecordStore:
                         known.add(call.id)
                         new.append(call)
                 if rows := self._pack_all(connection, new):
-                    connection.execute(sa.insert(CALLS), rows)
+                    connection.execute(_INSERT_CALLS, rows)
             committed = True
             return seen_before
         finally:
@@ -164,7 +172,7 @@ class RecordStore:
     def was_counted(self, rollout_id: str) -> bool:
         """Return True if any process has ever counted requests of a rollout."""
         with self._engine.begin() as connection:
-            return bool(_among(connection, ROLLOUTS.c.id, [rollout_id]))
+            return bool(_among(connection, _COUNTED, [rollout_id]))
 
     def heads(self, ids: Sequence[str]) -> dict[str, CallHead]:
         """Return what is known of the stored calls among `ids` without reading a token."""
@@ -239,31 +247,27 @@ class RecordStore:
 
 
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
-    return _among(connection, CALLS.c.id, ids)
+    return _among(connection, _STORED, ids)
 
 
 def _locked(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
     """Return those of `ids` that are stored; they are not deleted before the transaction ends."""
-    found: set[str] = set()
-    for part in batches(ids):
-        query = sa.select(CALLS.c.id).where(CALLS.c.id.in_(part)).with_for_update(read=True)
-        found.update(connection.execute(query).scalars())
-    return found
+    return _among(connection, _STORED_LOCKED, ids)
 
 
 def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
     """Insert the new rollouts; return those already known, if only by their calls."""
-    counted = _among(connection, ROLLOUTS.c.id, rollout_ids)
+    counted = _among(connection, _COUNTED, rollout_ids)
     if new := [{"id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in counted]:
-        connection.execute(sa.insert(ROLLOUTS), new)
-    return counted | _among(connection, CALLS.c.rollout_id, rollout_ids)
+        connection.execute(_INSERT_ROLLOUTS, new)
+    return counted | _among(connection, _WITH_CALLS, rollout_ids)
 
 
-def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
-    """Return those of `values` that the column holds."""
+def _among(connection: sa.Connection, query: sa.Select[tuple[Any]], values: Sequence[str]) -> set[str]:
+    """Return those of `values` that a query for `these` finds."""
     found: set[str] = set()
     for part in batches(values):
-        found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
+        found.update(connection.execute(query, {"these": part}).scalars())
     return found
 
 
