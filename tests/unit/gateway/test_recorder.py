@@ -110,7 +110,10 @@ def test_a_long_backlog_is_a_refusal() -> None:
         recorder.submit(a_call(9))
 
 
-def test_calls_share_a_commit_while_nobody_waits_and_are_in_the_journal_meanwhile(tmp_path: Path) -> None:
+def test_calls_share_a_commit_while_nobody_waits_and_are_in_the_journal_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_LINGER_SECONDS", 2.0)
     store = FakeStore()
     recorder = Recorder(store, max_backlog=100, journal=Journal(tmp_path))  # type: ignore[arg-type]
     for i in range(5):

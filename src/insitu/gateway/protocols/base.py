@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from insitu.errors import InsituError
 from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.engines.upstream import Engine
+from insitu.gateway.protocols.local_text import LocalText
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.shared.faults import reading
 from insitu.gateway.shared.settings import Limits
@@ -37,6 +39,8 @@ class Lane:
     model_name: str
     """The resolved name that the answer carries."""
     call_id: str
+    decoder: Callable[[list[int]], LocalText | None] = lambda _prompt_ids: None
+    """Begins the text of an answer to this prompt; None if the engine must decode it."""
 
 
 @dataclass(frozen=True, slots=True)
