@@ -96,3 +96,62 @@ def test_the_gateway_decodes_as_vllm_does(folder: Path) -> None:
     assert num_local > NUM_ANSWERS / 4
     assert True in unseen.values()
     print(f"gate vllm-text: {num_local} answers decoded as vLLM does ok")
+
+
+def stream_of(tokenizer: Any, ids: list[int], *, detokenize: bool, interval: int | None) -> list[Any]:
+    """Pass an answer, token by token, through vLLM's output processor; return the parts of the stream."""
+    import numpy as np
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.outputs import LogprobsLists
+
+    params = SamplingParams(
+        logprobs=0,
+        detokenize=detokenize,
+        stream_interval=interval,
+        output_kind=RequestOutputKind.DELTA,
+        max_tokens=100,
+    )
+    processor = OutputProcessor(tokenizer, log_stats=False)
+    request = EngineCoreRequest(
+        "r", [1, 2, 3], None, params, None, 0.0, None, None, None, external_req_id="r"
+    )
+    processor.add_request(request, None)
+    parts: list[Any] = []
+    for number, token in enumerate(ids):
+        logprobs = LogprobsLists(
+            np.array([[token]]), np.array([[-0.25 * number]], dtype=np.float32), np.array([1])
+        )
+        reason = FinishReason.LENGTH if number == len(ids) - 1 else None
+        output = EngineCoreOutput("r", [token], new_logprobs=logprobs, finish_reason=reason)
+        made = processor.process_outputs([output], weight_version="base").request_outputs
+        parts += [one.outputs[0] for one in made]
+    return parts
+
+
+def test_steps_and_no_text_change_nothing_of_what_is_recorded() -> None:
+    """The gateway reads ids, logprobs, the finish reason and the weights of the chunks, and nothing else."""
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer: Any = get_tokenizer(str(tiny()))
+    ids = [random.Random(3).randrange(len(tokenizer)) for _ in range(23)]
+
+    def recorded(parts: list[Any]) -> tuple[Any, ...]:
+        logprobs = [
+            step[token].logprob
+            for part in parts
+            for token, step in zip(part.token_ids, part.logprobs, strict=True)
+        ]
+        last = parts[-1]
+        spans = [(span.version, span.start, span.end) for span in last.weight_versions]
+        return [t for part in parts for t in part.token_ids], logprobs, last.finish_reason, spans
+
+    whole = stream_of(tokenizer, ids, detokenize=True, interval=None)
+    steps = stream_of(tokenizer, ids, detokenize=False, interval=4)
+    assert [len(part.token_ids) for part in whole] == [1] * 23
+    assert [len(part.token_ids) for part in steps] == [1, 4, 4, 4, 4, 4, 2]
+    assert recorded(steps) == recorded(whole)
+    assert recorded(whole)[0] == ids
+    assert "".join(part.text for part in steps) == ""
+    assert "".join(part.text for part in whole)

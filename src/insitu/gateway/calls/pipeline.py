@@ -251,7 +251,7 @@ class Caller:
     async def _choose(self, attempt: Attempt, choice: Choice) -> tuple[Sample, Answer]:
         """Generate one whole answer and verify it."""
         lane, request, rendered = attempt.lane, attempt.context.request, choice.rendered
-        generating = lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
+        generating = lane.engine.post(GENERATE_PATH, rendered.sent(), generating=True)
         answered = await timed(choice.timings, "generate", generating)
         choice.generated.add(answered)
         sample = verify(choice.generated, len(rendered.prompt_ids), attempt.target)

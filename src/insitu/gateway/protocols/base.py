@@ -29,6 +29,18 @@ class Rendered:
     from_text: bool = True
     """False if the client chose the ids itself."""
 
+    def sent(self, stream_interval: int | None = None) -> dict[str, Any]:
+        """Return the generate request with what concerns its transport alone, so it is not recorded.
+
+        The engine's own text is not read, so the engine makes none unless it looks for stop strings. In a
+        stream it sends the first token at once and the others in steps.
+        """
+        sampling = self.generate["sampling_params"]
+        sampling = sampling | {"detokenize": bool(sampling.get("stop"))}
+        if stream_interval is not None:
+            sampling["stream_interval"] = stream_interval
+        return self.generate | {"sampling_params": sampling}
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
