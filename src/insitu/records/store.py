@@ -25,12 +25,10 @@ from insitu.records.old_calls import OldRollout, deleted_hint
 from insitu.records.packing import (
     BYTES_PER_VALUE,
     CallRow,
+    FreshCall,
     Shared,
     Tail,
-    pack_call,
     shared_of,
-    shared_with,
-    tail_of,
     unpack_call,
     unpack_sampling,
 )
@@ -233,17 +231,18 @@ class RecordStore:
 
     def _pack(self, call: ModelCall) -> CallRow:
         if call.rollout_id is None:
-            return pack_call(call, Shared())
+            return FreshCall(call).row(Shared())
         tails = self._tails.setdefault(call.rollout_id, [])
         self._tails.move_to_end(call.rollout_id)
-        options = [shared_with(call, tail) for tail in tails]
+        fresh = FreshCall(call, tails)
+        options = [fresh.shared_with(tail) for tail in tails]
         shared = max(options, key=lambda s: (s.num_tokens, s.num_messages), default=Shared())
         # The conversation that was extended is replaced by its continuation, others stay open.
         kept = [tail for tail in tails if tail.id != shared.parent]
-        self._tails[call.rollout_id] = [*kept[1 - _TAILS_PER_ROLLOUT :], tail_of(call)]
+        self._tails[call.rollout_id] = [*kept[1 - _TAILS_PER_ROLLOUT :], fresh.tail()]
         while len(self._tails) > _MAX_ROLLOUTS_WITH_TAILS:
             self._tails.popitem(last=False)
-        return pack_call(call, shared)
+        return fresh.row(shared)
 
 
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
