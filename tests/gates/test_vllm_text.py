@@ -148,9 +148,9 @@ def test_steps_and_no_text_change_nothing_of_what_is_recorded() -> None:
         return [t for part in parts for t in part.token_ids], logprobs, last.finish_reason, spans
 
     whole = stream_of(tokenizer, ids, detokenize=True, interval=None)
-    steps = stream_of(tokenizer, ids, detokenize=False, interval=4)
+    steps = stream_of(tokenizer, ids, detokenize=False, interval=8)
     assert [len(part.token_ids) for part in whole] == [1] * 23
-    assert [len(part.token_ids) for part in steps] == [1, 4, 4, 4, 4, 4, 2]
+    assert [len(part.token_ids) for part in steps] == [1, 8, 8, 6]
     assert recorded(steps) == recorded(whole)
     assert recorded(whole)[0] == ids
     assert "".join(part.text for part in steps) == ""

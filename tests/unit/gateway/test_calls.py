@@ -190,19 +190,19 @@ async def test_what_concerns_the_transport_alone_is_sent_and_not_recorded(gatewa
     assert [one["detokenize"] for one in sent] == [False, False, True], (
         "only stop strings need the engine's text"
     )
-    assert [one.get("stream_interval") for one in sent] == [None, 4, None]
+    assert [one.get("stream_interval") for one in sent] == [None, 8, None]
     for call in await gateway.records():
         assert not {"detokenize", "stream_interval"} & call.sampling.keys()
 
 
 async def test_a_stream_in_steps_has_every_token(start_gateway: StartGateway) -> None:
-    behaviour = Behaviour(num_tokens=11, keeps_interval=True, chunk_seconds=0.01)
+    behaviour = Behaviour(num_tokens=19, keeps_interval=True, chunk_seconds=0.01)
     gateway = await start_gateway(make_engine=lambda: StandinEngine(behaviour))
     events, _, done = await gateway.stream(return_token_ids=True)
     parts = [event["choices"][0]["token_ids"] for event in events]
     assert done
-    assert [token for part in parts for token in part] == [1000 + i for i in range(11)]
+    assert [token for part in parts for token in part] == [1000 + i for i in range(19)]
     assert len(parts[0]) == 1
-    assert 3 <= len(parts) <= 4, "1, 4, 4 and 2 tokens; later ones may be merged"
+    assert 3 <= len(parts) <= 4, "1, 8, 8 and 2 tokens; later ones may be merged"
     [call] = await gateway.records()
-    assert call.output_ids == [1000 + i for i in range(11)]
+    assert call.output_ids == [1000 + i for i in range(19)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -28,6 +29,8 @@ class Rendered:
     """The body of the generate request."""
     from_text: bool = True
     """False if the client chose the ids itself."""
+    packed: array[int] | None = None
+    """The prompt's ids in 4 bytes each, where they were compared: packing 32k of them takes a millisecond."""
 
     def sent(self, stream_interval: int | None = None) -> dict[str, Any]:
         """Return the generate request with what concerns its transport alone, so it is not recorded.
