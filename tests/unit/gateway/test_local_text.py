@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from insitu.gateway.engines.upstream import Engine, ServedModel
 from insitu.gateway.protocols import local_text
 from insitu.gateway.protocols.local_text import Spelling
 from insitu.gateway.sampled_ids.pieces import load_pieces
+from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.shared.counts import Counts
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway
 from tests.unit.gateway.drifting_engine import (
@@ -193,3 +196,27 @@ async def test_an_engine_without_a_tokenizer_here_decodes_everything(start_gatew
         before = talker.num_asked()
         assert await talker.say() == TEXT
         assert talker.num_asked() > before
+
+
+class Listing:
+    """An engine that lists its model, once it may."""
+
+    def __init__(self, url: str, root: Path, *, hangs: bool) -> None:
+        self.url, self._root, self._may = url, root, asyncio.Event()
+        if not hangs:
+            self._may.set()
+
+    async def models(self) -> list[ServedModel]:
+        await self._may.wait()
+        return [ServedModel("tiny", None, str(self._root), 100)]
+
+
+async def test_an_engine_that_hangs_keeps_no_call_to_another_waiting(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizers = Tokenizers()
+    hung = asyncio.create_task(tokenizers.of(cast(Engine, Listing("a", tmp_path, hangs=True)), "tiny"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        served = await tokenizers.of(cast(Engine, Listing("b", tmp_path, hangs=False)), "tiny")
+    assert served.pieces is not None
+    hung.cancel()
