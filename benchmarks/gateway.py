@@ -2,14 +2,16 @@
 
     python benchmarks/gateway.py --json
 
-Three parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
-concurrent (throughput) and at 1 (latency). "direct" asks for the ids and logprobs that training needs,
-"direct_plain" for the text only; the gateway's client sends the plain request. *Load*: a stand-in
-upstream in its own process (5-15 s a call, 20-KB answers) with 1,000 calls in flight. *Recording*: one
-call at a time, in turn through this gateway and through one that answers before the call is safe from
-`kill -9` (benchmarks/forgetful_gateway.py), first and later calls of a rollout, with a stand-in that takes 50
-ms a call and with one that answers at once. The first call's note of its rollout is written while the engine
-works. Each figure is compared with the bound it must meet.
+Five parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
+concurrent (throughput) and at 1 (latency), whole and streamed, without and with a tool parser. "direct" asks
+for the ids and logprobs that training needs, "direct_plain" for the text only; the gateway's client sends the
+plain request. *Streams* and *turns*: the gateway's CPU time per streamed token, and per turn of rollouts that
+grow to 32k tokens in 100 turns, in front of a stand-in. *Load*: a stand-in upstream in its own process
+(5-15 s a call, 20-KB answers) with 1,000 calls in flight. *Recording*: one call at a time, in turn through
+this gateway and through one that answers before the call is safe from `kill -9`
+(benchmarks/forgetful_gateway.py), first and later calls of a rollout, with a stand-in that takes 50 ms a call
+and with one that answers at once. The first call's note of its rollout is written while the engine works.
+Each figure is compared with the bound it must meet.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ import contextlib
 import functools
 import itertools
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import show  # noqa: E402
+from benchmarks.gateway_cpu import streams_part, turns_part  # noqa: E402
+from benchmarks.gateway_sides import call, client, gateway, standin, wait_up  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
-from tests.support.vllm_server import free_port, vllm_server  # noqa: E402
+from tests.support.vllm_server import vllm_server  # noqa: E402
 
-API = {"authorization": "Bearer default", "content-type": "application/json"}
 ADMIN = {"authorization": "Bearer admin"}
+PARSER_ARGUMENTS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+]
 BOUNDS = {
-    "throughput_ratio_32": (">=", 0.9),
-    "added_p50_ms_1": ("<=", 10.0),
+    **{
+        f"throughput_ratio_32{kind}": (">=", 0.95)
+        for kind in ("", "_streamed", "_parser", "_streamed_parser")
+    },
+    **{f"added_p50_ms_1{kind}": ("<=", 5.0) for kind in ("", "_streamed", "_parser", "_streamed_parser")},
+    "cpu_us_per_streamed_token": ("<=", 60.0),
+    "cpu_us_per_streamed_token_parser": ("<=", 60.0),
+    "turn_cost_ratio": ("<=", 1.5),
     "load_errors": ("<=", 0),
     "load_recorded_per_second": (">=", 90.0),
     "load_rss_mb": ("<=", 400.0),
@@ -54,68 +66,27 @@ BOUNDS = {
 }
 
 
-@contextlib.contextmanager
-def child(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process for the duration of the block."""
-    process = subprocess.Popen([sys.executable, *command], env=os.environ | environment, cwd=ROOT)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kind of call to compare: whole or streamed, with or without tools that the engine parses."""
+
+    stream: bool
+    parser: bool
+
+    @property
+    def suffix(self) -> str:
+        return ("_streamed" if self.stream else "") + ("_parser" if self.parser else "")
 
 
-@contextlib.contextmanager
-def gateway(
-    upstream: str, folder: str, program: tuple[str, ...] = ("-m", "insitu.gateway")
-) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a standalone gateway that records to a file in `folder`."""
-    port, records = free_port(), f"sqlite:///{folder}/calls.db"
-    arguments = ["--port", str(port), "--records", records, "--upstream", upstream]
-    keys = {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"}
-    with child(*program, *arguments, **keys) as process:
-        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-
-
-@contextlib.asynccontextmanager
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=120)
-    ) as session:
-        yield session
-
-
-async def wait_up(session: aiohttp.ClientSession, url: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            async with session.get(f"{url}/health") as got:
-                if got.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{url} does not answer")
-        await asyncio.sleep(0.1)
-
-
-async def call(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
-    """Time one chat call in seconds; an error raises."""
-    started = time.perf_counter()
-    async with session.post(f"{url}/v1/chat/completions", data=body, headers=API) as got:
-        data = await got.read()
-        if got.status != 200:
-            raise RuntimeError(f"{got.status}: {data[:200]!r}")
-    return time.perf_counter() - started
-
-
-def engine_body(number: int, tokens: int, *, trainable: bool) -> bytes:
+def engine_body(number: int, tokens: int, variant: Variant, *, trainable: bool) -> bytes:
     """Make one request; `trainable` adds each token's id and logprob, which the gateway always records."""
     message = {"role": "user", "content": f"Tell me something about the number {number}."}
     # Lengths differ, as in real answers.
     length = tokens // 2 + number * 7919 % (tokens + 1)
-    body = {"model": "tiny", "messages": [message], "max_tokens": length, "ignore_eos": True}
+    body: dict[str, Any] = {"model": "tiny", "messages": [message], "max_tokens": length, "ignore_eos": True}
+    body["stream"] = variant.stream
+    if variant.parser:
+        body["tools"] = TOOLS
     return orjson.dumps(body | ({"logprobs": True, "return_token_ids": True} if trainable else {}))
 
 
@@ -135,30 +106,59 @@ async def batch(
 
 
 async def engine_part(rounds: int, calls_32: int, calls_1: int, tokens: int) -> dict[str, Any]:
-    """Alternate direct and gateway rounds on one engine."""
+    """Compare all variants, on one engine without and on one with a parser."""
+    figures: dict[str, Any] = {"mean_tokens_per_call": tokens}
+    for parser in (False, True):
+        figures |= await one_engine(rounds, calls_32, calls_1, tokens, parser=parser)
+    return figures
+
+
+async def one_engine(
+    rounds: int, calls_32: int, calls_1: int, tokens: int, *, parser: bool
+) -> dict[str, Any]:
+    """Alternate direct and gateway rounds, whole and streamed, on one engine."""
     from insitu.testing.models import tiny
 
-    rates: dict[str, list[float]] = {"direct": [], "direct_plain": [], "gateway": []}
-    times: dict[str, list[float]] = {side: [] for side in rates}
+    figures: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        engine = stack.enter_context(vllm_server(tiny(), "tiny"))
+        engine = stack.enter_context(vllm_server(tiny(), "tiny", *(PARSER_ARGUMENTS if parser else ())))
         url, _process = stack.enter_context(gateway(engine.url, folder))
         session = await stack.enter_async_context(client())
         await wait_up(session, url)
         sides = {"direct": engine.url, "direct_plain": engine.url, "gateway": url}
         seeds = itertools.count()  # no prompt is used twice, so the prefix cache favours neither side
-        for number in range(rounds + 1):  # the first round warms up and is not counted
-            for side in sorted(sides, reverse=number % 2 == 1):
-                make = functools.partial(engine_body, tokens=tokens, trainable=side == "direct")
-                rate, _ = await batch(session, sides[side], [make(next(seeds)) for _ in range(calls_32)], 32)
-                if number:
-                    rates[side].append(rate)
-            for _ in range(calls_1):  # one call of each side in turn: noise of the machine affects all alike
-                first = next(seeds) * 33  # equal lengths, other prompts: see engine_body
-                for offset, (side, at) in enumerate(sides.items()):
-                    body = engine_body(first + offset * 33 * 10_000, tokens, trainable=side == "direct")
-                    times[side].append(await call(session, at, body))
+        for stream in (False, True):
+            variant = Variant(stream, parser)
+            found = await compared(session, sides, seeds, variant, rounds, calls_32, calls_1, tokens)
+            figures |= {name + variant.suffix: value for name, value in found.items()}
+    return figures
+
+
+async def compared(
+    session: aiohttp.ClientSession,
+    sides: dict[str, str],
+    seeds: Iterator[int],
+    variant: Variant,
+    rounds: int,
+    calls_32: int,
+    calls_1: int,
+    tokens: int,
+) -> dict[str, Any]:
+    """Measure one variant at 32 concurrent (throughput) and at 1 (latency), all sides in turn."""
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds + 1):  # the first round warms up and is not counted
+        for side in sorted(sides, reverse=number % 2 == 1):
+            make = functools.partial(engine_body, tokens=tokens, variant=variant, trainable=side == "direct")
+            rate, _ = await batch(session, sides[side], [make(next(seeds)) for _ in range(calls_32)], 32)
+            if number:
+                rates[side].append(rate)
+        for _ in range(calls_1):  # one call of each side in turn: noise of the machine affects all alike
+            first = next(seeds) * 33  # equal lengths, other prompts: see engine_body
+            for offset, (side, at) in enumerate(sides.items()):
+                body = engine_body(first + offset * 33 * 10_000, tokens, variant, trainable=side == "direct")
+                times[side].append(await call(session, at, body))
     p50 = {side: statistics.median(values) * 1000 for side, values in times.items()}
     return {
         "calls_per_second_32": {side: round(statistics.median(values), 2) for side, values in rates.items()},
@@ -169,7 +169,6 @@ async def engine_part(rounds: int, calls_32: int, calls_1: int, tokens: int) -> 
             "throughput_ratio_32": round(median_ratio(rates["gateway"], rates["direct_plain"]), 3),
             "added_p50_ms_1": round(median_added(times["gateway"], times["direct_plain"]), 2),
         },
-        "mean_tokens_per_call": tokens,
     }
 
 
@@ -208,11 +207,8 @@ async def keep_in_flight(
 
 async def load_part(width: int, seconds: float, tokens: int) -> dict[str, Any]:
     """Load the stand-in, directly and through the gateway."""
-    port = free_port()
-    standin = [str(ROOT / "tests/support/standin_engine.py"), "--port", str(port), "--min-seconds", "5"]
-    standin += ["--max-seconds", "15", "--bytes", "20000", "--tokens", str(tokens)]
-    upstream = f"http://127.0.0.1:{port}"
-    with child(*standin), tempfile.TemporaryDirectory() as folder:
+    options = ["--min-seconds", "5", "--max-seconds", "15", "--bytes", "20000", "--tokens", str(tokens)]
+    with standin(*options) as upstream, tempfile.TemporaryDirectory() as folder:
         async with client() as session:
             await wait_up(session, upstream)
             direct, _, direct_errors = await keep_in_flight(session, upstream, width, 16, seconds)
@@ -248,13 +244,11 @@ async def recording_part(calls: int, tokens: int) -> dict[str, Any]:
 
 async def recording_added(calls: int, tokens: int, seconds: float) -> dict[str, float]:
     """Alternate single calls through a gateway that records durably and through one that does not."""
-    port = free_port()
-    standin = [str(ROOT / "tests/support/standin_engine.py"), "--port", str(port), "--tokens", str(tokens)]
-    standin += ["--min-seconds", str(seconds), "--max-seconds", str(seconds)]
-    upstream = f"http://127.0.0.1:{port}"
+    options = ["--tokens", str(tokens), "--min-seconds", str(seconds), "--max-seconds", str(seconds)]
     body = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with child(*standin), tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+    folders = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
+    with standin(*options) as upstream, folders[0] as first, folders[1] as second:
         async with client() as session:
             await wait_up(session, upstream)
             forgetful = (str(ROOT / "benchmarks/forgetful_gateway.py"),)
@@ -310,8 +304,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--part", choices=["engine", "load", "recording", "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=5)
+    parts = ["engine", "streams", "turns", "load", "recording", "all"]
+    parser.add_argument("--part", choices=parts, default="all")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--load-tokens", type=int, default=200, help="tokens per answer of the stand-in")
@@ -322,6 +317,10 @@ def main() -> None:
     }
     if given.part in ("engine", "all"):
         figures |= asyncio.run(engine_part(given.rounds, calls_32=192, calls_1=20, tokens=32))
+    if given.part in ("streams", "all"):
+        figures |= asyncio.run(streams_part(given.rounds))
+    if given.part in ("turns", "all"):
+        figures |= asyncio.run(turns_part())
     if given.part in ("load", "all"):
         figures |= asyncio.run(load_part(given.in_flight, given.seconds, given.load_tokens))
     if given.part in ("recording", "all"):

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.engine import bare_engine  # noqa: E402
-from benchmarks.gateway import gateway  # noqa: E402
+from benchmarks.gateway_sides import gateway  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.addition import question  # noqa: E402
 

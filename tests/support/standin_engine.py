@@ -11,9 +11,11 @@ import argparse
 import asyncio
 import math
 import random
+import string
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -29,6 +31,16 @@ _ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6, "developer": 7}
 def spell(text: str) -> list[int]:
     """One token a character."""
     return [_SPELLED + ord(character) for character in text]
+
+
+def write_tokenizer(folder: Path, num_tokens: int) -> Path:
+    """Write the `tokenizer.json` with which tokens have the text that derender gives them."""
+    names = {f"Ġw{i}": 1000 + i for i in range(num_tokens)}
+    names |= {f"p{token}": token for token in (*PROMPT_IDS, *_ROLES.values())}
+    names |= {letter: spell(letter)[0] for letter in string.ascii_letters}
+    data = {"model": {"type": "BPE", "vocab": names}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
+    (folder / "tokenizer.json").write_bytes(orjson.dumps(data))
+    return folder
 
 
 def spell_messages(messages: list[dict[str, Any]], *, open_turn: bool = True) -> list[int]:
@@ -68,6 +80,11 @@ class Behaviour:
     gate: asyncio.Event | None = None
     """A generation that begins with a gate ends no earlier than it is set."""
     chunk_seconds: float = 0.0
+    """Time per token of a stream."""
+    keeps_interval: bool = False
+    """True if a stream has the steps that were requested, else one chunk per token."""
+    root: str | None = None
+    """The directory of its tokenizer, as an engine lists it; see `write_tokenizer`."""
     num_tokens: int = 4
     answer_bytes: int = 0
     """Size of the text of an answer; 0: one word per token."""
@@ -165,7 +182,8 @@ class StandinEngine:
         return _json({"num_generating": self.num_generating})
 
     async def _models(self, _request: web.Request) -> web.Response:
-        cards = [{"id": name, "parent": None} for name in self.behaviour.models]
+        root = self.behaviour.root
+        cards = [{"id": name, "parent": None, "root": root} for name in self.behaviour.models]
         cards += [{"id": name, "parent": self.behaviour.models[0]} for name in self.behaviour.adapters]
         return web.json_response({"object": "list", "data": cards})
 
@@ -232,7 +250,9 @@ class StandinEngine:
         if fault in _FAULTS:
             _FAULTS[fault](answer)
         if body.get("stream"):
-            return await self._stream(request, answer, cut=fault == "cut", error=fault == "stream-error")
+            asked = body["sampling_params"].get("stream_interval") if self.behaviour.keeps_interval else None
+            cut, error = fault == "cut", fault == "stream-error"
+            return await self._stream(request, answer, asked or 1, cut=cut, error=error)
         return _json(answer)
 
     def _next_fault(self) -> str | None:
@@ -282,15 +302,20 @@ class StandinEngine:
         return ids[:most], behaviour.finish_reason if len(ids) <= most else "length"
 
     async def _stream(
-        self, request: web.Request, answer: dict[str, Any], *, cut: bool, error: bool
+        self, request: web.Request, answer: dict[str, Any], interval: int, *, cut: bool, error: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         whole = answer["choices"][0]
         last = len(whole["token_ids"] or []) - 1
         entries = (whole["logprobs"] or {}).get("content") or []
-        for i, token in enumerate(whole["token_ids"] or []):
-            part = {"index": 0, "token_ids": [token], "logprobs": {"content": entries[i : i + 1]}}
+        ids, start = whole["token_ids"] or [], 0
+        for i in range(len(ids)):
+            if 0 < start <= i < min(start + interval - 1, last):  # the step is not full
+                await asyncio.sleep(self.behaviour.chunk_seconds)
+                continue
+            now, start = slice(start, i + 1), i + 1
+            part = {"index": 0, "token_ids": ids[now], "logprobs": {"content": entries[now]}}
             part |= {"finish_reason": None, "stop_reason": None, "weight_versions": None}
             if i == last:
                 part |= {k: whole[k] for k in ("finish_reason", "stop_reason", "weight_versions")}
@@ -449,6 +474,10 @@ async def _serve(arguments: argparse.Namespace) -> None:
         num_tokens=arguments.tokens,
         answer_bytes=arguments.bytes,
         chunk_seconds=arguments.chunk_seconds,
+        keeps_interval=True,
+        root=arguments.root,
+        parser=arguments.parser,
+        texts=["x" * arguments.text_chars] if arguments.text_chars else [],
     )
     async with StandinEngine(behaviour, port=arguments.port, keep_seen=False):
         await asyncio.Event().wait()
@@ -462,6 +491,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--chunk-seconds", type=float, default=0.0)
+    parser.add_argument("--parser", action="store_true", help="an engine that parses tools")
+    parser.add_argument("--text-chars", type=int, default=0, help="answers of one token a character")
+    parser.add_argument("--root", help="the directory of a tokenizer that write_tokenizer wrote")
     asyncio.run(_serve(parser.parse_args()))
 
 

@@ -133,7 +133,9 @@ class Gateway:
         self.pool = ReplicaPool(limits, on_change=self.routes.wake, key=self._settings.engine_key)
         tokenizers = Tokenizers(self._settings.tokenizer)
         self.restorer = Restorer(limits, tokenizers)
-        self.caller = Caller(self.routes, self.pool, self.recorder, self.restorer, limits, self._counts)
+        self.caller = Caller(
+            self.routes, self.pool, self.recorder, self.restorer, tokenizers, limits, self._counts
+        )
         self.tallies = Tallies(limits.max_counted_rollouts, on_first=self.recorder.count)
         texts = TokenTexts(self.routes, self.pool, tokenizers)
         self.listings = Listings(store, self.recorder, self.tallies, texts, limits)

@@ -56,6 +56,8 @@ def metrics(
     yield counter("insitu_gateway_rejections_total", text, "reason", rejected)
     text = "Streams that ended before their end, by who ended them."
     yield counter("insitu_gateway_streams_broken_total", text, "by", counts.broken_streams)
+    text = "Shortcuts that differed from the engine's own result and are no longer used."
+    yield counter("insitu_gateway_shortcuts_ended_total", text, "shortcut", counts.shortcuts_ended)
     text = "Calls that were written to the records."
     yield total("insitu_gateway_calls_recorded_total", text, recorder.num_recorded)
     yield total("insitu_gateway_calls_lost_total", "Calls that the records did not take.", recorder.num_lost)

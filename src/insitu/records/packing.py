@@ -12,7 +12,7 @@ import hashlib
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar
 
@@ -94,65 +94,80 @@ class Shared:
     tools: bool = False
 
 
-def tail_of(call: ModelCall) -> Tail:
-    """Digest a stored call, for the calls that may extend it."""
-    messages = call.messages or []
-    return Tail(
-        id=call.id,
-        num_tokens=len(call.prompt_ids) + len(call.output_ids),
-        tokens_digest=_digest(pack_ids(call.prompt_ids) + pack_ids(call.output_ids)),
-        num_messages=len(messages),
-        messages_digest=_digest(orjson.dumps(messages)),
-        tools_digest=_digest(orjson.dumps(call.tools)),
-    )
+class FreshCall:
+    """A call on its way into the store: packed once, and digested once for all the calls it may extend."""
 
+    def __init__(self, call: ModelCall, tails: Sequence[Tail] = ()) -> None:
+        self._call = call
+        self._prompt, self._output = pack_ids(call.prompt_ids), pack_ids(call.output_ids)
+        self._num_tokens = len(call.prompt_ids) + len(call.output_ids)
+        tokens = memoryview(self._prompt + self._output)
+        # Only a beginning of the prompt can be what an earlier call holds.
+        ends = {tail.num_tokens for tail in tails if tail.num_tokens <= len(call.prompt_ids)}
+        self._token_digests = _digests(ends | {self._num_tokens}, lambda a, b: _values(tokens, a, b))
+        messages = call.messages or []
+        ends = {tail.num_messages for tail in tails if tail.num_messages <= len(messages)}
+        self._message_digests = _digests(
+            ends | {len(messages)}, lambda a, b: b"".join(orjson.dumps(one) + b"\n" for one in messages[a:b])
+        )
+        self._tools_digest = hashlib.blake2b(orjson.dumps(call.tools), digest_size=20).digest()
 
-def shared_with(call: ModelCall, tail: Tail) -> Shared:
-    """Return how much of `call` is already held by the call behind `tail`."""
-    tokens = 0
-    if 0 < tail.num_tokens <= len(call.prompt_ids):
-        tokens = _same(pack_ids(call.prompt_ids[: tail.num_tokens]), tail.tokens_digest, tail.num_tokens)
-    messages = 0
-    if call.messages and 0 < tail.num_messages <= len(call.messages):
-        head = orjson.dumps(call.messages[: tail.num_messages])
-        messages = _same(head, tail.messages_digest, tail.num_messages)
-    if not tokens and not messages:
-        return Shared()
-    tools = call.tools is not None and _digest(orjson.dumps(call.tools)) == tail.tools_digest
-    return Shared(tail.id, tokens, messages, tools)
+    def tail(self) -> Tail:
+        """Return the digests by which calls that extend this one are recognised."""
+        num_messages = len(self._call.messages or [])
+        return Tail(
+            id=self._call.id,
+            num_tokens=self._num_tokens,
+            tokens_digest=self._token_digests[self._num_tokens],
+            num_messages=num_messages,
+            messages_digest=self._message_digests[num_messages],
+            tools_digest=self._tools_digest,
+        )
 
+    def shared_with(self, tail: Tail) -> Shared:
+        """Return how much of the call is already held by the one behind `tail`, one of those given."""
+        tokens, messages = tail.num_tokens, tail.num_messages
+        if tokens > len(self._call.prompt_ids) or self._token_digests[tokens] != tail.tokens_digest:
+            tokens = 0
+        if self._message_digests.get(messages) != tail.messages_digest:
+            messages = 0
+        if not tokens and not messages:
+            return Shared()
+        tools = self._call.tools is not None and self._tools_digest == tail.tools_digest
+        return Shared(tail.id, tokens, messages, tools)
 
-def pack_call(call: ModelCall, shared: Shared) -> CallRow:
-    """Pack a call into a row, without what `shared` says its parent holds."""
-    body = {
-        "messages": None if call.messages is None else call.messages[shared.num_messages :],
-        "tools": None if shared.tools else call.tools,
-        "answer": call.answer,
-        "sampling": call.sampling,
-        "timings": call.timings,
-        "function": call.function,
-        "protocol": call.protocol,
-    }
-    return {
-        "id": call.id,
-        "rollout_id": call.rollout_id,
-        "parent_id": shared.parent,
-        "shared_tokens": shared.num_tokens,
-        "shared_messages": shared.num_messages,
-        "shared_tools": shared.tools,
-        "model": call.model,
-        "run": call.run,
-        "policy_step": call.policy_step,
-        "policy_version": call.policy_version,
-        "finish_reason": call.finish_reason,
-        "constrained": call.constrained,
-        "source": call.source,
-        "started_at": call.started_at,
-        "prompt_ids": pack_ids(call.prompt_ids[shared.num_tokens :]),
-        "output_ids": pack_ids(call.output_ids),
-        "logprobs": pack_floats(call.logprobs),
-        "body": zlib.compress(orjson.dumps(body), _COMPRESSION_LEVEL),
-    }
+    def row(self, shared: Shared) -> CallRow:
+        """Return the row, without what `shared` says its parent holds."""
+        call = self._call
+        body = {
+            "messages": None if call.messages is None else call.messages[shared.num_messages :],
+            "tools": None if shared.tools else call.tools,
+            "answer": call.answer,
+            "sampling": call.sampling,
+            "timings": call.timings,
+            "function": call.function,
+            "protocol": call.protocol,
+        }
+        return {
+            "id": call.id,
+            "rollout_id": call.rollout_id,
+            "parent_id": shared.parent,
+            "shared_tokens": shared.num_tokens,
+            "shared_messages": shared.num_messages,
+            "shared_tools": shared.tools,
+            "model": call.model,
+            "run": call.run,
+            "policy_step": call.policy_step,
+            "policy_version": call.policy_version,
+            "finish_reason": call.finish_reason,
+            "constrained": call.constrained,
+            "source": call.source,
+            "started_at": call.started_at,
+            "prompt_ids": self._prompt[BYTES_PER_VALUE * shared.num_tokens :],
+            "output_ids": self._output,
+            "logprobs": pack_floats(call.logprobs),
+            "body": zlib.compress(orjson.dumps(body), _COMPRESSION_LEVEL),
+        }
 
 
 def shared_of(row: CallRow) -> Shared:
@@ -200,12 +215,17 @@ def unpack_sampling(body: bytes) -> AnyObject:
     return orjson.loads(zlib.decompress(body))["sampling"]
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=20).digest()
+def _digests(ends: set[int], part: Callable[[int, int], bytes | memoryview]) -> dict[int, bytes]:
+    """Return the digest of each beginning, by its end, in one pass; `part` returns what lies between two."""
+    running, found, start = hashlib.blake2b(digest_size=20), dict[int, bytes](), 0
+    for end in sorted(ends):
+        running.update(part(start, end))
+        found[end], start = running.digest(), end
+    return found
 
 
-def _same(head: bytes, digest: bytes, count: int) -> int:
-    return count if _digest(head) == digest else 0
+def _values(packed: memoryview, start: int, end: int) -> memoryview:
+    return packed[BYTES_PER_VALUE * start : BYTES_PER_VALUE * end]
 
 
 def _little_endian(values: array[_Number]) -> array[_Number]:

@@ -25,12 +25,10 @@ from insitu.records.old_calls import OldRollout, deleted_hint
 from insitu.records.packing import (
     BYTES_PER_VALUE,
     CallRow,
+    FreshCall,
     Shared,
     Tail,
-    pack_call,
     shared_of,
-    shared_with,
-    tail_of,
     unpack_call,
     unpack_sampling,
 )
@@ -51,6 +49,14 @@ _NUMBERS = (
     *(CALLS.c.source, CALLS.c.body),
 )
 _NO_TOKENS = {column.name: b"" for column in _TOKEN_COLUMNS}
+
+# The statements of `append`, built once: building them costs more than executing them.
+_THESE: sa.BindParameter[list[str]] = sa.bindparam("these", expanding=True)
+_STORED = sa.select(CALLS.c.id).where(CALLS.c.id.in_(_THESE))
+_STORED_LOCKED = _STORED.with_for_update(read=True)
+_COUNTED = sa.select(ROLLOUTS.c.id).where(ROLLOUTS.c.id.in_(_THESE))
+_WITH_CALLS = sa.select(CALLS.c.rollout_id).distinct().where(CALLS.c.rollout_id.in_(_THESE))
+_INSERT_CALLS, _INSERT_ROLLOUTS = sa.insert(CALLS), sa.insert(ROLLOUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class RecordStore:
                         known.add(call.id)
                         new.append(call)
                 if rows := self._pack_all(connection, new):
-                    connection.execute(sa.insert(CALLS), rows)
+                    connection.execute(_INSERT_CALLS, rows)
             committed = True
             return seen_before
         finally:
@@ -164,7 +170,7 @@ class RecordStore:
     def was_counted(self, rollout_id: str) -> bool:
         """Return True if any process has ever counted requests of a rollout."""
         with self._engine.begin() as connection:
-            return bool(_among(connection, ROLLOUTS.c.id, [rollout_id]))
+            return bool(_among(connection, _COUNTED, [rollout_id]))
 
     def heads(self, ids: Sequence[str]) -> dict[str, CallHead]:
         """Return what is known of the stored calls among `ids` without reading a token."""
@@ -225,45 +231,42 @@ class RecordStore:
 
     def _pack(self, call: ModelCall) -> CallRow:
         if call.rollout_id is None:
-            return pack_call(call, Shared())
+            return FreshCall(call).row(Shared())
         tails = self._tails.setdefault(call.rollout_id, [])
         self._tails.move_to_end(call.rollout_id)
-        options = [shared_with(call, tail) for tail in tails]
+        fresh = FreshCall(call, tails)
+        options = [fresh.shared_with(tail) for tail in tails]
         shared = max(options, key=lambda s: (s.num_tokens, s.num_messages), default=Shared())
         # The conversation that was extended is replaced by its continuation, others stay open.
         kept = [tail for tail in tails if tail.id != shared.parent]
-        self._tails[call.rollout_id] = [*kept[1 - _TAILS_PER_ROLLOUT :], tail_of(call)]
+        self._tails[call.rollout_id] = [*kept[1 - _TAILS_PER_ROLLOUT :], fresh.tail()]
         while len(self._tails) > _MAX_ROLLOUTS_WITH_TAILS:
             self._tails.popitem(last=False)
-        return pack_call(call, shared)
+        return fresh.row(shared)
 
 
 def _existing(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
-    return _among(connection, CALLS.c.id, ids)
+    return _among(connection, _STORED, ids)
 
 
 def _locked(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
     """Return those of `ids` that are stored; they are not deleted before the transaction ends."""
-    found: set[str] = set()
-    for part in batches(ids):
-        query = sa.select(CALLS.c.id).where(CALLS.c.id.in_(part)).with_for_update(read=True)
-        found.update(connection.execute(query).scalars())
-    return found
+    return _among(connection, _STORED_LOCKED, ids)
 
 
 def _note_counted(connection: sa.Connection, rollout_ids: Sequence[str]) -> set[str]:
     """Insert the new rollouts; return those already known, if only by their calls."""
-    counted = _among(connection, ROLLOUTS.c.id, rollout_ids)
+    counted = _among(connection, _COUNTED, rollout_ids)
     if new := [{"id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids) if rollout_id not in counted]:
-        connection.execute(sa.insert(ROLLOUTS), new)
-    return counted | _among(connection, CALLS.c.rollout_id, rollout_ids)
+        connection.execute(_INSERT_ROLLOUTS, new)
+    return counted | _among(connection, _WITH_CALLS, rollout_ids)
 
 
-def _among(connection: sa.Connection, column: sa.Column[str], values: Sequence[str]) -> set[str]:
-    """Return those of `values` that the column holds."""
+def _among(connection: sa.Connection, query: sa.Select[tuple[Any]], values: Sequence[str]) -> set[str]:
+    """Return those of `values` that a query for `these` finds."""
     found: set[str] = set()
     for part in batches(values):
-        found.update(connection.execute(sa.select(column).distinct().where(column.in_(part))).scalars())
+        found.update(connection.execute(query, {"these": part}).scalars())
     return found
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from insitu.gateway.sampled_ids.alignment import align
-from insitu.gateway.sampled_ids.history import Conversation, History, Turn
+from insitu.gateway.sampled_ids.history import Conversation, History, Key, Turn
 from insitu.gateway.sampled_ids.pieces import Pieces
 from insitu.gateway.sampled_ids.restore import match
 
@@ -86,6 +86,10 @@ def test_only_whole_calls_of_the_same_text_match(
     assert spelt(recorded[: found.num_recorded] + rendered[found.num_rendered :]) == spelt(rendered)
 
 
+def remember(history: History, key: Key, prompt: list[int], output: list[int]) -> None:
+    history.add(key, array("i", prompt), array("i", output))
+
+
 def test_long_prompts_cost_little() -> None:
     """A hundred turns of 32,000 tokens in all, with a token that drifted in each."""
     recorded = [t for turn in range(100) for t in [_SPECIAL, *[0, 6] * 159, 0, 1]]
@@ -101,30 +105,30 @@ def test_memory_is_linear_in_a_conversation_and_bounded_over_rollouts() -> None:
     history = History(max_rollouts=3, max_tokens=10_000)
     prompt: list[int] = [1]
     for turn in range(100):
-        history.add(("a", "run"), prompt, [2] * 9)
+        remember(history, ("a", "run"), prompt, [2] * 9)
         prompt = [*prompt, *[2] * 9, turn]
     assert history.num_tokens == 1 + 99 * 10 + 9
     (conversation,) = history.of(("a", "run"))
     assert len(conversation.turns) == 100
-    history.add(("a", "run"), prompt[:500], [3])  # a branch
+    remember(history, ("a", "run"), prompt[:500], [3])  # a branch
     assert len(history.of(("a", "run"))) == 2
     for name in ("b", "c"):
-        history.add((name, "run"), [1], [2])
+        remember(history, (name, "run"), [1], [2])
     history.of(("a", "run"))  # used: `b` is the oldest now
-    history.add(("d", "run"), [1], [2])
+    remember(history, ("d", "run"), [1], [2])
     assert [bool(history.of((name, "run"))) for name in "abcd"] == [True, False, True, True]
     assert history.num_forgotten == 1
-    history.add(("e", "run"), [1] * 20_000, [2])
+    remember(history, ("e", "run"), [1] * 20_000, [2])
     assert (history.num_rollouts, history.num_tokens) == (0, 0)
 
 
 def test_a_rollout_keeps_its_latest_conversations() -> None:
     history = History(max_rollouts=3, max_tokens=10_000)
     for start in range(100):
-        history.add(("a", "run"), [start], [start])
+        remember(history, ("a", "run"), [start], [start])
     kept = history.of(("a", "run"))
     assert [c.ids[0] for c in kept] == list(range(68, 100))
     assert history.num_tokens == 64
-    history.add(("a", "run"), [70, 70, 1], [1])
+    remember(history, ("a", "run"), [70, 70, 1], [1])
     assert kept[-1].ids.tolist() == [70, 70, 1, 1]
     assert len(kept) == 32

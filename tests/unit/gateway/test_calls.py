@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.support.standin_engine import UNRECORDABLE
+from tests.support.standin_engine import UNRECORDABLE, Behaviour, StandinEngine
 from tests.unit.gateway.conftest import API, MESSAGES, GatewayUnderTest, StartGateway, until
 
 GENERATE = "/inference/v1/generate"
@@ -180,3 +180,29 @@ async def _call_or_error(gateway: GatewayUnderTest, stream: bool) -> tuple[int, 
         data = await got.read()
         last = data.removesuffix(b"\n\n").rsplit(b"data: ", 1)[-1]
         return got.status, orjson.loads(last)["error"], b"[DONE]" in data
+
+
+async def test_what_concerns_the_transport_alone_is_sent_and_not_recorded(gateway: GatewayUnderTest) -> None:
+    await gateway.post()
+    await gateway.stream()
+    await gateway.post(stop="END")
+    sent = [body["sampling_params"] for body in gateway.engine.calls_to(GENERATE)]
+    assert [one["detokenize"] for one in sent] == [False, False, True], (
+        "only stop strings need the engine's text"
+    )
+    assert [one.get("stream_interval") for one in sent] == [None, 8, None]
+    for call in await gateway.records():
+        assert not {"detokenize", "stream_interval"} & call.sampling.keys()
+
+
+async def test_a_stream_in_steps_has_every_token(start_gateway: StartGateway) -> None:
+    behaviour = Behaviour(num_tokens=19, keeps_interval=True, chunk_seconds=0.01)
+    gateway = await start_gateway(make_engine=lambda: StandinEngine(behaviour))
+    events, _, done = await gateway.stream(return_token_ids=True)
+    parts = [event["choices"][0]["token_ids"] for event in events]
+    assert done
+    assert [token for part in parts for token in part] == [1000 + i for i in range(19)]
+    assert len(parts[0]) == 1
+    assert 3 <= len(parts) <= 4, "1, 8, 8 and 2 tokens; later ones may be merged"
+    [call] = await gateway.records()
+    assert call.output_ids == [1000 + i for i in range(19)]

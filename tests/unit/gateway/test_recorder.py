@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.gateway.recording import recorder as recorder_module
+from insitu.gateway.recording.journal import Journal
 from insitu.gateway.recording.recorder import Recorder
+from insitu.gateway.recording.tally import Tally
 from insitu.types import ModelCall
 
 
@@ -105,3 +108,44 @@ def test_a_long_backlog_is_a_refusal() -> None:
     recorder.close(1)
     with pytest.raises(InsituError, match="not recorded"):
         recorder.submit(a_call(9))
+
+
+def test_calls_share_a_commit_while_nobody_waits_and_are_in_the_journal_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_LINGER_SECONDS", 2.0)
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=100, journal=Journal(tmp_path))  # type: ignore[arg-type]
+    for i in range(5):
+        assert recorder.submit(a_call(i)) is None, "kept at once"
+        time.sleep(0.005)
+    [segment] = tmp_path.iterdir()
+    assert (store.batches, len(segment.read_bytes().splitlines())) == ([], 5)
+    deadline = time.monotonic() + 30
+    while recorder.num_recorded < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [[call.id for call in batch] for batch in store.batches] == [[f"c{i}" for i in range(5)]]
+    recorder.close(1)
+
+
+def test_lingering_ends_when_somebody_waits_or_a_batch_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_LINGER_SECONDS", 600.0)
+    store = FakeStore()
+    recorder = Recorder(store, max_backlog=1000, journal=Journal(tmp_path))  # type: ignore[arg-type]
+    recorder.submit(a_call(0))
+    time.sleep(0.02)
+    assert recorder.num_recorded == 0
+    recorder.flush(30)
+    tally = Tally("r")
+    recorder.count(tally)
+    assert tally.noted is not None
+    tally.noted.result(30)
+    for i in range(1, 1 + recorder_module._MAX_BATCH):
+        recorder.submit(a_call(i))
+    deadline = time.monotonic() + 30
+    while recorder.backlog and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [len(batch) for batch in store.batches] == [1, 0, recorder_module._MAX_BATCH]
+    recorder.close(1)

@@ -123,7 +123,7 @@ async def test_ids_that_continue_exactly_are_left_alone(gateway: GatewayUnderTes
     assert await talk.turn("c", ids("c", "<|end|>")) == talk.rendered()
     seen = await counts(gateway)
     assert outcomes(seen) == {"exact": 1}
-    assert seen["tokenizers"] == {}  # was not needed
+    assert seen["tokenizers"] == {"tiny": "ok"}
 
 
 @pytest.mark.parametrize(

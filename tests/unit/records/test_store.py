@@ -9,7 +9,8 @@ import sys
 import textwrap
 import threading
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from insitu.errors import NotFound
-from insitu.records.packing import Shared, pack_call, unpack_call
+from insitu.records import packing
+from insitu.records.packing import FreshCall, Shared, pack_ids, unpack_call
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 
@@ -275,7 +277,7 @@ def test_what_append_acknowledged_survives_a_kill(database_url: str) -> None:
 
 
 def test_rows_of_earlier_releases_are_chat(tmp_path: Path) -> None:
-    row = pack_call(make_call("c"), Shared())
+    row = FreshCall(make_call("c")).row(Shared())
     body = orjson.loads(zlib.decompress(row["body"]))
     del body["protocol"]
     assert unpack_call(row | {"body": zlib.compress(orjson.dumps(body))}, None) == make_call(
@@ -291,3 +293,29 @@ def test_calls_that_broke_off_are_told_apart(database_url: str) -> None:
     assert {name: head.finish_reason for name, head in heads.items()} == ended
     assert [call.id for call in store.of_run("run", 0)] == ["a", "d"]
     store.close()
+
+
+def test_a_call_is_packed_and_read_once_however_many_conversations_it_may_extend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed = Counter[int]()
+
+    def counting(values: Sequence[int]) -> bytes:
+        packed[len(values)] += 1
+        return pack_ids(values)
+
+    monkeypatch.setattr(packing, "pack_ids", counting)
+    open_ones = [[1, 2], [1, 2, 3, 9], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]
+    said = [{"role": "user", "content": str(number)} for number in range(4)]
+    tails = [
+        FreshCall(make_call(f"c{i}", prompt_ids=ids[:-1], output_ids=ids[-1:], messages=said[: i + 1])).tail()
+        for i, ids in enumerate(open_ones)
+    ]
+    packed.clear()
+    fresh = FreshCall(
+        make_call("new", prompt_ids=[1, 2, 3, 4, 5], output_ids=[6, 7, 8], messages=said), tails
+    )
+    assert [fresh.shared_with(tail).num_tokens for tail in tails] == [2, 0, 0, 4]
+    assert [fresh.shared_with(tail).num_messages for tail in tails] == [1, 2, 3, 4]
+    assert fresh.row(fresh.shared_with(tails[3]))["prompt_ids"] == pack_ids([5])
+    assert packed == {5: 1, 3: 1}

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
@@ -24,12 +25,14 @@ from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, choices_of, merged, together
 from insitu.gateway.engines.replicas import Replica, ReplicaPool
 from insitu.gateway.engines.routes import Routes, Target
-from insitu.gateway.engines.sample import Sample, partial, verify
+from insitu.gateway.engines.sample import Sample, verify
+from insitu.gateway.engines.sample import partial as partial_sample
 from insitu.gateway.engines.upstream import GENERATE_PATH
 from insitu.gateway.protocols.base import Answer, Lane
 from insitu.gateway.protocols.request import MASKING_FIELDS
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.sampled_ids.restore import Restorer
+from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import (
     ClientGone,
@@ -78,10 +81,12 @@ class Caller:
         pool: ReplicaPool,
         recorder: Recorder,
         restorer: Restorer,
+        tokenizers: Tokenizers,
         limits: Limits,
         counts: Counts,
     ) -> None:
         self.routes, self.pool, self.recorder, self.restorer = routes, pool, recorder, restorer
+        self.tokenizers = tokenizers
         self.limits = limits
         self.counts = counts
         self._budget = RetryBudget()
@@ -143,6 +148,7 @@ class Caller:
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
         rendered = await self.restorer.restore(rollout_id, attempt.target, attempt.lane, rendered)
+        attempt.lane = await self._with_decoder(attempt.lane)
         if (project := context.project.name) is not None:
             # Calls of others find nothing of this prompt in the engine's prefix cache, and cannot time it.
             rendered = replace(rendered, generate=rendered.generate | {"cache_salt": project})
@@ -150,6 +156,13 @@ class Caller:
             context.call_id, rendered, context.request.num_choices, timings, context.ticket.calls_before
         )
         return attempt.choices
+
+    async def _with_decoder(self, lane: Lane) -> Lane:
+        """Give an attempt the means to decode its answer here, if the tokenizer is known."""
+        pieces = (await self.tokenizers.of(lane.engine, lane.engine_model)).pieces
+        if pieces is None or (spelling := pieces.spelling) is None:
+            return lane
+        return replace(lane, decoder=partial(spelling.start, counts=self.counts, call_id=lane.call_id))
 
     def submit(
         self, attempt: Attempt, choice: Choice, sample: Sample, answer: JsonObject | None
@@ -223,7 +236,7 @@ class Caller:
         for choice in attempt.choices:
             if not choice.recorded:
                 answer = choice.text.recorded() if choice.text is not None else None
-                self.submit(attempt, choice, partial(choice.generated, ended, attempt.target), answer)
+                self.submit(attempt, choice, partial_sample(choice.generated, ended, attempt.target), answer)
 
     async def _complete_once(self, attempt: Attempt) -> Answer:
         choices = await self.render(attempt)
@@ -238,7 +251,7 @@ class Caller:
     async def _choose(self, attempt: Attempt, choice: Choice) -> tuple[Sample, Answer]:
         """Generate one whole answer and verify it."""
         lane, request, rendered = attempt.lane, attempt.context.request, choice.rendered
-        generating = lane.engine.post(GENERATE_PATH, rendered.generate, generating=True)
+        generating = lane.engine.post(GENERATE_PATH, rendered.sent(), generating=True)
         answered = await timed(choice.timings, "generate", generating)
         choice.generated.add(answered)
         sample = verify(choice.generated, len(rendered.prompt_ids), attempt.target)

@@ -1,8 +1,8 @@
 """Streamed answers: engine chunks in, server-sent events out, a record for every choice.
 
-    engine ── chunks ──► pending ── merge ──► derender ──► client
+    engine ── chunks of some tokens ──► pending ── merge ──► decode ──► client
 
-Chunks that arrive while one is being derendered are merged into the next, so a slow client or engine
+Chunks that arrive while one is being decoded are merged into the next, so a slow client or engine
 costs fewer hops instead of a growing delay. The last chunk is sent only after the whole sample has been
 verified and its record outlives this process: a client that sees the end can rely on it. If the client
 leaves before that, what had arrived is recorded as `cancelled`; if the engine fails after something was
@@ -139,7 +139,7 @@ async def _stream_choice(
 ) -> int:
     """Send one choice to its end and record it. Return its number of tokens."""
     whole = choice.generated
-    async with attempt.lane.engine.stream(choice.rendered.generate) as chunks:
+    async with attempt.lane.engine.stream(choice.rendered.sent(caller.limits.stream_interval)) as chunks:
         num_sent = await timed(choice.timings, "generate", _relay(chunks, choice, text, writer))
     sample = verify(whole, len(choice.rendered.prompt_ids), attempt.target)
     events = await timed(choice.timings, "derender", text.chunk(whole.after(num_sent), sample))

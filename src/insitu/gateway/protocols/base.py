@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from insitu.errors import InsituError
 from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.engines.upstream import Engine
+from insitu.gateway.protocols.local_text import LocalText
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.shared.faults import reading
 from insitu.gateway.shared.settings import Limits
@@ -26,6 +29,20 @@ class Rendered:
     """The body of the generate request."""
     from_text: bool = True
     """False if the client chose the ids itself."""
+    packed: array[int] | None = None
+    """The prompt's ids in 4 bytes each, where they were compared: packing 32k of them takes a millisecond."""
+
+    def sent(self, stream_interval: int | None = None) -> dict[str, Any]:
+        """Return the generate request with what concerns its transport alone, so it is not recorded.
+
+        The engine's own text is not read, so the engine makes none unless it looks for stop strings. In a
+        stream it sends the first token at once and the others in steps.
+        """
+        sampling = self.generate["sampling_params"]
+        sampling = sampling | {"detokenize": bool(sampling.get("stop"))}
+        if stream_interval is not None:
+            sampling["stream_interval"] = stream_interval
+        return self.generate | {"sampling_params": sampling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,8 @@ class Lane:
     model_name: str
     """The resolved name that the answer carries."""
     call_id: str
+    decoder: Callable[[list[int]], LocalText | None] = lambda _prompt_ids: None
+    """Begins the text of an answer to this prompt; None if the engine must decode it."""
 
 
 @dataclass(frozen=True, slots=True)

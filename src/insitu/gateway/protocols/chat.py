@@ -21,8 +21,11 @@ from insitu.gateway.protocols.derender import (
     DERENDER,
     checked_delta,
     clean,
+    decoded,
     derender_context,
     finish_reason,
+    has_parser,
+    local_text,
     shown_logprobs,
     without_end,
 )
@@ -34,7 +37,7 @@ from insitu.gateway.protocols.request import (
     check_object,
     common_request,
 )
-from insitu.gateway.shared.faults import reading
+from insitu.gateway.shared.faults import reading, text_of
 from insitu.gateway.shared.settings import Limits
 
 RENDER = "/v1/chat/completions/render"
@@ -79,6 +82,21 @@ class ChatProtocol:
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
         """Build the chat completion for a verified sample."""
+        local = None if await has_parser(lane) else local_text(lane, request, rendered)
+        text = "" if local is None else await decoded(lane, local, sample.output_ids)
+        if local is not None and local.alone:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            return self._assembled(lane, request, rendered, sample, message, None)
+        message, logprobs = await self._derendered(lane, request, rendered, generated)
+        if local is not None:
+            with reading():
+                local.compare(text_of(message.get("content") or ""))
+        return self._assembled(lane, request, rendered, sample, message, logprobs)
+
+    async def _derendered(
+        self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the message that the engine makes of the tokens, and the logprobs to show."""
         derender = await derender_context(lane, request, rendered)
         given = generated["choices"][0]
         shown = await without_end(lane, request, given)
@@ -92,7 +110,17 @@ class ChatProtocol:
             said = clean(choice["message"])
             if request.body.get("parallel_tool_calls") is False and "tool_calls" in said:
                 said["tool_calls"] = said["tool_calls"][:1]  # the engine omits the others in streams only
-        message: dict[str, Any] = said if shown["token_ids"] else {"role": "assistant", "content": ""}
+        return said if shown["token_ids"] else {"role": "assistant", "content": ""}, logprobs
+
+    def _assembled(
+        self,
+        lane: Lane,
+        request: CallRequest,
+        rendered: Rendered,
+        sample: Sample,
+        message: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+    ) -> Answer:
         if isinstance(message.get("content"), str):
             message["content"] = StopTrimmer(request).feed(message["content"], sample)
         message.setdefault("content", None)
@@ -121,6 +149,8 @@ class ChatStream:
     def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
         self._lane, self._request, self._rendered = lane, request, rendered
         self._trimmer = StopTrimmer(request)
+        self._local = local_text(lane, request, rendered)
+        self._derendered = ""
         self._state: dict[str, Any] | None = None
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._first = True
@@ -133,21 +163,17 @@ class ChatStream:
             "token_ids": generated.token_ids,
             "logprobs": {"content": generated.logprob_entries},
         }
-        context = await derender_context(self._lane, self._request, self._rendered)
-        shown = await without_end(self._lane, self._request, part)
-        answer = await self._lane.engine.post(
-            DERENDER,
-            {
-                **context,
-                "stream": True,
-                "generate_chunk": {"choices": [tokens_only(shown, self._request)]},
-                "stream_state": self._state,
-            },
-        )
-        with reading():
-            self._state = answer["stream_state"]
-            choice = answer["chunk"]["choices"][0]
-            delta, logprobs = checked_delta(choice["delta"]), choice.get("logprobs")
+        if await has_parser(self._lane):
+            self._local = None
+        text = "" if self._local is None else await decoded(self._lane, self._local, generated.token_ids)
+        if self._local is not None and self._local.alone:
+            delta: dict[str, Any] = {"content": text}
+            logprobs = None
+        else:
+            delta, logprobs = await self._derender(part)
+            self._derendered += delta.get("content") or ""
+        if self._local is not None and not self._local.alone and finished is not None:
+            self._local.compare(self._derendered)
         delta["content"] = self._trimmer.feed(delta.get("content") or "", finished)
         if self._first:
             delta = {"role": "assistant", **delta}
@@ -167,6 +193,24 @@ class ChatStream:
                 body["prompt_token_ids"] = self._rendered.prompt_ids
         self._first = False
         return [(None, body)]
+
+    async def _derender(self, part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the delta that the engine makes of the tokens, and their logprobs."""
+        context = await derender_context(self._lane, self._request, self._rendered)
+        shown = await without_end(self._lane, self._request, part)
+        answer = await self._lane.engine.post(
+            DERENDER,
+            {
+                **context,
+                "stream": True,
+                "generate_chunk": {"choices": [tokens_only(shown, self._request)]},
+                "stream_state": self._state,
+            },
+        )
+        with reading():
+            self._state = answer["stream_state"]
+            choice = answer["chunk"]["choices"][0]
+            return checked_delta(choice["delta"]), choice.get("logprobs")
 
     async def _logprobs(self, part: dict[str, Any]) -> dict[str, Any] | None:
         """Fetch logprobs that the client requested: an engine with parsers omits them from streams."""

@@ -19,6 +19,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
+from insitu.gateway.protocols.derender import decoded, local_text
 from insitu.gateway.protocols.request import COMMON_FIELDS, CallRequest, check_count, common_request
 from insitu.gateway.shared.faults import reading, text_of
 from insitu.gateway.shared.settings import Limits
@@ -61,19 +62,12 @@ class CompletionsProtocol:
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
         """Build the completion for a verified sample."""
-        answer = await lane.engine.post(
-            _DERENDER,
-            {
-                "model": lane.engine_model,
-                "generate_responses": [{"choices": [tokens_only(generated["choices"][0], request)]}],
-                "prompt_tokens": [len(rendered.prompt_ids)],
-                "prompt_token_ids": [rendered.prompt_ids[-SEED_TOKENS:]],
-                **_decoding(request),
-            },
-        )
-        with reading():
-            choice = answer["choices"][0]
-            said, logprobs = text_of(choice["text"]), choice.get("logprobs")
+        local, logprobs = local_text(lane, request, rendered), None
+        said = "" if local is None else await decoded(lane, local, sample.output_ids)
+        if local is None or not local.alone:
+            said, logprobs = await self._derendered(lane, request, rendered, generated)
+        if local is not None and not local.alone:
+            local.compare(said)
         said = StopTrimmer(request).feed(said, sample)
         out: dict[str, Any] = {
             "index": 0,
@@ -86,6 +80,24 @@ class CompletionsProtocol:
         if request.return_token_ids:
             out["token_ids"], out["prompt_token_ids"] = sample.output_ids, rendered.prompt_ids
         return Answer(body, {"text": said})
+
+    async def _derendered(
+        self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any]
+    ) -> tuple[str, Any]:
+        """Return the text that the engine makes of the tokens, and their logprobs."""
+        answer = await lane.engine.post(
+            _DERENDER,
+            {
+                "model": lane.engine_model,
+                "generate_responses": [{"choices": [tokens_only(generated["choices"][0], request)]}],
+                "prompt_tokens": [len(rendered.prompt_ids)],
+                "prompt_token_ids": [rendered.prompt_ids[-SEED_TOKENS:]],
+                **_decoding(request),
+            },
+        )
+        with reading():
+            choice = answer["choices"][0]
+            return text_of(choice["text"]), choice.get("logprobs")
 
     def stream_text(self, lane: Lane, request: CallRequest, rendered: Rendered) -> CompletionsStream:
         return CompletionsStream(lane, request, rendered)
@@ -100,11 +112,34 @@ class CompletionsStream:
     def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
         self._lane, self._request, self._rendered = lane, request, rendered
         self._trimmer = StopTrimmer(request)
+        self._local = local_text(lane, request, rendered)
+        self._derendered = ""
         self._state: dict[str, Any] | None = None
         self._text = ""
 
     async def chunk(self, generated: Generated, finished: Sample | None) -> list[Event]:
         """Return the client's chunk for the tokens that arrived together."""
+        local, logprobs = self._local, None
+        said = "" if local is None else await decoded(self._lane, local, generated.token_ids)
+        if local is None or not local.alone:
+            said, logprobs = await self._derender(generated, finished)
+            self._derendered += said
+        if local is not None and not local.alone and finished is not None:
+            local.compare(self._derendered)
+        said = self._trimmer.feed(said, finished)
+        self._text += said
+        out: dict[str, Any] = {
+            "index": 0,
+            "text": said,
+            "logprobs": logprobs,
+            "finish_reason": finished.finish_reason if finished else None,
+        }
+        if self._request.return_token_ids:
+            out["token_ids"] = generated.token_ids
+        return [(None, envelope("text_completion", self._lane, [out]))]
+
+    async def _derender(self, generated: Generated, finished: Sample | None) -> tuple[str, Any]:
+        """Return the text that the engine makes of the tokens, and their logprobs."""
         part = {
             "finish_reason": generated.finish_reason if finished else None,
             "stop_reason": generated.stop_reason,
@@ -126,18 +161,7 @@ class CompletionsStream:
         with reading():
             self._state = answer["stream_state"]
             choice = answer["chunk"]["choices"][0]
-            said, logprobs = text_of(choice["text"]), choice.get("logprobs")
-        said = self._trimmer.feed(said, finished)
-        self._text += said
-        out: dict[str, Any] = {
-            "index": 0,
-            "text": said,
-            "logprobs": logprobs,
-            "finish_reason": finished.finish_reason if finished else None,
-        }
-        if self._request.return_token_ids:
-            out["token_ids"] = generated.token_ids
-        return [(None, envelope("text_completion", self._lane, [out]))]
+            return text_of(choice["text"]), choice.get("logprobs")
 
     def recorded(self) -> dict[str, Any]:
         return {"text": self._text}

@@ -7,26 +7,46 @@ from typing import Any, cast
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import Sample
 from insitu.gateway.protocols.base import SEED_TOKENS, Lane, Rendered
+from insitu.gateway.protocols.local_text import LocalText
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.shared.faults import reading, text_of
 
 DERENDER = "/v1/chat/completions/derender"
 _DERENDER_TEXT = "/v1/completions/derender"
+_DECODING = ("skip_special_tokens", "spaces_between_special_tokens")
+
+
+def local_text(lane: Lane, request: CallRequest, rendered: Rendered) -> LocalText | None:
+    """Begin an answer that is text alone; None if its message or its logprobs need the engine."""
+    shows_text = request.num_logprobs is None and all(request.body[key] for key in _DECODING)
+    return lane.decoder(rendered.prompt_ids) if shows_text else None
+
+
+async def decoded(lane: Lane, text: LocalText, ids: list[int]) -> str:
+    """Return the text that these tokens complete; the engine is asked once for each special token."""
+    for token in text.unsure(ids):
+        if token not in lane.engine.unseen:
+            lane.engine.unseen[token] = await _is_unseen(lane, token)
+    return text.feed(ids, lane.engine.unseen)
+
+
+async def has_parser(lane: Lane) -> bool:
+    """Return True if the engine parses tools or reasoning; it is asked once."""
+    if lane.engine.has_parser is None:
+        lane.engine.has_parser = await _learn_parser(lane)
+    return lane.engine.has_parser
 
 
 async def derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
     """Return what derender needs of the request: everything for an engine with parsers, else little."""
-    engine = lane.engine
-    if engine.has_parser is None:
-        engine.has_parser = await _learn_parser(lane)
     context: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": len(rendered.prompt_ids)}
-    if engine.has_parser:
+    if await has_parser(lane):
         context["prompt_token_ids"] = rendered.prompt_ids
         context["chat_request"] = {**request.body, "model": lane.engine_model}
         return context
     context["prompt_token_ids"] = rendered.prompt_ids[-SEED_TOKENS:]
-    decoding = {key: request.body[key] for key in ("skip_special_tokens", "spaces_between_special_tokens")}
+    decoding = {key: request.body[key] for key in _DECODING}
     if not all(decoding.values()):
         context["chat_request"] = {"messages": [], **decoding}
     return context
@@ -43,12 +63,17 @@ async def without_end(lane: Lane, request: CallRequest, part: dict[str, Any]) ->
         return part
     *before, last = cast("list[int]", part["token_ids"])
     if last not in lane.engine.unseen:
-        choice = {"index": 0, "finish_reason": "stop", "token_ids": [last], "logprobs": None}
-        alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
-        answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
-        with reading():
-            lane.engine.unseen[last] = not answer["choices"][0]["text"]
+        lane.engine.unseen[last] = await _is_unseen(lane, last)
     return part | {"token_ids": before} if lane.engine.unseen[last] else part
+
+
+async def _is_unseen(lane: Lane, token: int) -> bool:
+    """Ask the engine whether a token has no text of its own."""
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": [token], "logprobs": None}
+    alone = {"generate_responses": [{"choices": [choice]}], "prompt_tokens": [1]}
+    answer = await lane.engine.post(_DERENDER_TEXT, {"model": lane.engine_model, **alone})
+    with reading():
+        return not text_of(answer["choices"][0]["text"])
 
 
 async def _learn_parser(lane: Lane) -> bool:

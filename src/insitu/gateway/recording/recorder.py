@@ -1,11 +1,12 @@
 """The recorder: a bounded queue and one writer thread that commits calls in groups, off the hot path.
 
-    handlers ── submit ──► queue ──► writer thread ── append(batch) ──► RecordStore (durable)
+    handlers ── submit ──► queue ── linger ──► writer thread ── append(batch) ──► RecordStore (durable)
              └─ count ──┘
 
-Whatever arrived during one commit forms the next batch, so the batch grows with the load by itself. When
-the store cannot be written (disk full), the batch is kept and retried; meanwhile `refusal` gives the
-reason, and the gateway takes no new calls. A call that the store does not take at all is dropped and counted.
+The writer lingers before each commit unless somebody waits for it, so that calls share a transaction; those
+that linger are in the journal already. Whatever arrived during one commit is in the next, too. When the store
+cannot be written (disk full), the batch is kept and retried; meanwhile `refusal` gives the reason, and the
+gateway takes no new calls. A call that the store does not take at all is dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from insitu.types import ModelCall
 
 _log = logging.getLogger(__name__)
 _MAX_BATCH = 256
+_LINGER_SECONDS = 0.1
+"""Longest time from a call's end to the commit that holds it, while nobody waits."""
 _RETRY_SECONDS = 1.0
 _PASSING = (*OUTAGES, OSError)
 """Any other failure is the fault of one entry, and would never pass."""
@@ -98,7 +101,8 @@ class Recorder:
     def _put(self, entry: ModelCall | Tally) -> None:
         self._queue.append(entry)
         self._num_submitted += 1
-        self._wake.notify_all()
+        if len(self._queue) in (1, _MAX_BATCH):  # else the writer lingers, or is busy
+            self._wake.notify_all()
 
     def written(self) -> Future[None]:
         """Return a future, done once all that was submitted so far is durable, whatever comes meanwhile."""
@@ -108,6 +112,7 @@ class Recorder:
                 future.set_result(None)
             else:
                 self._waiting.append((self._num_submitted, future))
+                self._wake.notify_all()
         return future
 
     def flush(self, deadline_seconds: float) -> None:
@@ -149,6 +154,9 @@ class Recorder:
     def _next_batch(self) -> list[ModelCall | Tally]:
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._closing)
+            self._wake.wait_for(
+                lambda: self._waiting or self._closing or len(self._queue) >= _MAX_BATCH, _LINGER_SECONDS
+            )
             batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
             self._writing = len(batch)
             return batch

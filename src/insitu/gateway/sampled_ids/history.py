@@ -55,9 +55,8 @@ class History:
         self._rollouts.move_to_end(key)
         return self._rollouts[key]
 
-    def add(self, key: Key, prompt_ids: list[int], output_ids: list[int]) -> None:
+    def add(self, key: Key, prompt: array[int], output: array[int]) -> None:
         """Remember a call as the next turn of the longest conversation that it continues, or as a new one."""
-        prompt, output = array("i", prompt_ids), array("i", output_ids)
         kept = self._rollouts.setdefault(key, [])
         self._rollouts.move_to_end(key)
         continued = [c for c in kept if prompt[: len(c.ids)] == c.ids]

@@ -17,6 +17,7 @@ from typing import Required, TypedDict, cast
 
 import orjson
 
+from insitu.gateway.protocols.local_text import Spelling
 from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -58,7 +59,11 @@ class NoPieces(Exception):
 class Pieces:
     """Bytes by token id; None for ids that must match as ids."""
 
-    def __init__(self, texts: dict[int, bytes], names: dict[int, str] | None = None) -> None:
+    def __init__(
+        self, texts: dict[int, bytes], names: dict[int, str] | None = None, spelling: Spelling | None = None
+    ) -> None:
+        self.spelling = spelling
+        """The text of the tokens as the engine decodes it; None if it takes more than their bytes."""
         self._names = names or {}
         self._texts: list[bytes | None] = [None] * (max(texts, default=-1) + 1)
         for token, text in texts.items():
@@ -112,7 +117,21 @@ def _pieces(tokenizer: _TokenizerFile, config: JsonObject) -> Pieces:
         else:  # an added token stands for its literal content, even in a byte-level vocabulary
             texts[token] = content.replace("▁", " ").encode() if text_of("▁") == b" " else content.encode()
     kept = {token: text for token, text in texts.items() if token not in opaque}
-    return Pieces(kept, {token: name for token, name in called.items() if token not in kept})
+    unnamed = {token: name for token, name in called.items() if token not in kept}
+    return Pieces(kept, unnamed, _spelling(tokenizer.get("decoder"), called, {*unnamed}))
+
+
+def _spelling(decoder: JsonObject | None, called: dict[int, str], special: set[int]) -> Spelling | None:
+    """Return the text of a tokenizer that decodes by bytes alone; None if the engine must decode.
+
+    Its decoder does not know which tokens were added: it reads their names like those of all others.
+    """
+    if [str(part["type"]) for part in _flat(decoder)] != ["ByteLevel"]:
+        return None
+    data = {t: name.encode() if (one := _byte_level(name)) is None else one for t, name in called.items()}
+    if any(data[token].decode("utf-8", "replace").endswith("\ufffd") for token in special & data.keys()):
+        return None  # the engine cannot be asked what it makes of a special token that is part of a character
+    return Spelling(data, special)
 
 
 def _text_of(decoder: JsonObject | None) -> Callable[[str], bytes | None]:

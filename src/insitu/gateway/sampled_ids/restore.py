@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from insitu.gateway.engines.routes import Target
 from insitu.gateway.protocols.base import Lane, Rendered
@@ -69,10 +69,11 @@ class Restorer:
     def remember(self, rollout_id: str | None, target: Target, rendered: Rendered, output: list[int]) -> None:
         """Remember an answered call, unless its prompt has media: equal ids may be different pictures."""
         if rollout_id is not None and not _has_media(rendered):
-            self._history.add(_key(rollout_id, target), rendered.prompt_ids, output)
+            prompt = array("i", rendered.prompt_ids) if rendered.packed is None else rendered.packed
+            self._history.add(_key(rollout_id, target), prompt, array("i", output))
 
     async def restore(self, rollout_id: str | None, target: Target, lane: Lane, given: Rendered) -> Rendered:
-        """Return the prompt with the ids sampled earlier, or `given` itself if nothing is to be restored."""
+        """Return the prompt with the ids sampled earlier, or as it was given if nothing is to be restored."""
         if rollout_id is None or not given.from_text or _has_media(given):
             return given
         key = _key(rollout_id, target)
@@ -81,6 +82,7 @@ class Restorer:
             return given
         with reading():
             ids = array("i", given.prompt_ids)
+        given = replace(given, packed=ids)
         if len(conversations) == 1 and ids[: len(conversations[0].ids)] == conversations[0].ids:
             self._counts["exact"] += 1
             return given
@@ -105,7 +107,7 @@ class Restorer:
         if sampled == ids[: best.num_rendered]:
             self._counts["exact"] += 1
             return given
-        restored = _fitted(given, sampled.tolist() + given.prompt_ids[best.num_rendered :], max_model_len)
+        restored = _fitted(given, sampled + ids[best.num_rendered :], max_model_len)
         self._counts["no_room" if restored is None else "put_back"] += 1
         return restored or given
 
@@ -129,18 +131,20 @@ def match(conversation: Conversation, aligned: Alignment) -> Match:
     return Match(conversation, num_recorded, num_rendered, broken, broken_at)
 
 
-def _fitted(given: Rendered, prompt_ids: list[int], max_model_len: int | None) -> Rendered | None:
+def _fitted(given: Rendered, packed: array[int], max_model_len: int | None) -> Rendered | None:
     """Return the request for other ids of the same text, its output limited to the room the model has left.
 
     The limit was rendered for `given`; the sampled ids may be more. None if no room is left for an answer.
     """
     sampling = given.generate["sampling_params"]
     length = max_model_len or len(given.prompt_ids) + sampling["max_tokens"]
-    max_tokens = min(sampling["max_tokens"], length - len(prompt_ids))
+    max_tokens = min(sampling["max_tokens"], length - len(packed))
     if max_tokens < max(1, sampling["min_tokens"]):
         return None
     sampling = {**sampling, "max_tokens": max_tokens}
-    return Rendered(prompt_ids, {**given.generate, "token_ids": prompt_ids, "sampling_params": sampling})
+    prompt_ids = packed.tolist()
+    generate = {**given.generate, "token_ids": prompt_ids, "sampling_params": sampling}
+    return Rendered(prompt_ids, generate, packed=packed)
 
 
 def _has_media(rendered: Rendered) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,16 @@ class Tokenizers:
         self._folder = folder
         self._known: dict[tuple[str, str], Served] = {}
         self._by_root: dict[str, Pieces | None] = {}
-        self._lock = asyncio.Lock()
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By engine: one that hangs must not keep calls to the others waiting."""
+        self._loading = asyncio.Lock()
 
     async def of(self, engine: Engine, engine_model: str) -> Served:
         """Look up a model; its `pieces` are None if it has no readable tokenizer, which is logged once."""
         key = (engine.url, engine_model)
         if key in self._known:
             return self._known[key]
-        async with self._lock:  # bounded: one request with its deadline, one file
+        async with self._asking[engine.url]:  # bounded: one request with its deadline, one file
             if key not in self._known:
                 try:
                     models = {model.name: model for model in await engine.models()}
@@ -57,8 +60,9 @@ class Tokenizers:
         name = (asked and asked.parent) or engine_model  # an adapter has its base's tokenizer
         base = models.get(name)
         root = str(self._folder or (base and base.root) or "")
-        if root not in self._by_root:
-            self._by_root[root] = await self._load(name, root)
+        async with self._loading:  # bounded: one file
+            if root not in self._by_root:
+                self._by_root[root] = await self._load(name, root)
         return Served(self._by_root[root], base.max_model_len if base else None)
 
     async def _load(self, base: str, root: str) -> Pieces | None:

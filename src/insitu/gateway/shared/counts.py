@@ -20,6 +20,8 @@ class Counts:
     """Requests that were not let in, by reason."""
     tokens: Counter[str] = field(default_factory=Counter[str])
     """Tokens of recorded calls: `prompt` and `output`."""
+    shortcuts_ended: Counter[str] = field(default_factory=Counter[str])
+    """Shortcuts whose result differed from the engine's, which are no longer used."""
     broken_streams: Counter[str] = field(default_factory=Counter[str])
     """Streams that ended before their end, by who ended them: `client` or `engine`."""
 

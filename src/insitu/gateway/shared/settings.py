@@ -54,6 +54,8 @@ class Limits:
     connect_seconds: float = 5.0
     render_seconds: float = 60.0
     generate_seconds: float = 900.0
+    stream_interval: int = 8
+    """Tokens in a chunk of the engine's stream, after the first token."""
     probe_interval_seconds: float = 3.0
     probe_timeout_seconds: float = 10.0
     drain_seconds: float = DRAIN_SECONDS
