@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from insitu.config.finetuning import FinetuningConfig
+from insitu.errors import InsituError
 from insitu.harness.dry_run import dry_run
+from insitu.harness.files.ahead_stores import AheadStores
+from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.loop.dataset_pass import DatasetPass
 from tests.support.finetune_bench import (
@@ -239,6 +242,50 @@ async def test_a_step_that_failed_is_submitted_again_with_the_same_groups(tmp_pa
         assert sorted(chain(*trained(bench))) == list(range(9))
         finished = [record for n in range(3) for record in bench.records(epoch_name(0, n))]
         assert len(finished) == 18
+        assert no_leftovers(bench)
+
+
+def fail_while_copying(patch: pytest.MonkeyPatch) -> None:
+    """Fail at the third rollout that is written to a step's store."""
+    append, written = RolloutStore.append, list[str]()
+
+    def fails(self: RolloutStore, rollout: Any) -> Any:
+        if self.path.parent.name == "trajectories":
+            written.append(rollout.rollout_id)
+            if len(written) == 3:
+                raise InsituError("no more")
+        return append(self, rollout)
+
+    patch.setattr(RolloutStore, "append", fails)
+
+
+def fail_while_removing(patch: pytest.MonkeyPatch) -> None:
+    """Fail when the first group's own store is gone."""
+    remove = AheadStores.remove
+
+    def fails(self: AheadStores, slots: Any) -> None:
+        remove(self, list(slots)[:1])
+        raise InsituError("no more")
+
+    patch.setattr(AheadStores, "remove", fails)
+
+
+@pytest.mark.parametrize("fail", [fail_while_copying, fail_while_removing])
+async def test_an_end_while_rollouts_move_to_their_step_loses_none(tmp_path, monkeypatch, fail):
+    async with open_bench(tmp_path, monkeypatch, num_examples=9, hold_calls=False) as bench:
+        configure(bench)
+        with pytest.MonkeyPatch.context() as patch:
+            fail(patch)
+            assert "no more" in (await bench.run()).reason
+        ran = {slot.rpartition(".")[0] for slot in RUNS}
+        assert len(ran) >= 3
+        summary = await bench.run()
+        assert (summary.outcome, summary.updates) == ("succeeded", 3), summary.reason
+        assert sorted(chain(*trained(bench))) == list(range(9))
+        kept = [record["rollout_id"] for n in range(3) for record in bench.records(epoch_name(0, n))]
+        assert len(set(kept)) == len(kept) == 18
+        uploaded = {t.rollout_id for group in bench.trained_groups() for t in group.trajectories}
+        assert uploaded == set(kept)
         assert no_leftovers(bench)
 
 

@@ -4,7 +4,7 @@
                     ▲ a group has ended, a step is over                      │
                     │                                                        ▼
     EpochTrainer ── next_step ◄── the first informative groups in the order of their start
-                       └─► rollouts into the step's store ─► journal: admitted ─► submit, wait
+                       └─► journal: admitted ─► submit ─► rollouts into the step's store ─► wait
 
 There is no loop of its own: `fill` runs whenever something has changed. Groups start in the order of the
 passes, so the journal needs no event for a start: after a crash, whatever no step has used starts again in
@@ -23,7 +23,6 @@ from insitu.errors import InvalidRequest
 from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.files.metrics import StaleFields, StepLine
 from insitu.harness.files.results import write_results
-from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
@@ -77,7 +76,7 @@ def check_schedule(
 
 @dataclass(frozen=True, slots=True)
 class FormedStep:
-    """The groups that a step uses up, read from the step's own store."""
+    """The groups that a step uses up."""
 
     collection: TrajectoryCollection
     """All of them, in the order of their start."""
@@ -142,11 +141,7 @@ class GroupsAhead:
         self._closed = False
         self._shown: int | None = None
         """The epoch whose rollouts people see."""
-        used = _used(loop.state)
-        ahead, next_epoch = loop.run.directory.ahead, loop.state.next_epoch
-        # Of a crash before they were removed.
-        ahead.remove(slot for slot in ahead.found() if slot.epoch < next_epoch or slot in used)
-        self._upcoming = self._slots(used)
+        self._upcoming = self._slots()
         self._next = next(self._upcoming, None)
 
     def fill(self) -> None:
@@ -158,8 +153,15 @@ class GroupsAhead:
             self._running[slot] = task
             task.add_done_callback(lambda task, slot=slot, number=number: self._ended(slot, number, task))
 
+    async def settle(self) -> None:
+        """Keep the rollouts of steps that the journal has, if a crash came before it."""
+        left = set(self._loop.run.directory.ahead.found())
+        for line in _lines(self._loop.state):
+            if left & set(_slots_of(line)):
+                await self.keep(line)
+
     async def next_step(self, epoch: int) -> FormedStep:
-        """Wait until the next step of an epoch has its groups, and write their rollouts to its store."""
+        """Wait until the next step of an epoch has its groups."""
         size = self._loop.run.config.finetuning.groups_per_step
         assert size is not None
         self._show(epoch)
@@ -171,7 +173,7 @@ class GroupsAhead:
             bounds = self._bounds()
             found = admit(finished, self._loop.state.step, bounds, size, more=more)
             if found is not None:
-                return await self._formed(epoch, found, bounds)
+                return self._formed(epoch, found, bounds)
             self._changed.clear()
             await self._changed.wait()  # each group ends by the deadlines of its rollouts
 
@@ -184,13 +186,29 @@ class GroupsAhead:
             groups = [_in_order(store.group(index)) for index in admitted.trained]
         return TrajectoryCollection(groups, self._loop.run.run_id, admitted.epoch, step=number)
 
-    def noted(self, epoch: int, line: StepLine) -> None:
-        """Forget the groups of a step that is in the journal."""
-        slots = [Slot(epoch, index) for index in line.get("positions", ())]
-        for slot in slots:
+    def noted(self, line: StepLine) -> None:
+        """Forget the groups of a step that is in the journal; `keep` follows."""
+        for slot in _slots_of(line):
             self._finished.pop(slot, None)
-        self._loop.run.directory.ahead.remove(slots)
         self.fill()
+
+    async def keep(self, line: StepLine) -> None:
+        """Move the rollouts of a step that is in the journal from its groups' stores to its own."""
+        run, slots = self._loop.run, _slots_of(line)
+        ahead, name = run.directory.ahead, epoch_name(line["epoch"], line.get("step_of_epoch"))
+        if set(slots) <= set(ahead.found()):  # else a crash came while they were removed, and all are kept
+            run.directory.discard(name)  # of a crash before that
+            with run.directory.store(name) as store:
+                for slot in slots:
+                    with ahead.open(slot) as source:
+                        for rollout in _in_order(source.group(slot.index)):
+                            store.append(rollout)
+                            await asyncio.sleep(0)  # others have their turn
+                await asyncio.to_thread(store.sync)
+                results, reward = run.config.eval.general.results_dir, run.config.finetuning.reward_function
+                if results is not None and reward is not None:
+                    await asyncio.to_thread(write_results, results, name, reward.name, store)
+        ahead.remove(slots)
 
     def show_again(self) -> None:
         """Show the rollouts of the epoch again, after a validation was shown in their place."""
@@ -267,8 +285,9 @@ class GroupsAhead:
         curriculum = self._loop.run.config.finetuning.curriculum_learning
         return len(reasons_within(group, curriculum, self._loop.spread_rule)) < len(group)
 
-    def _slots(self, used: set[Slot]) -> Iterator[Slot]:
+    def _slots(self) -> Iterator[Slot]:
         """Yield all groups that no step has used, in the order of the passes."""
+        used = {slot for line in _lines(self._loop.state) for slot in _slots_of(line)}
         for epoch in range(self._loop.state.next_epoch, self._loop.run.config.finetuning.num_epochs):
             dataset_pass = self._loop.dataset_pass(epoch)
             assert dataset_pass is not None
@@ -313,32 +332,21 @@ class GroupsAhead:
         upcoming = self._next is not None and self._next.epoch == epoch
         return upcoming or any(slot.epoch == epoch for slot in self._running)
 
-    async def _formed(self, epoch: int, found: Admission, bounds: Bounds) -> FormedStep:
-        """Write the rollouts of the step's groups to its store."""
-        run, used, number = self._loop.run, found.used, len(self._loop.state.open_steps)
+    def _formed(self, epoch: int, found: Admission, bounds: Bounds) -> FormedStep:
+        used, number = found.used, len(self._loop.state.open_steps)
         groups = [each.rollouts for each in self._of(epoch) if each.group.index in used]
-        name = epoch_name(epoch, number)
-        run.directory.discard(name)  # of a crash before the journal named its groups
-        with run.directory.store(name) as store:
-            kept = [[await _copied(rollout, store) for rollout in group] for group in groups]
-            await asyncio.to_thread(store.sync)
-            results, reward = run.config.eval.general.results_dir, run.config.finetuning.reward_function
-            if results is not None and reward is not None:
-                await asyncio.to_thread(write_results, results, name, reward.name, store)
         stale = _stale_fields(found.stale, groups, self._lengths[epoch], bounds)
-        return FormedStep(TrajectoryCollection(kept, run.run_id, epoch, step=number), found, stale)
+        collection = TrajectoryCollection(groups, self._loop.run.run_id, epoch, step=number)
+        return FormedStep(collection, found, stale)
 
 
-async def _copied(rollout: Rollout, store: RolloutStore) -> Rollout:
-    """Write a rollout to another store, with its details from the disk."""
-    await asyncio.sleep(0)  # between two of them, others have their turn
-    return store.append(rollout)
+def _lines(state: LoopState) -> list[StepLine]:
+    """Return the steps that have used groups of the open epoch."""
+    return [*state.pass_steps, *([state.admitted.line] if state.admitted else [])]
 
 
-def _used(state: LoopState) -> set[Slot]:
-    """Return the groups that steps of the open epoch have used."""
-    lines = [*state.pass_steps, *([state.admitted.line] if state.admitted else [])]
-    return {Slot(state.next_epoch, index) for line in lines for index in line.get("positions", ())}
+def _slots_of(line: StepLine) -> list[Slot]:
+    return [Slot(line["epoch"], index) for index in line.get("positions", ())]
 
 
 def _stale_fields(

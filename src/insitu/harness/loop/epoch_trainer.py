@@ -114,6 +114,7 @@ class EpochTrainer(Trainer):
         if self.loop.run.config.finetuning.schedule == "asynchronous":
             self.loop.check_dataset()
             self._ahead = GroupsAhead(self.loop)
+            await self._ahead.settle()
             self._beside = ValidationBeside(self.loop, self._validated)
             await self._beside.resume()
         for epoch in range(self.state.next_epoch, num_epochs):
@@ -308,7 +309,7 @@ class EpochTrainer(Trainer):
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
         if self._ahead is not None:
-            self._ahead.noted(ended.epoch, line)
+            self._ahead.noted(line)
 
     def _selected(self, collection: TrajectoryCollection, epoch: int) -> Selection:
         """Select through the public method, so that subclasses can override it."""
@@ -336,16 +337,19 @@ class EpochTrainer(Trainer):
             loop.run.directory.write_dropped(collected.name, selection.reasons)
             if not selection.groups:
                 self._step_over(events.StepEnded(epoch, line, selection.state))
+                await ahead.keep(line)
                 return None
             trained = [group[0].index for group in selection.groups]
             loop.note(events.Admitted(epoch, trained, line, selection.state))
-        assert self.state.admitted is not None
-        admitted = self.state.admitted
-        ahead.noted(epoch, admitted.line)
-        chosen = ahead.admitted()
-        selection = self._selected(chosen, epoch)
-        chosen = replace(chosen, trajectories=selection.groups)
-        return await self._submit(chosen, admitted.line, admitted.curriculum)
+            ahead.noted(line)
+            chosen, curriculum = formed.collection, selection.state
+        else:
+            line, curriculum = self.state.admitted.line, self.state.admitted.curriculum
+            chosen = ahead.admitted()
+            selection = self._selected(chosen, epoch)
+        ref = await self._submit(replace(chosen, trajectories=selection.groups), line, curriculum)
+        await ahead.keep(line)  # while it trains
+        return ref
 
     @property
     def _share(self) -> float | None:
