@@ -1,12 +1,13 @@
 """Measure how much of a run `schedule: asynchronous` overlaps: wall time against the longer side.
 
-    python benchmarks/asynchronous.py --json [--steps 12] [--bound 1]
+    python benchmarks/asynchronous.py --json [--steps 16] [--bound 1]
 
 The real command, gateway, API and ledger; stand-ins for the engine, whose answers take a fixed time, and for
 the trainer, which waits a fixed time and keeps the engine serving. As many rollouts run at once as a step
 needs, so the engine's side takes `engine seconds` a step. Wall time: from the start of the first rollout to
 the end of the last step. One fill of the pipeline is part of it: (steps × longer + shorter) is the least.
 
+`trainer_busy_seconds`: from the start of each job to its commit, more than its fixed time on a busy machine.
 `trainer_waits_seconds_p50`: from the end of a step to the submission of the next.
 overlap = (engine side + trainer side − wall time) / shorter side: 0 for one after the other, 1 if the shorter
 side is hidden.
@@ -35,7 +36,7 @@ SIDES = ((2.0, 1.0), (1.0, 2.0))
 """Seconds of the engine and of the trainer for a step."""
 GROUPS_PER_STEP = 4
 NUM_GENERATIONS = 2
-NUM_SYNCHRONOUS_STEPS = 4
+NUM_SYNCHRONOUS_STEPS = 3
 LIMIT = 1.1
 RUN_SECONDS = 300.0
 
@@ -67,7 +68,9 @@ async def measure(engine: float, trainer: float, schedule: str, num_steps: int, 
             )
             if ran.returncode:
                 raise SystemExit(f"insitu finetune failed:\n{ran.stdout}{ran.stderr}")
-        return figures(project, engine, trainer, schedule)
+            jobs = [backend.ledger.get_job(step.job_id) for step in backend.ledger.steps("small")]
+        busy = sum((job.finished_at or 0.0) - (job.started_at or 0.0) for job in jobs)
+        return figures(project, engine, trainer, schedule) | {"trainer_busy_seconds": round(busy, 3)}
 
 
 def figures(project: Project, engine: float, trainer: float, schedule: str) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--steps", type=int, default=12, help="steps of an asynchronous run")
+    parser.add_argument("--steps", type=int, default=16, help="steps of an asynchronous run")
     parser.add_argument("--bound", type=int, default=1, help="training.max_staleness")
     options = parser.parse_args()
     result = asyncio.run(run_all(options.steps, options.bound))

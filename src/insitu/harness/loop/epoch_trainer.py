@@ -62,8 +62,9 @@ from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.plugins import Parts
 
 _POLL_SECONDS = 0.5
-_BESIDE_POLL_SECONDS = 0.1
-"""The next step may be waiting already."""
+_POLLS_PER_STEP = 40
+"""asynchronous: the next step may be waiting, so its start is late by a small share of a step at most."""
+_MIN_POLL_SECONDS = 0.02
 
 
 class EpochTrainer(Trainer):
@@ -77,6 +78,8 @@ class EpochTrainer(Trainer):
         self._ahead: GroupsAhead | None = None
         """With `schedule: asynchronous`, as `_beside`, from the start of `run`."""
         self._beside: ValidationBeside | None = None
+        self._train_seconds = 0.0
+        """The time that the last step was waited for."""
         self._closed = False
 
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
@@ -261,11 +264,13 @@ class EpochTrainer(Trainer):
 
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the job; if it succeeds, the step is over."""
+        poll_seconds, began = _POLL_SECONDS, time.monotonic()
         if self._ahead is not None:
             self._ahead.fill()
+            poll_seconds = min(_POLL_SECONDS, max(_MIN_POLL_SECONDS, self._train_seconds / _POLLS_PER_STEP))
         try:
-            poll_seconds = _POLL_SECONDS if self._ahead is None else min(_POLL_SECONDS, _BESIDE_POLL_SECONDS)
             status = await self.loop.adapter.wait_until_complete(ref, poll_seconds)
+            self._train_seconds = time.monotonic() - began
         finally:
             self.loop.run.progress.training_ended()
         if status.status is TrainingStatusEnum.COMPLETED:
