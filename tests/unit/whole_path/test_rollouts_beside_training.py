@@ -346,6 +346,19 @@ async def test_a_method_without_an_age_is_rejected_before_anything_runs(tmp_path
         assert any("has no `max_staleness`" in line for line in said), said
 
 
+async def test_calls_may_wait_while_a_step_trains(tmp_path, monkeypatch):
+    """As on shared devices, or while merged weights are published: nothing overlaps, and nothing is lost."""
+    async with open_bench(tmp_path, monkeypatch, num_examples=9, hold_calls=True) as bench:
+        configure(bench)
+        said: list[str] = []
+        assert await dry_run(bench.loaded(), said.append), said
+        assert "rollouts run beside training, up to 1 step ahead" in said[-1]
+        summary = await bench.run()
+        assert (summary.outcome, summary.updates) == ("succeeded", 3), summary.reason
+        assert sorted(chain(*trained(bench))) == list(range(9))
+        assert max(ages(bench)) <= 1
+
+
 async def always_down(value: Any, context: Any) -> str:
     RUNS.append(context.rollout_id)
     raise RuntimeError("no service")
