@@ -15,6 +15,7 @@ import pytest
 from insitu.datasets.dataset import Dataset
 from insitu.datasets.example import Example
 from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.interfaces.settings import BuilderConfig, TrainerConfig
 from insitu.harness.interfaces.step_plan import StepPlan
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus
@@ -193,6 +194,12 @@ class LeavesRunning(_Builder):
         return
 
 
+class RunsGroupsAgain(_Builder):
+    async def collect_group(self, run_id, *, epoch, index):
+        self._rollouts.run.directory.ahead.remove([Slot(epoch, index)])
+        return await super().collect_group(run_id, epoch=epoch, index=index)
+
+
 class EmptyForUnknown(_Builder):
     async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
         return TrajectoryCollection([], run_id)
@@ -279,6 +286,7 @@ CASES = [
     (Builders(ZeroForFailed()), "a_failed_evaluation_is_never", "only completed and length have a reward"),
     (Builders(ForgetsOnGroup()), "on_group_is_told", "on_group was told of []"),
     (Builders(LeavesRunning()), "closing_while_collecting", "rollouts go on after aclose"),
+    (Builders(RunsGroupsAgain()), "single_groups", "a finished group must not be run again"),
     (Builders(EmptyForUnknown()), "finalize_without_start_run", "must raise an InsituError; it returned"),
     (Adapters(Forgetful()), "a_finished_job_stays_known", "there is no job"),
     (Adapters(NewJobEachTime()), "the_same_collection_again", "must give the same job"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -87,6 +87,10 @@ class FinetuningConfig(Section):
     """Most groups a step rolls out in place of groups whose rewards are all equal; None: none."""
     max_steps: int | None = Field(default=None, ge=1)
     """End the run after this many updates."""
+    schedule: Literal["synchronous", "asynchronous"] = "synchronous"
+    """`asynchronous`: roll out while a step trains, up to `training.max_staleness` steps ahead."""
+    max_mismatch_kl: float | None = Field(default=None, gt=0)
+    """asynchronous: train on newer rollouts only while `mismatch/kl` is above this; None: any KL."""
     output_dir: Path = Path("./.tmp/insitu/finetuning/")
     """The run's files."""
     run_configuration: RunConfiguration = RunConfiguration()
@@ -106,3 +110,30 @@ class FinetuningConfig(Section):
             text = "max_refill needs groups_per_step: a step over the whole dataset leaves no other example"
             raise PydanticCustomError("insitu", "{text}", {"text": text})
         return self
+
+    @model_validator(mode="after")
+    def _a_schedule_that_can_be_kept(self) -> Self:
+        if text := self._schedule_problem():
+            raise PydanticCustomError("insitu", "{text}", {"text": text})
+        return self
+
+    def _schedule_problem(self) -> str | None:
+        if self.schedule == "synchronous":
+            if self.max_mismatch_kl is not None:
+                return "max_mismatch_kl needs schedule: asynchronous; otherwise rollouts are never old"
+            return None
+        if self.groups_per_step is None:
+            return (
+                "schedule: asynchronous needs groups_per_step: a step over the whole dataset leaves no other"
+            )
+        if self.max_refill is not None:
+            return (
+                "schedule: asynchronous replaces every group that teaches nothing, so max_refill has no "
+                "meaning: remove it"
+            )
+        if self.curriculum_learning.enabled:
+            return (
+                "schedule: asynchronous trains on groups in the order of their start, a curriculum by their "
+                "rewards: set curriculum_learning.enabled to false, or schedule to synchronous"
+            )
+        return None

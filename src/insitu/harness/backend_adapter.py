@@ -80,6 +80,7 @@ class BackendAdapter(TrainerAdapter):
         self.trains_equal_groups = config.training.trains_equal_groups
         self.method = config.training.method
         self.min_reward = config.training.min_reward
+        self.max_staleness = config.training.max_staleness if config.training.is_on_policy else None
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()
         self._progress = Progress()
@@ -228,7 +229,7 @@ class BackendAdapter(TrainerAdapter):
         key = f"{run_id}-e{epoch}{step}-a{trajectories.attempt}"
         settings = self._settings(trajectories.num_updates)
         job = await self._client.submit_step(self._backend.name, ids, settings, idempotency_key=key)
-        self._uploaded.clear()
+        self._uploaded.difference_update(ids)  # others may be there for a later step
         count = sum(self._takes(rollout) for group in groups for rollout in group)
         if trajectories.step is None:
             self._progress.log(f"Submitted {count} trajectories in {len(groups)} groups for training")

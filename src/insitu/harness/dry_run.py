@@ -109,6 +109,9 @@ def _plan(loaded: LoadedConfig, made: Components, task: Task, validation: Task |
         f"would run: {finetuning.num_epochs} epochs of {_rollouts(loaded, made, task)}, "
         f"and {_updates(loaded, task)} ({made.adapter.method})"
     ]
+    if finetuning.schedule == "asynchronous":
+        ahead = made.adapter.max_staleness
+        lines.append(f"rollouts run beside training, up to {ahead} step{'' if ahead == 1 else 's'} ahead")
     if finetuning.max_steps is not None:
         lines.append(f"ends after {finetuning.max_steps} updates")
     if failures := finetuning.ending_rewards.given:

@@ -28,6 +28,7 @@ from insitu.harness.interfaces.trainer import Trainer
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
+from insitu.harness.loop.ahead import check_schedule
 from insitu.harness.loop.best import gain_of
 from insitu.harness.loop.input_changes import InputChanges
 from insitu.harness.loop.method_rules import check_method, why_nothing_trained
@@ -88,6 +89,7 @@ async def build_components(parts: Assembly) -> Components:
     )
     check_method(chosen, made.builder, made.adapter)
     check_many_steps(chosen, made.builder, made.adapter)
+    check_schedule(chosen, made.builder, made.adapter, made.trainer)
     check_ending_rewards(chosen, made.builder)
     check_samples(chosen, made.builder)
     await made.adapter.locate()

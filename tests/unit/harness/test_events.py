@@ -113,6 +113,22 @@ def test_a_step_in_progress_is_found_again(path: Path) -> None:
     assert (state.next_epoch, state.step, state.failures[0]) == (0, 0, 1)
 
 
+def test_an_asynchronous_step_and_a_validation_in_progress_are_found_again(path: Path) -> None:
+    line: Any = {"epoch": 0, "positions": [4, 2, 7], "step": None}
+    admitted = events.Admitted(0, [4, 7], line, CurriculumState(1.0, -1, 2, 2))
+    with Journal(path) as journal:
+        events.note(journal, admitted)
+        events.note(journal, events.Validating(0, 3, 0.5))
+    state = fold(read(path), OFF)
+    assert (state.admitted, state.validating) == (admitted, events.Validating(0, 3, 0.5))
+    with Journal(path) as journal:
+        entry: Any = {"epoch": 0, "step": 3, "avg_reward": 0.5}
+        events.note(journal, events.Validated(entry))
+        events.note(journal, events.StepEnded(0, {**line, "step": 1}, CurriculumState(1.0)))
+    state = fold(read(path), OFF)
+    assert (state.admitted, state.validating) == (None, None)
+
+
 def test_events_are_written_as_before(tmp_path: Path) -> None:
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
     old.write_text(WRITTEN_BEFORE_EVENTS_HAD_TYPES)

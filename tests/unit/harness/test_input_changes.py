@@ -16,6 +16,7 @@ from insitu.config.load import load_config
 from insitu.datasets.example import Example
 from insitu.errors import Conflict
 from insitu.harness.assembly import Assembly
+from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.curriculum_state import CurriculumState
@@ -106,6 +107,52 @@ def test_a_submission_that_went_through_is_not_set_aside(run: RunDirectory) -> N
     trained(run, 2)
     assert not settle(run, OTHER_REWARD, TRAINING).outdated
     assert run.store_names() == ["epoch-0001"]
+
+
+def admitted(run: RunDirectory, epoch: int) -> None:
+    line: Any = {"epoch": epoch, "positions": [3]}
+    events.note(run.journal, events.Admitted(epoch, [3], line, START))
+
+
+def rolled_out_ahead(run: RunDirectory, slot: Slot) -> None:
+    with run.ahead.open(slot) as store:
+        store.append(Rollout("r", "e", 0, Ending.COMPLETED, 1.0, index=slot.index))
+
+
+def test_groups_ahead_and_a_step_that_was_not_submitted_are_outdated(run: RunDirectory) -> None:
+    settle(run, REWARD, TRAINING)
+    trained(run, 1)
+    rolled_out(run, "epoch-0001-step-0000")
+    rolled_out_ahead(run, Slot(1, 5))
+    admitted(run, 1)
+    events.note(run.journal, events.Validating(1, 1, None))
+    state = settle(run, OTHER_REWARD, TRAINING, accept=True)
+    assert (state.admitted, state.validating) == (None, None)
+    assert run.ahead.found() == []
+    assert run.store_names() == ["epoch-0001-example-000005-outdated-1", "epoch-0001-step-0000-outdated-1"]
+
+
+def test_groups_ahead_of_a_submitted_step_are_outdated_and_the_step_is_not(run: RunDirectory) -> None:
+    settle(run, REWARD, TRAINING)
+    trained(run, 1)
+    rolled_out(run, "epoch-0001-step-0000")
+    rolled_out_ahead(run, Slot(1, 5))
+    admitted(run, 1)
+    submitted(run, 1)
+    state = settle(run, OTHER_REWARD, TRAINING, accept=True)
+    assert state.admitted is not None
+    assert run.store_names() == ["epoch-0001-example-000005-outdated-1", "epoch-0001-step-0000"]
+    events.note(run.journal, events.Failed(1, "out of memory"))
+    assert settle(run, OTHER_REWARD, TRAINING).admitted is None
+    assert "epoch-0001-step-0000-outdated-1" in run.store_names()
+
+
+def test_groups_ahead_begin_anew_before_the_first_update(run: RunDirectory) -> None:
+    settle(run, REWARD, TRAINING)
+    rolled_out_ahead(run, Slot(0, 5))
+    settle(run, OTHER_REWARD, TRAINING)
+    assert run.ahead.found() == []
+    assert run.store_names() == ["epoch-0000-example-000005-outdated-1"]
 
 
 def test_a_step_that_is_given_up_has_another_attempt(run: RunDirectory) -> None:

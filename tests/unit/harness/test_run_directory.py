@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from insitu.errors import Conflict, InvalidRequest
+from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.files.json_lines import DamagedFile
 from insitu.harness.files.run_directory import RunDirectory
 from insitu.harness.rollouts.rollout import Rollout
@@ -244,3 +245,19 @@ def test_write_atomic_replaces_whole_files(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="no power"):
         write_atomic(target, b"newer")
     assert target.read_bytes() == b"new"
+
+
+def test_rollouts_ahead_are_results_until_a_step_has_them(path: Path) -> None:
+    slots = [Slot(0, 12), Slot(1, 3)]
+    with RunDirectory.open(path, DUMP) as directory:
+        for slot in slots:
+            with directory.ahead.open(slot) as store:
+                store.append(Rollout("r", "e", 0, Ending.COMPLETED, 1.0, index=slot.index))
+        assert directory.ahead.found() == slots
+    with pytest.raises(Conflict, match="another configuration"):
+        RunDirectory.open(path, OTHER)
+    with RunDirectory.open(path, DUMP) as directory:
+        directory.ahead.remove([*slots, Slot(7, 7)])
+        assert directory.ahead.found() == []
+        assert not list((path / "ahead").iterdir())
+    RunDirectory.open(path, OTHER).close()

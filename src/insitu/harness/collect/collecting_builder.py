@@ -6,11 +6,12 @@ import asyncio
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from insitu.errors import InvalidRequest
 from insitu.harness.collect.run_rollouts import Groups, RunRollouts
+from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun
@@ -43,7 +44,8 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Take the run whose examples are rolled out."""
-        self._initialized = self.rollouts_of(run)
+        slots = asyncio.Semaphore(run.config.eval.general.max_concurrency)
+        self._initialized = replace(self.rollouts_of(run), slots=slots)
 
     async def run_eval(
         self, *, name: str | None = None, title: str | None = None, plan: EvalPlan | None = None
@@ -91,6 +93,15 @@ class CollectingBuilder(TrajectoryBuilder):
                 f"Built {len(rollouts)} trajectories across {len(groups)} examples for run_id: {run_id}"
             )
         return TrajectoryCollection(groups, run_id, epoch)
+
+    async def collect_group(self, run_id: str, *, epoch: int, index: int) -> list[Rollout]:
+        """Make the rollouts of one example; raise if calls of one are missing, after it was set aside."""
+        run, slot = self._rollouts.run, Slot(epoch, index)
+        group = await self._rollouts.of_group(slot)
+        if wrong := [rollout for rollout in group if not rollout.capture.balanced]:
+            kept = run.directory.ahead.set_aside([slot], "failed")
+            raise _calls_missing(f"epoch {epoch + 1} of {run_id}", wrong, kept)
+        return group
 
     async def compute_reward(self, output_item: EvalItem) -> EvalResult:
         """Score one rollout with `finetuning.reward_function`."""

@@ -46,14 +46,19 @@ class Collector:
         progress: Progress,
         redaction: Redaction,
         causes: FailureCauses | None = None,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
-        """`causes` may be shared by the collections of a run: each cause is then shown in full once."""
+        """Both may be shared by the collections of a run.
+
+        Each of `causes` is then shown in full once, and `slots` bounds the rollouts of all of them.
+        """
         self._task = task
         self._maker = maker
         self._limits = limits
         self._progress = progress
         self._redaction = redaction
         self._causes = causes or FailureCauses()
+        self._slots = slots or asyncio.Semaphore(limits.max_concurrency)
         self._num_repeated = 0
         evaluator = task.evaluator
         self._group_evaluator = evaluator if isinstance(evaluator, GroupEvaluator) else None
@@ -104,7 +109,8 @@ class Collector:
 
             async def work() -> None:
                 for plan in plans:
-                    await self._rollout(plan, store)
+                    async with self._slots:
+                        await self._rollout(plan, store)
                     if open_groups.done(plan.index):
                         tasks.create_task(finish(plan.index))
 

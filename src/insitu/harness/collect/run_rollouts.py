@@ -12,6 +12,7 @@ from insitu.harness.collect.collector import Collector
 from insitu.harness.collect.open_groups import Sizes, size_of
 from insitu.harness.collect.rollout_maker import RolloutMaker
 from insitu.harness.collect.targets import Targets
+from insitu.harness.files.ahead_stores import Slot
 from insitu.harness.files.failure_causes import FailureCauses
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.results import write_results
@@ -52,6 +53,8 @@ class RunRollouts:
     given: RolloutMaker | None = None
     """Makes the rollouts for training without the agent; None: the agent makes them."""
     causes: FailureCauses = field(default_factory=FailureCauses)
+    slots: asyncio.Semaphore | None = None
+    """Bounds the rollouts of groups and validations that run beside each other."""
 
     async def of_epoch(self, epoch: int, plan: StepPlan | None, on_group: OnGroup | None) -> Groups:
         """Make the rollouts of every training example, or those of one step."""
@@ -64,6 +67,15 @@ class RunRollouts:
             groups = await collector.collect(store, prefix, self.num_generations, on_group, indices)
         await self._write_results(name, store)
         return groups
+
+    async def of_group(self, slot: Slot) -> list[Rollout]:
+        """Make the rollouts of one training example, into a store of its own."""
+        run = self.run
+        with run.directory.ahead.open(slot) as store:
+            collector = self._collector(run.training, self.given)
+            prefix = f"{run.run_id}.e{slot.epoch}"
+            (group,) = await collector.collect(store, prefix, self.num_generations, None, [slot.index])
+        return group
 
     async def of_evaluation(self, name: str, title: str, plan: EvalPlan) -> list[Rollout]:
         """Run every validation example as often as planned; the training examples when there are none."""
@@ -126,7 +138,7 @@ class RunRollouts:
             binding.model,
         )
         maker = maker or AgentRollouts(task, targets, run.gateway, limits, run.progress)
-        return Collector(task, maker, limits, run.progress, Redaction(run.config), self.causes)
+        return Collector(task, maker, limits, run.progress, Redaction(run.config), self.causes, self.slots)
 
     async def _write_results(self, name: str, store: RolloutStore) -> None:
         config = self.run.config

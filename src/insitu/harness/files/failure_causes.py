@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
+from insitu.harness.files.ahead_stores import AHEAD
 from insitu.harness.files.run_directory import TRAJECTORIES
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.types import SCORED
@@ -48,7 +49,7 @@ class FailureCauses:
 
 
 def _command(rollout: Rollout, file: Path) -> str:
-    if file.parent.name != TRAJECTORIES:
+    if file.parent.name not in (TRAJECTORIES, AHEAD):  # what is ahead can be shown once a step has it
         return f"`traceback` of {rollout.rollout_id} in {file}"
     return shlex.join(["insitu", "trajectories", "show", str(file.parent.parent), rollout.rollout_id])
 

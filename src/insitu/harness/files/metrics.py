@@ -85,6 +85,19 @@ class EpochLine(Statistics):
     """False for an epoch that is under way, or that `max_steps` has ended."""
 
 
+class StaleFields(TypedDict):
+    """Groups of a step that are not trained on because they are too old."""
+
+    bound: int
+    """The age up to which groups were trained on, in steps."""
+    by_age: int
+    """Groups older than `training.max_staleness`."""
+    by_kl: int
+    """Groups older than `finetuning.max_mismatch_kl` allowed then."""
+    length_deciles: list[int]
+    """Both, by the length of their longest rollout among the epoch's groups so far; the shortest first."""
+
+
 class AlarmLine(TypedDict):
     """A line of alarms.jsonl, see `insitu.harness.verdicts.alarms`."""
 
@@ -120,6 +133,10 @@ class StepLine(EpochLine):
     """Hash of the dataset's ids."""
     example_rewards: NotRequired[Mapping[str, float | None]]
     """Mean reward of each example, None without spread; only with a curriculum."""
+    positions: NotRequired[list[int]]
+    """asynchronous: the examples that it used up, by position in the dataset, in the order of their start."""
+    stale: NotRequired[StaleFields]
+    """asynchronous: groups that were too old."""
     alarms: NotRequired[Sequence[AlarmLine]]
     """The alarms that begin or end with it; missing without any."""
 

@@ -3,6 +3,7 @@
     config.json          the effective configuration without secrets, and the run's id
     journal.jsonl        the run's events
     trajectories/        every rollout; per epoch (or step) and validation a file of lines and one of tokens
+    ahead/               rollouts of groups that no step has used yet (asynchronous)
     left_out/            which of an epoch's or a step's rollouts were not trained on, and why
     tokens/              the trainer's log-probability and advantage of every token, a file per step
     sinks/               how far each sink has got, and the run's id there
@@ -29,6 +30,7 @@ import orjson
 
 from insitu.config.differences import differences, fingerprint
 from insitu.errors import Conflict, InvalidRequest, describe
+from insitu.harness.files.ahead_stores import AHEAD, AheadStores
 from insitu.harness.files.journal import Journal
 from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.token_file import tokens_beside
@@ -51,7 +53,7 @@ DERIVED_FILES = (
     "curriculum_state.json",
     "reward_plot.png",
 )
-_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, DROPPED, TOKENS_FOLDER, SINKS, *DERIVED_FILES)
+_OWN_NAMES = (CONFIG_FILE, JOURNAL_FILE, TRAJECTORIES, AHEAD, DROPPED, TOKENS_FOLDER, SINKS, *DERIVED_FILES)
 _BEFORE_RESULTS = ("inputs", "registered")
 """Events of a run that has not begun to roll out."""
 EPOCH_NAME = re.compile(r"epoch-\d+(-step-\d+)?")
@@ -70,6 +72,8 @@ class RunDirectory(Closing):
         self._lock = lock
         self._watcher = RunWatcher()
         self._stores: dict[str, RolloutStore] = {}
+        self.ahead = AheadStores(path / AHEAD, path / TRAJECTORIES)
+        """The groups that no step has used yet."""
 
     @classmethod
     def open(cls, path: Path, dump: JsonObject) -> Self:
@@ -115,6 +119,12 @@ class RunDirectory(Closing):
             on_stored = functools.partial(self._watcher.stored, name)
             store = self._stores[name] = RolloutStore(path, on_stored)
         return store
+
+    def discard(self, name: str) -> None:
+        """Remove the rollouts of a step that was not formed to the end; its groups have their own stores."""
+        path = self.path / TRAJECTORIES / f"{name}.jsonl"
+        path.unlink(missing_ok=True)
+        tokens_beside(path).unlink(missing_ok=True)
 
     def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:
         """Record why rollouts of an epoch or a step were dropped, by id; those not listed are trained on."""
@@ -241,14 +251,17 @@ def _has_results(path: Path) -> bool:
     """Return True if a run has recorded more than that it was going to start."""
     if any(file.stat().st_size for file in (path / TRAJECTORIES).glob("*.jsonl")):
         return True
+    if AheadStores(path / AHEAD, path / TRAJECTORIES).has_results():
+        return True
     with Journal(path / JOURNAL_FILE) as journal:
         return any(record.get("event") not in _BEFORE_RESULTS for record in journal.records())
 
 
 def _clear(path: Path) -> None:
     """Remove the files of a run without results, the configuration last."""
-    for file in (path / TRAJECTORIES).glob("*"):
-        file.unlink()
+    for folder in (TRAJECTORIES, AHEAD):
+        for file in (path / folder).glob("*"):
+            file.unlink()
     (path / JOURNAL_FILE).unlink()
     (path / CONFIG_FILE).unlink()
 

@@ -5,10 +5,12 @@
 | `registered` | the backend has taken the run | its name and address |
 | `inputs` | the run starts, or goes on with other inputs | hashes of files and datasets, what changed |
 | `restarted` | the epochs begin anew, as none has trained anything | reason, the first curriculum |
+| `admitted` | groups were chosen for a step (asynchronous) | epoch, examples to train on, figures |
 | `submitted` | the backend has acknowledged a step | epoch, job, figures, the curriculum after it |
 | `failed` | a job failed | epoch, message |
 | `step` | a step is over, trained or not | its line in steps.jsonl, curriculum |
 | `epoch` | an epoch is over, trained or not | its line in training_metrics.jsonl, curriculum |
+| `validating` | a validation begins beside training (asynchronous) | epoch, step, share of the epoch |
 | `validated` | a validation is over | its entry in validation_history.json |
 | `best` | a step is the best so far, its checkpoint kept | step, reward, path |
 | `remeasured` | the best step was measured again | its entry in validation_history.json |
@@ -63,6 +65,19 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """Groups were chosen for a step, which is submitted with them however often the run is interrupted."""
+
+    kind: ClassVar[str] = "admitted"
+    epoch: int
+    trained: list[int]
+    """The examples to train on by their positions in the dataset, in the order of their start."""
+    line: StepLine
+    """Without the backend's own figures; its `positions` are all examples that the step uses up."""
+    curriculum: CurriculumState
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
     """The backend has acknowledged a step."""
 
@@ -104,6 +119,16 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Validating:
+    """A validation begins, on a version that stays served while training goes on."""
+
+    kind: ClassVar[str] = "validating"
+    epoch: int
+    step: int
+    pass_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Validated:
     """A validation is over."""
 
@@ -142,10 +167,12 @@ Event: TypeAlias = (
     Registered
     | InputsNoted
     | Restarted
+    | Admitted
     | Submitted
     | Failed
     | StepEnded
     | EpochEnded
+    | Validating
     | Validated
     | Best
     | Remeasured
@@ -156,10 +183,12 @@ OneKind = TypeVar(
     Registered,
     InputsNoted,
     Restarted,
+    Admitted,
     Submitted,
     Failed,
     StepEnded,
     EpochEnded,
+    Validating,
     Validated,
     Best,
     Remeasured,
@@ -198,6 +227,10 @@ def _event(record: JsonObject) -> Event | None:
             return _inputs(record)
         case Restarted.kind:
             return Restarted(_text(record, "reason"), _curriculum(record))
+        case Admitted.kind:
+            trained = [_int({"trained": each}, "trained") for each in _list(record, "trained")]
+            line = cast(StepLine, _object(record, "line", ("epoch", "positions")))
+            return Admitted(_int(record, "epoch"), trained, line, _curriculum(record))
         case Submitted.kind:
             return Submitted(_int(record, "epoch"), _ref(record), _line(record), _curriculum(record))
         case Failed.kind:
@@ -206,6 +239,9 @@ def _event(record: JsonObject) -> Event | None:
             return StepEnded(_int(record, "epoch"), _line(record), _curriculum(record))
         case EpochEnded.kind:
             return EpochEnded(_int(record, "epoch"), _line(record), _curriculum(record))
+        case Validating.kind:
+            share = _number_or_none(record, "pass_share")
+            return Validating(_int(record, "epoch"), _int(record, "step"), share)
         case Validated.kind:
             return Validated(_entry(record))
         case Remeasured.kind:

@@ -35,6 +35,9 @@ class TrainerMetrics(TypedDict):
 class Trainer(ABC):
     """Binds a builder and an adapter, and runs epochs with them."""
 
+    asynchronous: bool = False
+    """True if it can roll out while a step trains, as `finetuning.schedule` may ask."""
+
     @abstractmethod
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
         """Set the two components to work with; they stay open until `cleanup` is over."""

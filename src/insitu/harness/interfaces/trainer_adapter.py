@@ -33,6 +33,8 @@ class TrainerAdapter(ABC):
     """The way in which rollouts teach; under `sft` and `distill` each of them does by itself."""
     min_reward: float | None = None
     """Rollouts with a smaller reward are not trained on; None: any reward will do."""
+    max_staleness: int | None = None
+    """The age in steps up to which a rollout is trained on; None if it must be one of the newest weights."""
 
     @property
     def compares(self) -> bool:

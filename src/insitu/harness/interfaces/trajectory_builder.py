@@ -95,6 +95,14 @@ class TrajectoryBuilder(ABC):
     async def finalize(self, run_id: str, *, epoch: int = 0) -> TrajectoryCollection:
         """Wait for all rollouts of the latest `start_run`; return every one, failed ones with endings."""
 
+    async def collect_group(self, run_id: str, *, epoch: int, index: int) -> list[Trajectory]:
+        """Roll out the training example at `index` as one group; return every rollout, failed ones too.
+
+        Called for many groups at once with `finetuning.schedule: asynchronous`, and for the same one again
+        after an interruption: rollouts that are on disk in `run.directory.ahead` are not run again.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} collects {run_id} by whole steps")
+
     @abstractmethod
     async def compute_reward(self, output_item: EvalItem) -> EvalResult:
         """Score one rollout; a failed evaluation is an error in the result, never 0."""

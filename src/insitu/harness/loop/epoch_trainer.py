@@ -4,6 +4,9 @@
                      ▲                                │
                      └─ next step of the epoch ◄──────┘
 
+With `schedule: asynchronous`, `collect` takes groups that were rolled out while earlier steps trained
+(`insitu.harness.loop.ahead`), and validations run beside training.
+
 Groups reach the backend while others are still being rolled out. Every result is in the journal or in a
 rollout store, on disk before the next stage begins; after a crash the same calls find it there.
 """
@@ -20,12 +23,14 @@ from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.files.metrics import (
     STEPS_FILE,
     StepLine,
+    ValidationEntry,
     append_step,
     write_metrics,
     write_steps,
 )
 from insitu.harness.files.plots import write_plot
 from insitu.harness.interfaces import events
+from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.run import FinetuneRun
 from insitu.harness.interfaces.settings import TrainerConfig
 from insitu.harness.interfaces.trainer import Trainer, TrainerMetrics
@@ -33,6 +38,7 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.harness.interfaces.training_job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from insitu.harness.interfaces.trajectory_builder import TrajectoryBuilder
 from insitu.harness.loop.account import Account
+from insitu.harness.loop.ahead import GroupsAhead
 from insitu.harness.loop.best import (
     announcement,
     is_better,
@@ -40,13 +46,14 @@ from insitu.harness.loop.best import (
     remeasure_best,
     validate_start,
 )
-from insitu.harness.loop.curriculum import SelectedCollection, as_chosen
+from insitu.harness.loop.curriculum import SelectedCollection, Selection, as_chosen
 from insitu.harness.loop.method_rules import why_nothing_trained
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState, fold
-from insitu.harness.loop.step_collection import collect_step
+from insitu.harness.loop.step_collection import StepCollection, collect_step
 from insitu.harness.loop.validation import early_stop, validate
+from insitu.harness.loop.validation_beside import ValidationBeside
 from insitu.harness.rollouts.episode import TrajectoryCollection
 from insitu.harness.rollouts.fields import members
 from insitu.harness.verdicts.alarms import with_alarms
@@ -55,14 +62,24 @@ from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.plugins import Parts
 
 _POLL_SECONDS = 0.5
+_POLLS_PER_STEP = 40
+"""asynchronous: the next step may be waiting, so its start is late by a small share of a step at most."""
+_MIN_POLL_SECONDS = 0.02
 
 
 class EpochTrainer(Trainer):
     """One update for every `groups_per_step` groups, or one per epoch, over those with a training signal."""
 
+    asynchronous = True
+
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:  # noqa: ARG002 - as every component
         self._bound: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
         self._initialized: RunningLoop | None = None
+        self._ahead: GroupsAhead | None = None
+        """With `schedule: asynchronous`, as `_beside`, from the start of `run`."""
+        self._beside: ValidationBeside | None = None
+        self._train_seconds = 0.0
+        """The time that the last step was waited for."""
         self._closed = False
 
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
@@ -97,12 +114,18 @@ class EpochTrainer(Trainer):
         run_id, statuses = self.loop.run.run_id, list[TrainingJobStatus]()
         await self._catch_up()
         await self._measure_anew(run_id)
+        if self.loop.run.config.finetuning.schedule == "asynchronous":
+            self.loop.check_dataset()
+            self._ahead = GroupsAhead(self.loop)
+            await self._ahead.settle()
+            self._beside = ValidationBeside(self.loop, self._validated)
+            await self._beside.resume()
         for epoch in range(self.state.next_epoch, num_epochs):
             if not self.loop.pass_over:  # else a crash came before the end of the epoch was noted
                 if self._enough_steps():
                     break
                 if self._validation_due(epoch):
-                    await self.run_validation_evaluation(epoch, run_id)
+                    await self._validate(epoch, run_id)
                 if self._stop_early():
                     break
             status = await self._epoch(epoch, run_id, num_epochs)
@@ -111,6 +134,7 @@ class EpochTrainer(Trainer):
                 return statuses
             if self.state.next_epoch == epoch:
                 break  # in the middle of the epoch, by `max_steps` or early
+        await self._end_ahead()
         if self._last_validation_due():
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
@@ -124,24 +148,18 @@ class EpochTrainer(Trainer):
         """Collect, select and submit the next step of the epoch."""
         if self.state.submitted is not None and self.state.submitted.epoch == epoch:
             return self.state.submitted.ref
+        if self._ahead is not None:
+            return await self._run_ahead(self._ahead, epoch)
         loop = self.loop
         collected = await collect_step(loop, epoch, run_id)
         collection = collected.collection
-        # Through the public method, so that subclasses can override the selection.
-        chosen = self.apply_curriculum_learning(collection, epoch)
-        made_here = isinstance(chosen, SelectedCollection)
-        selection = chosen.selection if made_here else loop.select(collection, epoch)
-        selection = as_chosen(selection, chosen.trajectories, collection.trajectories)
+        selection = self._selected(collection, epoch)
         line = collected.line(loop, selection)
         loop.run.directory.write_dropped(collected.name, selection.reasons)
         if not selection.groups:
             self._step_over(events.StepEnded(epoch, line, selection.state))
             return None
-        attempt, updates = self.state.failures[epoch], self.state.num_updates
-        chosen = replace(collection, trajectories=selection.groups, attempt=attempt, num_updates=updates)
-        ref = await loop.adapter.submit(chosen)
-        loop.note(events.Submitted(epoch, ref, line, selection.state))
-        return ref
+        return await self._submit(replace(collection, trajectories=selection.groups), line, selection.state)
 
     async def get_metrics(self, run_id: str) -> TrainerMetrics:
         """Return finished epochs and validations, the checkpoint to use, and the step in progress, if any."""
@@ -162,11 +180,8 @@ class EpochTrainer(Trainer):
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> Mapping[str, object]:
         """Validate the current weights, record the result, and keep the checkpoint if it is the best."""
         loop = self.loop
-        share = loop.pass_share if loop.state.open_steps and not loop.pass_over else None
-        entry = await validate(loop.run, loop.builder, epoch, loop.state.step, run_id, share)
-        loop.note(events.Validated(entry))
-        await self._keep_if_best()
-        self._write_files()
+        entry = await validate(loop.run, loop.builder, epoch, loop.state.step, run_id, self._share)
+        await self._validated(entry)
         return {**entry}
 
     def apply_curriculum_learning(self, collection: TrajectoryCollection, epoch: int) -> TrajectoryCollection:
@@ -198,6 +213,10 @@ class EpochTrainer(Trainer):
         """Cancel running work and close the builder and the adapter."""
         if self._initialized is not None and not self._closed:
             self._closed = True
+            if self._beside is not None:
+                await self._beside.aclose()
+            if self._ahead is not None:
+                await self._ahead.aclose()
             await self._initialized.builder.aclose()
             await self._initialized.adapter.aclose()
 
@@ -209,8 +228,10 @@ class EpochTrainer(Trainer):
         nothing = TrainingStatusEnum.COMPLETED
         status = TrainingJobStatus(run_id, "", nothing, 100.0, "nothing to train", {"step": None})
         while not self.loop.pass_over:
+            if self._beside is not None:
+                self._beside.check()
             if self._step_validation_due():
-                await self.run_validation_evaluation(epoch, run_id)
+                await self._validate(epoch, run_id)
             if self._enough_steps() or (self.state.open_steps and self._stop_early()):
                 return status
             status = await self._step(epoch, run_id) or status
@@ -243,8 +264,13 @@ class EpochTrainer(Trainer):
 
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the job; if it succeeds, the step is over."""
+        poll_seconds, began = _POLL_SECONDS, time.monotonic()
+        if self._ahead is not None:
+            self._ahead.fill()
+            poll_seconds = min(_POLL_SECONDS, max(_MIN_POLL_SECONDS, self._train_seconds / _POLLS_PER_STEP))
         try:
-            status = await self.loop.adapter.wait_until_complete(ref, _POLL_SECONDS)
+            status = await self.loop.adapter.wait_until_complete(ref, poll_seconds)
+            self._train_seconds = time.monotonic() - began
         finally:
             self.loop.run.progress.training_ended()
         if status.status is TrainingStatusEnum.COMPLETED:
@@ -287,6 +313,76 @@ class EpochTrainer(Trainer):
         line = with_alarms(self.state.steps, self.state.num_steps_before_change, line, settings)
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])
+        if self._ahead is not None:
+            self._ahead.noted(line)
+
+    def _selected(self, collection: TrajectoryCollection, epoch: int) -> Selection:
+        """Select through the public method, so that subclasses can override it."""
+        chosen = self.apply_curriculum_learning(collection, epoch)
+        made_here = isinstance(chosen, SelectedCollection)
+        selection = chosen.selection if made_here else self.loop.select(collection, epoch)
+        return as_chosen(selection, chosen.trajectories, collection.trajectories)
+
+    async def _submit(
+        self, chosen: TrajectoryCollection, line: StepLine, curriculum: CurriculumState
+    ) -> TrainingJobRef:
+        attempt, updates = self.state.failures[chosen.epoch], self.state.num_updates
+        ref = await self.loop.adapter.submit(replace(chosen, attempt=attempt, num_updates=updates))
+        self.loop.note(events.Submitted(chosen.epoch, ref, line, curriculum))
+        return ref
+
+    async def _run_ahead(self, ahead: GroupsAhead, epoch: int) -> TrainingJobRef | None:
+        """Submit the next step of an epoch over groups that were rolled out ahead."""
+        loop = self.loop
+        if self.state.admitted is None:
+            formed = await ahead.next_step(epoch)
+            collected = StepCollection(formed.collection)
+            selection = formed.selection(self._selected(formed.fresh, epoch), loop)
+            line = formed.line(collected.line(loop, selection))
+            loop.run.directory.write_dropped(collected.name, selection.reasons)
+            if not selection.groups:
+                self._step_over(events.StepEnded(epoch, line, selection.state))
+                await ahead.keep(line)
+                return None
+            trained = [group[0].index for group in selection.groups]
+            loop.note(events.Admitted(epoch, trained, line, selection.state))
+            ahead.noted(line)
+            chosen, curriculum = formed.collection, selection.state
+        else:
+            line, curriculum = self.state.admitted.line, self.state.admitted.curriculum
+            chosen = ahead.admitted()
+            selection = self._selected(chosen, epoch)
+        ref = await self._submit(replace(chosen, trajectories=selection.groups), line, curriculum)
+        await ahead.keep(line)  # while it trains
+        return ref
+
+    @property
+    def _share(self) -> float | None:
+        """The share of the open epoch that is done; None between epochs."""
+        return self.loop.pass_share if self.state.open_steps and not self.loop.pass_over else None
+
+    async def _validated(self, entry: ValidationEntry) -> None:
+        self.loop.note(events.Validated(entry))
+        await self._keep_if_best()
+        self._write_files()
+        if self._ahead is not None:
+            self._ahead.show_again()
+
+    async def _validate(self, epoch: int, run_id: str) -> None:
+        """Validate the current weights: beside training if it is asynchronous and they can stay served."""
+        if self._beside is None or not self.state.step or not await self._beside.begin(epoch, self._share):
+            await self.run_validation_evaluation(epoch, run_id)
+
+    async def _end_ahead(self) -> None:
+        """Stop what runs ahead; the run is over, or stops early."""
+        if self._ahead is None or self._beside is None:
+            return
+        await self._beside.end()
+        await self._ahead.aclose()
+        if self._ahead.num_unused:
+            self.loop.run.progress.info(
+                f"{self._ahead.num_unused} finished groups are not trained on: the run ends before their step"
+            )
 
     def _show_step(self, line: StepLine, seconds: float) -> None:
         num_epochs = self.loop.run.config.finetuning.num_epochs
@@ -309,14 +405,19 @@ class EpochTrainer(Trainer):
         interval = self.loop.run.config.finetuning.run_configuration.validation_interval
         if self.loop.run.validation is None or self.state.open_steps:
             return False
-        due = epoch % interval == 0 and not self.state.validated_at(epoch)
+        due = epoch % interval == 0 and not self.state.validated_at(epoch) and not self._is_validating()
         return due or self._step_validation_due()
 
     def _step_validation_due(self) -> bool:
         interval = self.loop.run.config.finetuning.run_configuration.validation_steps
         if self.loop.run.validation is None or interval is None or not self.state.num_updates:
             return False
-        return self.state.num_updates % interval == 0 and not self.state.validated_step()
+        validated = self.state.validated_step() or self._is_validating()
+        return self.state.num_updates % interval == 0 and not validated
+
+    def _is_validating(self) -> bool:
+        begun = self.state.validating
+        return begun is not None and begun.step == self.state.step
 
     def _last_validation_due(self) -> bool:
         if self.loop.run.validation is None:

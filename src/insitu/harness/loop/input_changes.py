@@ -64,7 +64,7 @@ class InputChanges:
     def _begin_anew(self, roles: frozenset[Role], lines: Sequence[str], progress: Progress) -> None:
         found = self._set_aside(_VALIDATION_NAME) if roles & SHAPE_VALIDATIONS else 0
         if roles & SHAPE_ROLLOUTS:
-            found += self._set_aside(EPOCH_NAME)
+            found += self._set_aside(EPOCH_NAME) + self._set_ahead_aside()
             start = initial_state(self.curriculum)
             events.note(self.directory.journal, events.Restarted("; ".join(lines), start))
         aside = " (rollouts made before are kept aside)" if found else ""
@@ -72,6 +72,8 @@ class InputChanges:
         progress.info(f"{again}, as nothing has been trained yet{aside}: {'; '.join(lines)}")
 
     def _go_on(self, state: LoopState, roles: frozenset[Role]) -> None:
+        if roles & SHAPE_ROLLOUTS:
+            self._set_ahead_aside()
         if roles & SHAPE_ROLLOUTS and state.submitted is None:
             self._set_aside_step(state)
         if roles & SHAPE_VALIDATIONS:
@@ -82,6 +84,11 @@ class InputChanges:
         for name in names:
             self.directory.set_aside(name, OUTDATED)
         return len(names)
+
+    def _set_ahead_aside(self) -> int:
+        slots = self.directory.ahead.found()
+        self.directory.ahead.set_aside(slots, OUTDATED)
+        return len(slots)
 
     def _set_aside_step(self, state: LoopState) -> None:
         """Set aside the rollouts of the step that is not over."""

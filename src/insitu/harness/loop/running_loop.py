@@ -26,9 +26,11 @@ class RunningLoop:
     adapter: TrainerAdapter
     state: LoopState
 
-    def note(self, event: events.OneKind) -> None:
+    def note(self, event: events.OneKind) -> events.OneKind:
         """Write to the journal first, then apply to the state, so that the state never runs ahead of disk."""
-        self.state.apply(events.note(self.run.directory.journal, event))
+        noted = events.note(self.run.directory.journal, event)
+        self.state.apply(noted)
+        return noted
 
     def dataset_pass(self, epoch: int) -> DatasetPass | None:
         """Return the order of an epoch's examples and its steps; None if the epoch is one step."""

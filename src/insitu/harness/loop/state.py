@@ -11,6 +11,7 @@ from insitu.config.curriculum import CurriculumConfig
 from insitu.harness.files.metrics import EpochLine, StepLine, ValidationEntry
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.events import (
+    Admitted,
     Best,
     Ended,
     EpochEnded,
@@ -22,6 +23,7 @@ from insitu.harness.interfaces.events import (
     StepEnded,
     Submitted,
     Validated,
+    Validating,
 )
 from insitu.harness.interfaces.run_input import SHAPE_ROLLOUTS, SHAPE_VALIDATIONS, Role
 from insitu.harness.loop.curriculum import initial_state
@@ -36,6 +38,10 @@ class LoopState:
     steps: list[StepLine] = field(default_factory=list[StepLine])
     """The steps of all epochs, trained or not."""
     validations: list[ValidationEntry] = field(default_factory=list[ValidationEntry])
+    admitted: Admitted | None = None
+    """asynchronous: the step that is not over, submitted or not."""
+    validating: Validating | None = None
+    """asynchronous: the validation that is not over."""
     submitted: Submitted | None = None
     """The submitted step that is not known to have ended."""
     failures: Counter[int] = field(default_factory=Counter[int])
@@ -109,16 +115,23 @@ class LoopState:
                 self._change(frozenset(event.changed))
             case Restarted():
                 self._restart(event)
+            case Admitted():
+                self.admitted = event
+            case Validating():
+                self.validating = event
             case Submitted():
                 self.submitted = event
             case Failed():
                 self.failures[event.epoch] += 1
                 self.submitted = None
+                if self.outdated:
+                    self.admitted = None  # its rollouts are set aside
             case StepEnded():
                 self.steps.append(event.line)
                 self.example_rewards.update(event.line.get("example_rewards", {}))
                 self.curriculum = event.curriculum
-                self.submitted, self.outdated = None, False
+                self.admitted = self.submitted = None
+                self.outdated = False
             case EpochEnded():
                 if not self.steps_of(event.line["epoch"]):
                     # Earlier releases made one step of each epoch and noted no other event for it.
@@ -128,6 +141,7 @@ class LoopState:
                 self.submitted, self.outdated, self.pass_start = None, False, 0
             case Validated():
                 self.validations.append(event.entry)
+                self.validating = None
             case Best():
                 self.best = event
             case Remeasured():
@@ -142,6 +156,8 @@ class LoopState:
         # Read for a step that failed after a change, too: its rollouts are set aside by now.
         self.outdated = self.submitted is not None and (self.outdated or bool(roles & SHAPE_ROLLOUTS))
         if roles & SHAPE_ROLLOUTS:
+            if self.submitted is None:
+                self.admitted = None
             self.failures[self.next_epoch] += 1  # the backend may have the step that is given up
             self.example_rewards = {}
             self.num_steps_before_change = len(self.steps)
@@ -150,6 +166,7 @@ class LoopState:
         if roles & SHAPE_VALIDATIONS:
             self.validated_from = self.step
             self.validations, self.best, self.remeasured = [], None, {}
+            self.validating = None
 
     def _restart(self, event: Restarted) -> None:
         failures = self.failures + Counter({self.next_epoch: 1})

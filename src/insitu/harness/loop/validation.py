@@ -42,16 +42,18 @@ async def validate(
     step: int,
     run_id: str,
     pass_share: float | None = None,
+    model: str | None = None,
 ) -> ValidationEntry:
     """Return the entry of validation_history.json after `epoch` epochs. Failed rollouts never count as 0.
 
-    `pass_share`: the share of the next epoch that is done; None at the end of an epoch.
+    `pass_share`: the share of the next epoch that is done; None at the end of an epoch. `model`: the name of
+    the step's version, where another may be the newest before the validation is over.
     """
     name = f"validation-{epoch:04d}"
     title = f"validation after epoch {epoch}" if epoch else "validation before epoch 1"
     if pass_share is not None:
         name, title = f"{name}-step-{step:06d}", f"validation after step {step}"
-    trajectories = await rollouts_of(run, builder, name, title)
+    trajectories = await rollouts_of(run, builder, name, title, model)
     entry = entry_of(run, trajectories, epoch, step, run_id)
     if pass_share is not None:
         entry["pass_share"] = pass_share

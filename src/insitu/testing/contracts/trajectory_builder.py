@@ -112,6 +112,24 @@ class TrajectoryBuilderContract(Contract):
 
         self.within_deadline(test)
 
+    def test_single_groups_share_the_limit_and_are_not_run_again(self) -> None:
+        async def test() -> None:
+            agent = _Agent(seconds=0.02)
+            async with self._opened(workflow=agent, max_concurrency=2) as (builder, run):
+                if type(builder).collect_group is TrajectoryBuilder.collect_group:
+                    return  # it says that it collects whole steps
+                indices = range(len(run.training.examples))
+                of_epoch = [builder.collect_group(run.run_id, epoch=0, index=index) for index in indices]
+                groups = await asyncio.gather(*of_epoch)
+                ran = len(agent.ran)
+                again = await builder.collect_group(run.run_id, epoch=0, index=1)
+            assert_groups(TrajectoryCollection(groups, run.run_id, 0), run)
+            assert agent.most_running <= 2, f"max_concurrency is 2; {agent.most_running} ran at once"
+            assert len(agent.ran) == ran, "the rollouts of a finished group must not be run again"
+            assert [e.rollout_id for e in again] == [e.rollout_id for e in groups[1]], "the same group"
+
+        self.within_deadline(test)
+
     def test_a_second_epoch_has_rollouts_of_its_own(self) -> None:
         async def test() -> None:
             async with self._opened(num_epochs=2) as (builder, run):
