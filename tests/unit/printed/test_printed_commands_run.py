@@ -532,6 +532,7 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("harness/trial/lines.py", "finetune --config_file=… --dry-run"): a_trial_that_worked,
     ("harness/trial/lines.py", "try …"): broken_then_repaired,
     ("harness/trial/trial.py", "finetune --config_file=… --dry-run"): a_trial_of_given_rollouts,
+    ("harness/trial/resampling.py", "runs list"): Filled((), "the backend would have to be busy for minutes"),
     ("harness/verdicts/rules.py", "trajectories list {output_dir}"): a_constant_reward,
     ("harness/verdicts/rules.py", "trajectories list {output_dir} --ending {ending}"): most_rollouts_fail,
     ("scaffold/project.py", "init …"): a_name_that_is_none,
@@ -540,6 +541,10 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("trained/promotion.py", "promote …@STEP"): roll_back_without_a_promotion,
     ("trained/promotion.py", "rollback …"): a_promotion_that_cannot_be_served,
     ("training/model/branch_verdict.py", "doctor --device"): DOCTOR,
+    ("view/answers/resampling.py", "view"): Elsewhere(
+        "tests/unit/view/test_view_command.py::test_the_command_serves_a_run_until_it_is_interrupted",
+        "said by a page",
+    ),
     ("wire/transport.py", "serve"): a_client_without_a_backend,
     ("workflow/hints.py", "serve --max-seq-length N"): a_context_of_unknown_length,
     ("workflow/hints.py", "serve --max-seq-length …"): a_context_that_is_too_short,

@@ -15,9 +15,16 @@ from insitu.view.catalogue import Catalogue
 from insitu.view.http.server import serve
 
 
-def test_the_command_serves_a_run_until_it_is_interrupted(run_copy):
-    command = [sys.executable, "-m", "insitu.cli", "view", str(run_copy), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("named", ["directory", "configuration"])
+def test_the_command_serves_a_run_until_it_is_interrupted(run_copy, named):
+    smallest = {"model": "tiny", "agent": "agent:run", "data": "data.json", "reward": "reward:score"}
+    config = smallest | {"finetuning": {"output_dir": str(run_copy)}}
+    (run_copy.parent / "config.yml").write_text(json.dumps(config))
+    what = str(run_copy) if named == "directory" else "config.yml"
+    command = [sys.executable, "-m", "insitu.cli", "view", what, "--no-browser"]
+    with subprocess.Popen(
+        command, cwd=run_copy.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
