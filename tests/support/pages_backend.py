@@ -56,6 +56,7 @@ STATUS = {
         "recorded": 12345,
         "record_backlog": 3,
         "put_back": {},
+        "leaving": {},
         "replicas": {
             "replica-0": {"healthy": True, "in_flight": 4},
             "replica-1": {"healthy": False, "in_flight": 1},

@@ -95,7 +95,7 @@ class StepRunner:
         self._records = records
         self._traffic = traffic
         self._phases = phases
-        self._waves = Waves(traffic, settings.deadlines.drain)
+        self._waves = Waves(traffic)
         self._probes: dict[str, Baseline] = {}
         """Each run's probe after its last step, the baseline for the next one."""
         self._retiring: set[asyncio.Task[None]] = set()

@@ -26,9 +26,8 @@ log = logging.getLogger(__name__)
 class Waves:
     """Decides which engines take calls during a publication."""
 
-    def __init__(self, traffic: Traffic, drain_seconds: float) -> None:
+    def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._drain_seconds = drain_seconds
         self._following: asyncio.Task[None] | None = None
 
     async def first(self, host: ModelHost) -> list[Replica]:
@@ -45,7 +44,7 @@ class Waves:
                 replica.joined = False
             try:
                 await self._traffic.push()
-                await self._traffic.emptied([replica.id for replica in leaving], self._drain_seconds)
+                await self._emptied(host, leaving)
             except BaseException:  # a cancelled step, too: the engines have their weights still
                 await self.rejoin(host, leaving)
                 raise
@@ -73,7 +72,7 @@ class Waves:
 
     async def _follow(self, host: ModelHost, rest: Sequence[Replica], check: Check) -> None:
         try:
-            await self._traffic.emptied([replica.id for replica in rest], self._drain_seconds)
+            await self._emptied(host, rest)
             async with host.lease.engines():
                 here = [replica for replica in rest if _is_listed(replica, host)]
                 await host.lease.restored(here)
@@ -84,6 +83,10 @@ class Waves:
             log.exception("these engines start again: %s", ", ".join(replica.id for replica in rest))
             await asyncio.gather(*[host.replicas.end(replica) for replica in rest])
         await self._traffic.offer()
+
+    async def _emptied(self, host: ModelHost, leaving: Sequence[Replica]) -> None:
+        deadline = host.settings.deadlines.drain
+        await self._traffic.emptied([replica.id for replica in leaving], deadline)
 
 
 def _is_listed(replica: Replica, host: ModelHost) -> bool:

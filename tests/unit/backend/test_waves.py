@@ -16,6 +16,7 @@ pytest.importorskip("ray", reason="the engines are Ray actors")
 
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.fleet.trainer import TrainerGroup
+from insitu.backend.plan.settings import Deadlines
 from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import AdapterPublisher, MergedPublisher
@@ -38,12 +39,13 @@ class Backend:
     waves: Waves
     gateway: StandinGateway
     model: Path
+    drain_seconds: float = 5.0
 
     @property
     def host(self) -> ModelHost:
-        return cast(
-            ModelHost, SimpleNamespace(replicas=self.replicas, lease=self.lease, publisher=self.publisher)
-        )
+        settings = SimpleNamespace(deadlines=Deadlines(drain=self.drain_seconds))
+        parts = {"replicas": self.replicas, "lease": self.lease, "publisher": self.publisher}
+        return cast(ModelHost, SimpleNamespace(settings=settings, **parts))
 
     async def published(self, step: int) -> list[Replica]:
         """Publish a step to the first wave, as a training step does up to its commit."""
@@ -79,7 +81,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
         trainer = cast(TrainerGroup, None)
         publisher = MergedPublisher(lease, Served("tiny", "base"), str(model), trainer, tmp_path / "runs")
         await traffic.push()
-        yield Backend(replicas, lease, publisher, traffic, Waves(traffic, 5.0), gateway, model)
+        yield Backend(replicas, lease, publisher, traffic, Waves(traffic), gateway, model)
 
 
 async def agreed(_names: list[str]) -> None:
@@ -141,9 +143,9 @@ async def test_a_withdrawn_publication_never_reaches_the_rest(backend: Backend) 
 
 async def test_calls_that_do_not_end_bring_the_wave_back(backend: Backend) -> None:
     backend.gateway.leaving = {"replica-0": 1}
-    waves = Waves(backend.traffic, 0.2)
+    backend.drain_seconds = 0.2
     with pytest.raises(DeadlineExceeded, match=r"calls on replica-0 and replica-1 did not end"):
-        await waves.first(backend.host)
+        await backend.waves.first(backend.host)
     assert len(backend.routed()) == 4
 
 
@@ -160,7 +162,7 @@ async def test_a_rest_that_does_not_follow_starts_again(backend: Backend, fault:
         if fault == "probe":
             raise ProbeFailed("after publishing run@1, replica-3 and the trainer disagree")
 
-    backend.waves = Waves(backend.traffic, 0.3)
+    backend.drain_seconds = 0.3
     backend.waves.follow(backend.host, rest, check)
     async with asyncio.timeout(5):
         while await backend.replicas.dead() != ["replica-2", "replica-3"]:
