@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from insitu.gateway.engines.upstream import Engine
+from insitu.gateway.shared.faults import ReplicaLost
+from insitu.gateway.shared.settings import Limits
 from tests.support.standin_engine import StandinEngine
 from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway, until
 
@@ -180,3 +183,15 @@ async def test_a_gateway_is_ready_while_one_engine_answers(start_gateway: StartG
 
 async def half_healthy(gateway: GatewayUnderTest) -> bool:
     return sorted(await healthy(gateway)) == [False, True]
+
+
+async def test_a_call_on_an_engine_that_was_closed_meanwhile_goes_elsewhere() -> None:
+    engine = Engine("http://127.0.0.1:9", Limits(), "")
+    await engine.close()
+    with pytest.raises(ReplicaLost, match="its connections were closed"):
+        await engine.post("/v1/chat/completions/render", {})
+    with pytest.raises(ReplicaLost, match="its connections were closed"):
+        async with engine.stream({}):
+            pass
+    with pytest.raises(ReplicaLost, match="its connections were closed"):
+        await engine.models()

@@ -71,7 +71,7 @@ class Engine:
         """
         seconds = self._limits.generate_seconds if generating else self._limits.render_seconds
         try:
-            async with self._session.post(
+            async with self._open(path).post(
                 self.url + path, data=orjson.dumps(body), headers=_HEADERS, timeout=self._timeout(seconds)
             ) as answer:
                 data = await answer.read()
@@ -85,7 +85,7 @@ class Engine:
     async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[AsyncIterator[GenerateAnswer]]:
         """Yield the chunks of a streamed generation. Leaving the block early aborts it in the engine."""
         try:
-            async with self._session.post(
+            async with self._open(GENERATE_PATH).post(
                 self.url + GENERATE_PATH,
                 data=orjson.dumps(body),
                 headers=_HEADERS,
@@ -109,7 +109,7 @@ class Engine:
     async def models(self) -> list[ServedModel]:
         """Return the models that the engine says it serves."""
         try:
-            async with self._session.get(
+            async with self._open("/v1/models").get(
                 self.url + "/v1/models", timeout=self._timeout(self._limits.render_seconds)
             ) as answer:
                 data = await answer.read()
@@ -119,6 +119,12 @@ class Engine:
             raise self._failure("/v1/models", answer.status, data)
         with reading():
             return [_served(card) for card in self._parse("/v1/models", data)["data"]]
+
+    def _open(self, path: str) -> aiohttp.ClientSession:
+        """Return the session; ReplicaLost if it was closed under a call, because the engine hung or left."""
+        if self._session.closed:
+            raise ReplicaLost(f"{self.url}{path}: its connections were closed")
+        return self._session
 
     async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[GenerateAnswer]:
         buffer = b""
