@@ -17,8 +17,16 @@ from typing import Any
 from click.testing import CliRunner
 
 from insitu.cli import cli
+from insitu.client import InsituClient
 
 RUN = "shop"
+REWARD = '''
+"""Different for most answers: a random model never gives a total."""
+
+
+def reward(item):
+    return (sum(map(ord, item.output)) % 101) / 100
+'''
 
 
 @dataclass(frozen=True)
@@ -67,3 +75,25 @@ class NewProject:
             assert example["num_calls"] == 1, example
             assert 0 < example["num_output_tokens"] <= 12, "max_tokens of config.yml"
             assert isinstance(example["output"], str)
+
+    async def check_finetune(self, key: str = "default") -> None:
+        """One step on two examples; the run is closed afterwards, so that another can follow."""
+        (self.path / "reward.py").write_text(REWARD)
+        for file in (self.path / "data").iterdir():
+            file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+        async with InsituClient(self.api_url, key) as client:
+            try:
+                # A random model ends no answer by itself.
+                self.run(
+                    "finetune",
+                    "--config_file=config.yml",
+                    finetuning__num_epochs="1",
+                    num_generations="4",
+                    training__mask_truncated="false",
+                )
+                (step,) = await client.steps(RUN)
+            finally:
+                await client.close_run(RUN)
+                await client.delete_run(RUN)
+        assert step.metrics["account/calls_trained"] == 8
+        assert (self.path / "output" / RUN / "validation_history.json").exists()

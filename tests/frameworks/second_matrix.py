@@ -95,13 +95,14 @@ async def test_one_step_trains_on_all() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not API_URL, reason="INSITU_TEST_API_URL names no backend: run `make frameworks`")
-def test_a_new_project_is_tried(tmp_path: Path) -> None:
+async def test_a_new_project_is_tried_and_trained(tmp_path: Path) -> None:
     """The one framework of `insitu init` that the environment of the backend lacks."""
     assert API_URL
     assert GATEWAY_URL
     project = NewProject(tmp_path, "llamaindex", API_URL, GATEWAY_URL)
     project.init()
     project.check_try()
+    await project.check_finetune()
 
 
 @pytest.mark.timeout(180)
