@@ -77,7 +77,7 @@ class Demo:
                 raise self._broken(f"was not ready after {_READY_SECONDS:.0f} s: {cause}")
             if now - said > _SAY_EVERY_SECONDS:
                 said = now
-                self.say(f"      {now - began:3.0f} s: {cause}")
+                self.say(f"      {now - began:3.0f} s: {_phase(self.folder / _LOG) or cause}")
             time.sleep(0.5)
         self.say(f"      ready after {time.monotonic() - began:.0f} s")
 
@@ -146,6 +146,15 @@ def write_project(folder: Path) -> None:
         f"{folder} holds something other than this demo",
         hint="choose another folder: insitu demo --dir NAME",
     )
+
+
+def _phase(log: Path) -> str | None:
+    """Return what a starting backend has said last that it does; None if it has said nothing yet."""
+    for line in reversed(tail(log).splitlines()):
+        elapsed, _, text = line.strip().partition(" s  ")
+        if elapsed.isdigit() and ": done in " not in text:
+            return text.removeprefix("still ").partition(":")[0]
+    return None
 
 
 def _not_ready(url: str) -> str | None:

@@ -176,3 +176,12 @@ def test_json_leaves_standard_output_to_the_figures(tmp_path: Path, monkeypatch:
     (line,) = result.stdout.splitlines()
     assert json.loads(line)["after"] == 0.75
     assert "a line for people" in result.stderr
+
+
+def test_what_a_starting_backend_does_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    assert module._phase(log) is None
+    log.write_text("   0 s  starting Ray\n  12 s  starting Ray: done in 10 s\ncompute  cpu: float32\n")
+    assert module._phase(log) == "starting Ray"
+    log.write_text("  13 s  waiting for the engine\n  44 s  still waiting for the engine, 31 s: a seed\n")
+    assert module._phase(log) == "waiting for the engine, 31 s"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from insitu.harness.files.metrics import StepLine
 from insitu.harness.screen.console import open_progress
 from insitu.harness.screen.entries import Course, Line
 from insitu.harness.screen.step_table import StepTable, sparkline
@@ -101,3 +103,19 @@ def test_a_long_warning_breaks_between_words() -> None:
     assert len(shown) == 3
     assert shown[0].startswith("WARNING - word")
     assert max(map(len, shown)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown"),
+    [
+        ({"mismatch/kl": -1.3e-10}, "KL smp 0"),
+        ({"mismatch/kl": -2.4e-3}, "KL smp -2e-3"),
+        ({"mismatch/kl": 4.5e-4, "kl/reference": 0.0}, "KL smp 4.5e-4"),
+        ({"mismatch/kl": 4.5e-4, "kl/reference": 0.021}, "KL ref 0.021"),
+    ],
+)
+def test_the_distance_keeps_its_title_and_its_column(figures: dict[str, float], shown: str) -> None:
+    line = cast(StepLine, steps(1)[0] | {"training": {"loss": 0.1, "entropy": 0.5, **figures}})
+    header, row, *_ = StepTable().render(Course().step(line, 20, 1.0), 100).plain.splitlines()
+    start = header.index(shown[:6])
+    assert f"{header[start : start + 6]} {row[start - 2 : start + 6].strip()}" == shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from insitu.harness.files.metrics import StepLine, ValidationEntry, VerdictFields
 from insitu.harness.verdicts.verdict import needs_change
 
-_KL = (("kl/reference", "KL ref"), ("kl/teacher", "KL tea"), ("mismatch/kl", "KL smp"))
+_KL = (("kl/reference", "KL ref"), ("kl/teacher", "KL tea"))
 """Metrics of the distance, and the column's title: from the reference, the teacher, the sampler."""
 
 
@@ -96,8 +96,9 @@ class Course:
         if reward is not None:
             self._rewards.append(reward)
         known = ((training.get(name), title) for name, title in _KL)
+        sampler = training.get("mismatch/kl"), "KL smp"
         # 0 is a reference that nothing was compared with.
-        distance, title = next(((value, title) for value, title in known if value), (None, "KL"))
+        distance, title = next(((value, title) for value, title in known if value), sampler)
         return StepRow(
             epoch=line["epoch"] + 1,
             num_epochs=num_epochs,

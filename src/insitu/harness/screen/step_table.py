@@ -23,6 +23,8 @@ _COMMAND = re.compile(r"`[^`]*`|\binsitu [a-z].*")
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_CURVE, _MOST_CURVE = 9, 40
 _NONE = "-"
+_ROUNDING = 1e-7
+"""Below it a distance is that of rounding in float32."""
 _STYLES = {"learning": "green", "level": "green", "not_learning": "yellow", "falling": "red"}
 
 
@@ -186,7 +188,10 @@ def _figure(value: float | None) -> str:
 def _small(value: float | None) -> str:
     if value is None or abs(value) >= 0.01:
         return _figure(value)
-    return f"{value:.1e}".replace("e-0", "e-")
+    if abs(value) < _ROUNDING:
+        return "0"
+    digits = 1 if value > 0 else 0  # a sign needs the place of a digit
+    return f"{value:.{digits}e}".replace("e-0", "e-")
 
 
 def _change(value: float | None) -> str:
