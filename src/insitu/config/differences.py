@@ -22,7 +22,10 @@ _MAY_CHANGE = re.compile(
 
 Overrides need not be compared: their effect is in the configuration itself.
 """
-_ALWAYS_MEANT = {re.compile(r"trainer_adapters\..+\.training\.method"): "grpo"}
+_ALWAYS_MEANT = {
+    re.compile(r"trainer_adapters\..+\.training\.method"): "grpo",
+    re.compile(r"finetuning\.schedule"): "synchronous",
+}
 """Settings that earlier releases did not have, with the value that their runs have had all along."""
 _NOTHING = object()
 

@@ -86,6 +86,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # the reward is one of `tests`
     async with running(tmp_path, monkeypatch, num_epochs=2, num_examples=3) as made:
         folder = write_tokenizer(tmp_path / "tokenizer")
         run = ViewedRun("run", made.project.output, tokenizer=folder, index=tmp_path / "resampled.db")
