@@ -25,8 +25,8 @@ from tests.support.exactness import EXACT
 from tests.support.original_documents import original_documents
 
 MOST_APART = 5 * EXACT
-"""The trainer's and the sampler's log-probability of a token: the engine's noise at a temperature of 0.4. After a
-wrong token a random model is off by 1 and more."""
+"""Of trainer and sampler, in a token's log-probability: the engine's noise at a temperature of 0.4. A random
+model is off by 1 and more after a wrong token."""
 COMPONENTS = '''
 """What the user of the basic configuration brings: a workflow and an evaluator, found by entry point."""
 
