@@ -41,6 +41,7 @@ def reward(item):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 async def test_a_fork_goes_on_from_its_exact_ids_with_any_kept_step(tmp_path: Path) -> None:
     arguments = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
