@@ -157,6 +157,16 @@ async def one_call(value: Any, context: Any) -> str:
     return (await ask(context.llm(), [{"role": "user", "content": str(value)}]))["message"]["content"]
 
 
+RUNS: list[str] = []
+"""The rollouts that `counted` has run, without run and nonce: `e0.3.1`."""
+
+
+async def counted(value: Any, context: Any) -> str:
+    """The smallest agent, noted in `RUNS`."""
+    RUNS.append(".".join(context.rollout_id.split(".")[1:-1]))
+    return await one_call(value, context)
+
+
 def position(rollout_id: str) -> tuple[int, int]:
     """Example and generation of a rollout, as its id tells them."""
     _, _, index, generation, _ = rollout_id.split(".")

@@ -16,21 +16,16 @@ from insitu.harness.interfaces.settings import BuilderConfig
 from insitu.harness.loop.dataset_pass import DatasetPass
 from insitu.plugins import Kind, register
 from tests.support.finetune_bench import (
+    RUNS,
     FinetuneBench,
     agent,
     by_generation,
+    counted,
     one_call,
     open_bench,
     position,
     rewards,
 )
-
-RUNS: list[str] = []
-
-
-async def counted(value: Any, context: Any) -> str:
-    RUNS.append(".".join(context.rollout_id.split(".")[1:-1]))
-    return await one_call(value, context)
 
 
 def configure(

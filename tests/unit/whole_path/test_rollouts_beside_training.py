@@ -16,23 +16,18 @@ from insitu.harness.files.rollout_store import RolloutStore
 from insitu.harness.files.run_directory import epoch_name
 from insitu.harness.loop.dataset_pass import DatasetPass
 from tests.support.finetune_bench import (
+    RUNS,
     FinetuneBench,
     agent,
     ask,
     by_generation,
+    counted,
     one_call,
     open_bench,
     position,
     rewards,
 )
 from tests.support.standin_backend import StandinBackend
-
-RUNS: list[str] = []
-
-
-async def counted(value: Any, context: Any) -> str:
-    RUNS.append(".".join(context.rollout_id.split(".")[1:-1]))
-    return await one_call(value, context)
 
 
 def configure(

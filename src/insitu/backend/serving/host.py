@@ -109,11 +109,11 @@ class ModelHost:
         """
         names = await self.replicas.dead()
         dead = [replica for name, replica in self.replicas.replicas.items() if name in names]
+        if self.lease.may_go_on_without(*dead):
+            self.lease.go_on_without(dead)
+            return
         for replica in dead:
-            if self.lease.may_go_on_without(*dead):
-                replica.joined = False
-            else:
-                await self.lease.revive(replica)
+            await self.lease.revive(replica)
 
     async def open_run(self, run: Run) -> None:
         """Open the run on the trainer at its last committed step, inside the lease's trainer block."""

@@ -164,7 +164,7 @@ class DeviceLease:
             return results
         dead = await self._replicas.dead() if failed else []
         if results and not self._exclusive:
-            self._go_on_without([replica for replica, _ in failed if replica.id in dead])
+            self.go_on_without([replica for replica, _ in failed if replica.id in dead])
             failed = [(replica, error) for replica, error in failed if replica.id not in dead]
         busy = [
             (replica, error)
@@ -187,7 +187,7 @@ class DeviceLease:
             replica.id not in {each.id for each in dead} for replica in self._replicas.joined()
         )
 
-    def _go_on_without(self, dead: list[Replica]) -> None:
+    def go_on_without(self, dead: list[Replica]) -> None:
         """Send no call to these engines until they are revived."""
         for replica in dead:
             replica.joined = False

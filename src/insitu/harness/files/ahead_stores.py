@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu.harness.files.rollout_store import RolloutStore
-from insitu.harness.files.token_file import tokens_beside
-from insitu.system.durable import make_directories, sync_path
+from insitu.harness.files.rollout_store import RolloutStore, free_name, move_rollouts, remove_rollouts
+from insitu.system.durable import make_directories
 
 AHEAD = "ahead"
 _NAME = re.compile(r"epoch-(\d+)-example-(\d+)")
@@ -60,22 +59,13 @@ class AheadStores:
     def remove(self, slots: Iterable[Slot]) -> None:
         """Remove the stores of groups whose rollouts a step has, or that nothing was stored for."""
         for slot in slots:
-            # Lines first: tokens without lines are cut off when the store is opened again.
-            self._file(slot).unlink(missing_ok=True)
-            tokens_beside(self._file(slot)).unlink(missing_ok=True)
+            remove_rollouts(self._file(slot))
 
     def set_aside(self, slots: Iterable[Slot], why: str) -> Path:
         """Move, and so keep, the rollouts of groups that are to be run again; return the folder."""
         for slot in slots:
-            path, number = self._file(slot), 1
-            while (aside := self._kept_in / f"{slot.name}-{why}-{number}.jsonl").exists():
-                number += 1
             make_directories(self._kept_in)
-            if (tokens := tokens_beside(path)).exists():
-                # First: lines without their tokens can be set aside again, tokens without lines cannot.
-                tokens.rename(tokens_beside(aside))
-            path.rename(aside)
-            sync_path(self._kept_in)
+            move_rollouts(self._file(slot), free_name(self._kept_in, slot.name, why))
         return self._kept_in
 
     def _file(self, slot: Slot) -> Path:

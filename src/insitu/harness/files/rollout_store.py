@@ -19,7 +19,7 @@ from insitu.harness.files.json_lines import DamagedFile, JsonLines, Span, encode
 from insitu.harness.files.rollout_line import details_of, from_line, to_line, tokens_of
 from insitu.harness.files.token_file import TokenFile, TokenSpan, read_tokens, split_tokens, tokens_beside
 from insitu.harness.rollouts.rollout import InMemory, Rollout, RolloutDetails
-from insitu.system.durable import Closing
+from insitu.system.durable import Closing, sync_path
 
 _INVALID = (KeyError, TypeError, ValueError)
 
@@ -173,3 +173,27 @@ def _place_of(rollout: Rollout) -> TokenSpan | None:
 def _end_of_tokens(rollout: Rollout) -> int:
     tokens = _place_of(rollout)
     return 0 if tokens is None else tokens.end
+
+
+def remove_rollouts(path: Path) -> None:
+    """Remove a file of rollouts and its tokens, if they are there."""
+    # Lines first: tokens without lines are cut off when the store is opened again.
+    path.unlink(missing_ok=True)
+    tokens_beside(path).unlink(missing_ok=True)
+
+
+def free_name(folder: Path, name: str, why: str) -> Path:
+    """Return a path in `folder` for rollouts that are set aside; no file has it yet."""
+    number = 1
+    while (aside := folder / f"{name}-{why}-{number}.jsonl").exists():
+        number += 1
+    return aside
+
+
+def move_rollouts(path: Path, aside: Path) -> None:
+    """Move a file of rollouts and its tokens, durably."""
+    if (tokens := tokens_beside(path)).exists():
+        # First: lines without their tokens can be set aside again, tokens without lines would be cut off.
+        tokens.rename(tokens_beside(aside))
+    path.rename(aside)
+    sync_path(aside.parent)

@@ -32,12 +32,11 @@ from insitu.config.differences import differences, fingerprint
 from insitu.errors import Conflict, InvalidRequest, describe
 from insitu.harness.files.ahead_stores import AHEAD, AheadStores
 from insitu.harness.files.journal import Journal
-from insitu.harness.files.rollout_store import RolloutStore
-from insitu.harness.files.token_file import tokens_beside
+from insitu.harness.files.rollout_store import RolloutStore, free_name, move_rollouts, remove_rollouts
 from insitu.harness.files.trained_tokens import TOKENS_FOLDER, tokens_file
 from insitu.harness.files.watcher import RunWatcher
 from insitu.json_values import JsonObject, as_object, parse_json
-from insitu.system.durable import Closing, make_directories, sync_path, write_atomic
+from insitu.system.durable import Closing, make_directories, write_atomic
 
 CONFIG_FILE = "config.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -122,9 +121,7 @@ class RunDirectory(Closing):
 
     def discard(self, name: str) -> None:
         """Remove the rollouts of a step that was not formed to the end; its groups have their own stores."""
-        path = self.path / TRAJECTORIES / f"{name}.jsonl"
-        path.unlink(missing_ok=True)
-        tokens_beside(path).unlink(missing_ok=True)
+        remove_rollouts(self.path / TRAJECTORIES / f"{name}.jsonl")
 
     def write_dropped(self, name: str, reasons: Mapping[str, str]) -> None:
         """Record why rollouts of an epoch or a step were dropped, by id; those not listed are trained on."""
@@ -144,16 +141,10 @@ class RunDirectory(Closing):
         """Rename, and so keep, the rollouts of an epoch, a step or a validation that is to be run again."""
         path = self.store(name).path
         self._stores.pop(name).close()
-        number = 1
-        while (aside := path.with_name(f"{name}-{why}-{number}.jsonl")).exists():
-            number += 1
+        aside = free_name(path.parent, name, why)
         if (dropped := self.path / DROPPED / f"{name}.json").exists():
             dropped.rename(dropped.with_stem(aside.stem))
-        if (tokens := tokens_beside(path)).exists():
-            # First: lines without their tokens can be set aside again, tokens without lines would be cut off.
-            tokens.rename(tokens_beside(aside))
-        path.rename(aside)
-        sync_path(path.parent)
+        move_rollouts(path, aside)
         return aside
 
     def close(self) -> None:

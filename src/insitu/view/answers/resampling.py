@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu.errors import InsituError, InvalidRequest, NotFound, Overloaded
-from insitu.harness.rollouts.recorded_call import RecordedCall, complete
+from insitu.errors import InsituError, InvalidRequest, NotFound
+from insitu.harness.rollouts.recorded_call import RecordedCall
 from insitu.harness.trial.resampling import Continuation, NextToken, ResampleRequest, resample
 from insitu.harness.trial.rescoring import AskedRollout, NewScore
 from insitu.json_values import JsonValue
-from insitu.view.answers.rescoring import Rescoring
+from insitu.view.answers.rescoring import Rescoring, alone, asked_of
 from insitu.view.answers.sequences import sequences_of, shown_calls
 from insitu.view.answers.stored import StoredRollout, find_rollouts
 from insitu.view.run import ViewedRun
@@ -113,59 +113,42 @@ class Resampling:
                 f"{run.path} names no backend with a key: a run directory keeps no secrets",
                 hint="start insitu view with the configuration: insitu view config.yml",
             )
-        if not self._busy.acquire(blocking=False):
-            raise Overloaded("another fork is being continued", hint=f"wait for it, at most {_SECONDS:g} s")
-        try:
-            return self._fork(run, store, index, fork, step, count, max_tokens)
-        finally:
-            self._busy.release()
-
-    def _fork(
-        self,
-        run: ViewedRun,
-        store: str,
-        index: int,
-        fork: Fork,
-        step: int | None,
-        count: int,
-        max_tokens: int,
-    ) -> ResampledFork:
-        assert self._config_file is not None
-        ids, nexts = _place(run, store, index, fork)
-        first = nexts[0]
-        sampling = first.call.get("sampling", {})
-        tokens = [each.token(sampling.get("temperature")) for each in nexts]
-        answer = resample(
-            ResampleRequest(
-                config_file=str(self._config_file),
-                run=str(run.files.backend.get("name") or ""),
-                step=step,
-                prompt_ids=ids,
-                sampling=sampling,
-                count=count,
-                max_tokens=max_tokens,
-                next_tokens=[token for token in tokens if token is not None],
-                seconds=_SECONDS,
+        hint = f"wait for it, at most {_SECONDS:g} s"
+        with alone(self._busy, "another fork is being continued", hint=hint):
+            ids, nexts = _place(run, store, index, fork)
+            first = nexts[0]
+            sampling = first.call.get("sampling", {})
+            tokens = [each.token(sampling.get("temperature")) for each in nexts]
+            answer = resample(
+                ResampleRequest(
+                    config_file=str(self._config_file),
+                    run=str(run.files.backend.get("name") or ""),
+                    step=step,
+                    prompt_ids=ids,
+                    sampling=sampling,
+                    count=count,
+                    max_tokens=max_tokens,
+                    next_tokens=[token for token in tokens if token is not None],
+                    seconds=_SECONDS,
+                )
             )
-        )
-        scores, reward_note = self._scores(run, nexts, answer.continuations)
-        note = _UNSCORED if answer.score_gap is None else ""
-        if first.call.get("constrained"):
-            note = "The recorded answer was constrained by a grammar or a list of tokens; these are not."
-        return ResampledFork(
-            rollout_id=fork.rollout_id,
-            sequence=fork.sequence,
-            depth=fork.depth,
-            step=step,
-            model=answer.model,
-            version=answer.version,
-            branches=[
-                _branch(run, each, score) for each, score in zip(answer.continuations, scores, strict=True)
-            ],
-            score_gap=answer.score_gap,
-            note=note,
-            reward_note=reward_note,
-        )
+            scores, reward_note = self._scores(run, nexts, answer.continuations)
+            scored = zip(answer.continuations, scores, strict=True)
+            note = _UNSCORED if answer.score_gap is None else ""
+            if first.call.get("constrained"):
+                note = "The recorded answer was constrained by a grammar or a list of tokens; these are not."
+            return ResampledFork(
+                rollout_id=fork.rollout_id,
+                sequence=fork.sequence,
+                depth=fork.depth,
+                step=step,
+                model=answer.model,
+                version=answer.version,
+                branches=[_branch(run, each, score) for each, score in scored],
+                score_gap=answer.score_gap,
+                note=note,
+                reward_note=reward_note,
+            )
 
     def _scores(
         self, run: ViewedRun, nexts: Sequence[_Next], continuations: Sequence[Continuation]
@@ -233,17 +216,11 @@ def _place(run: ViewedRun, store: str, index: int, fork: Fork) -> tuple[list[int
 
 def _asked(source: _Next, continuation: Continuation, text: str) -> AskedRollout:
     """Return the rollout as if its last answer had been this one."""
-    calls = [dict(call) for call in complete(source.found.rollout.details().calls, tokens=False)]
-    last = next(call for call in calls if call["id"] == source.call["id"])
-    said = source.call.get("answer") or {}
+    asked, said = asked_of(source.found), source.call.get("answer") or {}
+    last = next(call for call in asked.calls if call["id"] == source.call["id"])
     last["answer"] = said | {"content" if "content" in said else "text": text}
     last["finish_reason"] = continuation.finish_reason
-    return AskedRollout(
-        rollout_id=source.found.row.rollout_id,
-        output=text,
-        calls=calls,
-        seconds=source.found.rollout.seconds,
-    )
+    return asked.model_copy(update={"output": text})
 
 
 def _branch(run: ViewedRun, continuation: Continuation, score: NewScore | None) -> ResampledBranch:

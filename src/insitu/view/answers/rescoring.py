@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +50,8 @@ class Rescoring:
         with self._alone():
             return rescore(self._request(run, example, rollouts)).scores
 
-    @contextmanager
-    def _alone(self) -> Generator[None]:
-        if not self._busy.acquire(blocking=False):
-            raise Overloaded("another group is being scored", hint="wait for it, at most a minute")
-        try:
-            yield
-        finally:
-            self._busy.release()
+    def _alone(self) -> AbstractContextManager[None]:
+        return alone(self._busy, "another group is being scored", hint="wait for it, at most a minute")
 
     def _group(self, run: ViewedRun, store: str, index: int) -> RescoredGroup:
         found = find_rollouts(
@@ -74,7 +68,7 @@ class Rescoring:
         scored = [each for each in found if each.rollout.ending in _AGAIN]
         if not scored:
             raise InvalidRequest("no rollout of this group can be scored: all have failed before the reward")
-        answer = rescore(self._request(run, scored[0], [_asked(each) for each in scored]))
+        answer = rescore(self._request(run, scored[0], [asked_of(each) for each in scored]))
         scores = dict(zip((each.row.rollout_id for each in scored), answer.scores, strict=True))
         before = group.judged(run.files.settings)
         after = _judged_again(run, group, [each.rollout for each in found], scores)
@@ -103,7 +97,19 @@ class Rescoring:
         )
 
 
-def _asked(found: StoredRollout) -> AskedRollout:
+@contextmanager
+def alone(busy: threading.Lock, message: str, *, hint: str) -> Generator[None]:
+    """Do one thing at a time; Overloaded while another is under way."""
+    if not busy.acquire(blocking=False):
+        raise Overloaded(message, hint=hint)
+    try:
+        yield
+    finally:
+        busy.release()
+
+
+def asked_of(found: StoredRollout) -> AskedRollout:
+    """Return a recorded rollout as a reward gets it."""
     details = found.rollout.details()
     return AskedRollout(
         rollout_id=found.row.rollout_id,
