@@ -10,8 +10,10 @@ the lane that ends last runs them after all others.
 The machine may be slow, or busy with another guest of its host:
 
 - Limits of time are doubled, and what tests write lies in memory where it can.
-- Up to ten tests that failed are run again, at most twice, with no other lane beside them. One that passes
-  then is named as unsteady on the last lines; one that never passes, and an eleventh failure, fails the run.
+- Up to a hundred tests that failed are run again, at most twice, with no other lane beside them: one test may
+  leave something behind that fails those after it. One that passes then is named as unsteady on the last
+  lines, with the reason of its failure; one that never passes fails the run. More than a hundred, or ten
+  that fail again, are no bad luck: nothing more is run.
 - INSITU_UNTIL, in seconds since the epoch, is when to begin no further test. Tests that are left out are
   counted in the summary, and their files are named on the last lines.
 """
@@ -39,7 +41,8 @@ NUM_LANES = 2
 SHARED = ("vllm_tiny", "real_backend")
 """Fixtures that one lane starts for all tests that need them."""
 ALONE = "alone"
-MOST_UNSTEADY = 10
+MOST_UNSTEADY = 100
+MOST_AGAIN = 10
 MORE_RUNS = 2
 _FAILED = "failed tests"
 _LEFT_OUT = "tests left out"
@@ -48,8 +51,10 @@ _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 4 * 2**30
 _SHORT_SECONDS = 240
 """The doubled limit up to which a test counts as short."""
+_REASON_CHARS = 200
 _GRACE_SECONDS = 60
 _SHOW_SECONDS = 5
+_SHOWN_REASONS = 12
 _TESTS_FAILED = 1
 _NOTHING_SELECTED = 5
 _SUMMARY = re.compile(r"^=* *((?:\d+ [a-z]+,? )+)in [\d.]+s.*$")
@@ -123,12 +128,19 @@ class _Noting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            _note(self._failures, [report])
+            _note(self._failures, [report.nodeid], f"{report.when}: {_reason(report)}")
 
 
-def _note(file: Path, tests: Sequence[pytest.Item | pytest.TestReport]) -> None:
+def _reason(report: pytest.TestReport) -> str:
+    """The message of a failure, on one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = " ".join((crash.message if crash else report.longreprtext).split())
+    return message if len(message) <= _REASON_CHARS else f"{message[:_REASON_CHARS]}…"
+
+
+def _note(file: Path, names: Sequence[str], reason: str) -> None:
     with file.open("a") as lines:
-        lines.writelines(json.dumps(test.nodeid) + "\n" for test in tests)
+        lines.writelines(json.dumps([name, reason]) + "\n" for name in names)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -151,7 +163,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _run(session: pytest.Session, items: list[pytest.Item]) -> None:
     for number, item in enumerate(items, 1):
         if time.time() > _UNTIL:
-            _note(session.config.getoption("claims") / _LEFT_OUT, items[number - 1 :])
+            left = [each.nodeid for each in items[number - 1 :]]
+            _note(session.config.getoption("claims") / _LEFT_OUT, left, "no time")
             return
         following = items[number] if number < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -175,9 +188,10 @@ def main(arguments: list[str]) -> int:
         result = max(map(abs, codes), default=_NOTHING_SELECTED)
         failed = noted(Path(directory) / _FAILED)
         left_out = noted(Path(directory) / _LEFT_OUT)
-        left = failed
-        for again in range(MORE_RUNS if result == _TESTS_FAILED and len(failed) <= MOST_UNSTEADY else 0):
-            if left:
+        left = list(failed)
+        tries = MORE_RUNS if result == _TESTS_FAILED and len(failed) <= MOST_UNSTEADY else 0
+        for again in range(tries):
+            if left and (again == 0 or len(left) < MOST_AGAIN):
                 left = _run_alone(command, Path(directory) / f"again{again}", left)
     if left_out:
         counts["left out"] = len(left_out)
@@ -185,6 +199,9 @@ def main(arguments: list[str]) -> int:
     print(f"{f' {total} in {time.monotonic() - started:.2f}s ':=^100}", flush=True)
     for name in failed:
         print(f"{'FAILED' if name in left else 'UNSTEADY, passed alone:'} {name}", flush=True)
+    # Short, and last: the names above may be all that is kept of a long run.
+    for reason, count in Counter(failed.values()).most_common(_SHOWN_REASONS):
+        print(f"{count} × {reason}", flush=True)
     for file, count in Counter(name.partition("::")[0] for name in left_out).items():
         print(f"LEFT OUT, no time: {count} of {file}", flush=True)
     return 0 if result == _TESTS_FAILED and not left else result
@@ -201,16 +218,22 @@ def _run_alone(command: list[str], directory: Path, names: list[str]) -> list[st
     print(f"once more, alone: {', '.join(names)}", flush=True)
     directory.mkdir()
     only = directory / "only"
-    only.write_text("".join(json.dumps(name) + "\n" for name in names))
+    _note(only, names, "")
     options = [f"--only={only}", f"--claims={directory}", f"--basetemp={directory}/files"]
+    options.append(f"--maxfail={MOST_AGAIN}")
     codes = _run_all([[*command, *options]], Counter())
-    return names if codes not in ([0], [_TESTS_FAILED]) else noted(directory / _FAILED)
+    again = list(noted(directory / _FAILED))
+    return names if codes not in ([0], [_TESTS_FAILED]) or len(again) >= MOST_AGAIN else again
 
 
-def noted(file: Path) -> list[str]:
-    """The tests that were noted, each once: one that fails may fail again as it is torn down."""
+def noted(file: Path) -> dict[str, str]:
+    """The tests that were noted and why, each once: one that fails may fail again as it is torn down."""
     lines = file.read_text().splitlines() if file.exists() else []
-    return list(dict.fromkeys(json.loads(line) for line in lines))
+    found: dict[str, str] = {}
+    for line in lines:
+        name, reason = json.loads(line)
+        found.setdefault(name, reason)
+    return found
 
 
 def _run_all(commands: list[list[str]], counts: Counter[str]) -> list[int]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.lanes import MOST_AGAIN, MOST_UNSTEADY
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
 import os, time
@@ -99,7 +101,9 @@ def test_a_failure_in_one_lane_fails_the_whole(folder: Path) -> None:
     done = lanes(folder)
     assert done.returncode == 1
     assert "seen" in done.stdout
-    assert done.stdout.splitlines()[-1] == "FAILED test_two.py::test_d", "said where it is read first"
+    *_, name, reason = done.stdout.splitlines()
+    assert name == "FAILED test_two.py::test_d", "said where it is read first"
+    assert reason == "1 × call: AssertionError: seen assert False"
 
 
 def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_whole(folder: Path) -> None:
@@ -107,17 +111,25 @@ def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_whole(folder: P
     (folder / "test_two.py").write_text(once + "    seen = mark.exists(); mark.touch(); assert seen\n")
     done = lanes(folder)
     assert done.returncode == 0, done.stdout
-    *_, total, name = done.stdout.splitlines()
+    *_, total, name, reason = done.stdout.splitlines()
+    assert reason == "1 × call: assert False"
     assert "1 failed, 4 passed" in total
     assert name == "UNSTEADY, passed alone: test_two.py::test_d"
     assert sum(text == "begin test_a" for _, text in noted(folder)) == 1, "no other test ran twice"
 
 
-def test_eleven_failures_are_not_tried_again(folder: Path) -> None:
-    (folder / "test_two.py").write_text("".join(f"def test_x{n}(): assert False\n" for n in range(11)))
+@pytest.mark.parametrize(("number", "tries"), [(MOST_UNSTEADY, 2), (MOST_UNSTEADY + 1, 1)])
+def test_many_failures_are_tried_once_more_and_very_many_are_not(
+    folder: Path, number: int, tries: int
+) -> None:
+    (folder / "conftest.py").write_text(CONFTEST.replace("time.sleep(0.1)", ""))
+    (folder / "test_two.py").write_text("".join(f"def test_x{n}(): assert False\n" for n in range(number)))
     done = lanes(folder)
     assert done.returncode == 1
-    assert sum(text == "begin test_x0" for _, text in noted(folder)) == 1
+    begun = [text for _, text in noted(folder) if text.startswith("begin test_x")]
+    assert begun.count("begin test_x0") == tries
+    assert len(begun) == number + (tries - 1) * MOST_AGAIN, "it stops where ten failed again"
+    assert done.stdout.count("FAILED test_two.py::test_x") >= number, "none of them counts as passed"
 
 
 def test_what_there_is_no_time_for_is_counted_and_named(folder: Path) -> None:
