@@ -35,6 +35,7 @@ from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
 from insitu.backend.http.app import build_api
+from insitu.backend.fair_share import FairShares
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.leftovers import remove_leftovers
@@ -102,6 +103,7 @@ class StandinBackend:
         self.ledger: Ledger
         self._records: RecordStore
         self._traffic: Traffic
+        self._shares = FairShares()
         self._stack = AsyncExitStack()
 
     @property
@@ -209,7 +211,7 @@ class StandinBackend:
             await self._lend()
             await self._promote(runs)
             ready = [run.name for run in runs if run.state is RunState.READY]
-            job = await asyncio.to_thread(self.ledger.next_job, ready) if ready else None
+            job = self._shares.next(await asyncio.to_thread(self.ledger.next_jobs, ready) if ready else [])
             if job is not None:
                 try:
                     await self._run_job(job)
@@ -292,6 +294,7 @@ class StandinBackend:
         run = await asyncio.to_thread(self.ledger.get_run, job.run)
         groups = await asyncio.to_thread(self.ledger.groups_of_job, job.id)
         batch = await asyncio.to_thread(make_batch, groups, self._records, job.settings, run.step)
+        self._shares.charge(run.name, batch.num_tokens)
         await self._progress(job, "collect", 0.05)
         async with AsyncExitStack() as stack:
             if self.hold_calls:

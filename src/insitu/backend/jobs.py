@@ -23,6 +23,7 @@ from functools import partial
 
 from insitu.backend.batch import make_batch
 from insitu.backend.cancellation import Cancellation
+from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.fleet.replicas import Replica
 from insitu.backend.ledger import Ledger
@@ -89,12 +90,14 @@ class StepRunner:
         records: RecordStore,
         traffic: Traffic,
         phases: Phases = SILENT,
+        shares: FairShares | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._records = records
         self._traffic = traffic
         self._phases = phases
+        self._shares = shares or FairShares()
         self._waves = Waves(traffic)
         self._probes: dict[str, Baseline] = {}
         """Each run's probe after its last step, the baseline for the next one."""
@@ -168,6 +171,7 @@ class StepRunner:
         run = await asyncio.to_thread(self._ledger.get_run, job.run)
         step = run.step + 1
         batch = await asyncio.to_thread(self._collect, job, run, host)
+        self._shares.charge(run.name, batch.num_tokens)
         reference = await asyncio.to_thread(host.reference, run, job.settings)
         await self._say(job, "collect", 0.05, sequences=len(batch.sequences))
         batch = await self._taught(job, batch, host, clock)

@@ -39,6 +39,7 @@ from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering, wait_ports_free
+from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import start_ray, stop_ray
 from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
 from insitu.backend.fleet.ray_door import TOKEN_FILE
@@ -123,6 +124,7 @@ class Supervisor:
         self._state = "starting"
         self._reviving: set[int] = set()
         self._disk = StateDisk(settings.state_dir)
+        self._shares = FairShares()
         self._waiting: str | None = None
         """Why no job is taken now."""
         self._status_fails = False
@@ -211,7 +213,7 @@ class Supervisor:
             self._trust,
         )
         registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say, phases)
-        runner = StepRunner(settings, ledger, records, traffic, phases)
+        runner = StepRunner(settings, ledger, records, traffic, phases, self._shares)
         leases = VersionLeases(settings, ledger, traffic)
         await leases.end_all()
         async with asyncio.TaskGroup() as tasks:
@@ -308,7 +310,7 @@ class Supervisor:
             await registrar.admit_runs()
         runs = await asyncio.to_thread(ledger.list_runs)
         ready = [run.name for run in runs if run.state is RunState.READY]
-        job = await asyncio.to_thread(ledger.next_job, ready) if ready else None
+        job = self._shares.next(await asyncio.to_thread(ledger.next_jobs, ready) if ready else [])
         await leases.tend(registrar.host, job)
         shortage = await asyncio.to_thread(self._disk.shortage)
         taken = False

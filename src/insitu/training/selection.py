@@ -49,6 +49,11 @@ class Batch:
     sampling: frozenset[str] = frozenset()
     """Sampling settings of the calls trained on that training cannot undo."""
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the trainer reads, context included."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
 
 @dataclass(slots=True)
 class _Account:

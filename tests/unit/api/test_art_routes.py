@@ -49,8 +49,9 @@ def recorded(records: RecordStore, make_call: Callable[..., ModelCall]) -> None:
 
 
 async def finish(ledger: Ledger, step: int) -> None:
-    while (job := ledger.next_job()) is None:
+    while not (jobs := ledger.next_jobs()):
         await asyncio.sleep(0.01)
+    (job,) = jobs
     ledger.transition_job(job.id, JobState.RUNNING)
     await asyncio.sleep(0.1)
     ledger.commit_step(job.id, step, {"loss": 0.5, "reward/mean": 0.5, "note": "text"}, "path", "sha")
@@ -69,7 +70,7 @@ async def test_a_step_streams_its_metrics_and_a_repeated_request_finds_it(
     assert orjson.loads(lines[-1]) == {"loss": 0.5, "reward/mean": 0.5, "account/refused": 1.0}
     again = await http.post("/_train_model", json=body)
     assert orjson.loads(again.text) == orjson.loads(lines[-1])
-    assert ledger.next_job() is None
+    assert ledger.next_jobs() == []
     assert (await http.post("/_get_step", json=MODEL)).json() == 1
 
 
@@ -81,8 +82,9 @@ async def test_a_failed_step_breaks_the_stream_off_and_may_be_asked_for_again(
     body = request(trained(1.0, -0.5, -1.0), trained(0.0, -0.5, -2.0))
 
     async def fail() -> None:
-        while (job := ledger.next_job()) is None:
+        while not (jobs := ledger.next_jobs()):
             await asyncio.sleep(0.01)
+        (job,) = jobs
         ledger.transition_job(job.id, JobState.RUNNING)
         ledger.fail_job(job.id, "out of memory")
 
@@ -138,7 +140,7 @@ async def test_nothing_recorded_is_a_refusal_with_the_reason(http: httpx.AsyncCl
     answer = await http.post("/_train_model", json=request(trained(1.0, -9.0)))
     assert answer.status_code == 422
     assert "no recorded call of run run has its 1 logprobs" in answer.text
-    assert ledger.next_job() is None
+    assert ledger.next_jobs() == []
 
 
 async def test_registering_and_preparing_tells_where_to_call_the_model(

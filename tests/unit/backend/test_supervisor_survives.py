@@ -32,6 +32,7 @@ from insitu.types import RunState
 
 Usage = namedtuple("Usage", "free")
 Row = namedtuple("Row", "name state")
+Queued = namedtuple("Queued", "id run")
 
 
 class StandinLedger:
@@ -39,7 +40,7 @@ class StandinLedger:
 
     def __init__(self, errors: list[Exception]) -> None:
         self.errors = errors
-        self.queued = ["job-1"]
+        self.queued = [Queued("job-1", "run")]
         self.requeued = 0
 
     def list_runs(self) -> list[Row]:
@@ -47,9 +48,9 @@ class StandinLedger:
             raise self.errors.pop(0)
         return [Row("run", RunState.READY)]
 
-    def next_job(self, ready: list[str]) -> str | None:
+    def next_jobs(self, ready: list[str]) -> list[Queued]:
         assert ready == ["run"]
-        return self.queued[0] if self.queued else None
+        return self.queued[:1]
 
     def open_leases(self) -> list[Lease]:
         return []
@@ -72,11 +73,11 @@ class StandinRunner:
         self.errors = errors
         self.done: list[str] = []
 
-    async def run(self, job: str, host: object) -> None:
+    async def run(self, job: Queued, host: object) -> None:
         assert host is StandinRegistrar.host
         if self.errors:
             raise self.errors.pop(0)
-        self.done.append(job)
+        self.done.append(job.id)
         self.ledger.queued.remove(job)
 
 

@@ -18,8 +18,7 @@ def queue(ledger: Ledger, make_group, name: str) -> Job:
 
 def train(ledger: Ledger, job: Job | None = None) -> Job:
     """Commit the next job as the supervisor does."""
-    job = job or ledger.next_job()
-    assert job is not None
+    job = job or ledger.next_jobs()[0]
     job = ledger.transition_job(job.id, JobState.RUNNING)
     step = ledger.get_run("run").step + 1
     return ledger.commit_step(job.id, step, {"loss": float(step)}, f"path-{step}", f"sha-{step}")

@@ -102,15 +102,17 @@ def test_a_failed_or_closed_run_takes_no_jobs(ledger: Ledger, make_group):
         ledger.create_job("run", "k", ["g"], SETTINGS, "h")
 
 
-def test_jobs_are_taken_oldest_first_and_by_run(ledger: Ledger, make_group, job):
+def test_the_oldest_job_of_each_run_waits_for_its_turn(ledger: Ledger, make_group, job):
     ledger.register_run("project", "other", "model", LoraSettings(), {}, {})
     ledger.put_group(make_group("g", "other"), "hash")
     second = ledger.create_job("other", "key", ["g"], SETTINGS, "request")
-    assert ledger.next_job() == job
-    assert ledger.next_job(["other"]) == second
-    assert ledger.next_job([]) is None
+    ledger.put_group(make_group("later"), "hash")
+    later = ledger.create_job("run", "later", ["later"], SETTINGS, "request")
+    assert ledger.next_jobs() == [job, second]
+    assert ledger.next_jobs(["other"]) == [second]
+    assert ledger.next_jobs([]) == []
     ledger.transition_job(job.id, JobState.RUNNING)
-    assert ledger.next_job() == second
+    assert ledger.next_jobs() == [second, later]
 
 
 def test_a_failed_job_releases_its_groups(ledger: Ledger, job):
@@ -163,8 +165,7 @@ def test_running_jobs_are_queued_again_on_start(ledger: Ledger, job):
     ledger.set_progress(job.id, "train", 0.5, {"tokens": 3})
     assert ledger.requeue_running() == [job.id]
     assert ledger.requeue_running() == []
-    again = ledger.next_job()
-    assert again is not None
+    (again,) = ledger.next_jobs()
     assert (again.id, again.attempt, again.progress, again.phase) == (job.id, 1, 0.0, "")
     assert state_of(ledger, "a") is GroupState.CLAIMED
     assert ledger.transition_job(job.id, JobState.RUNNING).attempt == 2

@@ -88,10 +88,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def start(self) -> None:
-        job = self.ledger.next_job()
-        queued = self.in_state("queued")
-        assert (job.id if job else None) == (queued[0] if queued else None)
-        if job:
+        jobs = self.ledger.next_jobs()
+        assert [job.id for job in jobs] == self.in_state("queued")[:1]
+        for job in jobs:
             self.ledger.transition_job(job.id, JobState.RUNNING)
             self.jobs[job.id]["state"] = "running"
             self.jobs[job.id]["attempt"] += 1

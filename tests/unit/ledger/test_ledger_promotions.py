@@ -107,8 +107,7 @@ def test_a_step_that_was_trained_again_is_not_returned_to(trained: Ledger, make_
     assert trained.get_run("run").promoted == 2
     with pytest.raises(NotFound, match="step 5 of run 'run' is not kept"):
         roll_back(trained)
-    job = trained.next_job()
-    assert job is not None
+    (job,) = trained.next_jobs()
     trained.transition_job(job.id, JobState.RUNNING)
     trained.commit_step(job.id, 5, {}, "runs/run/checkpoints/000005", "sha-other")
     with pytest.raises(Conflict, match="run@5 was trained again since it was promoted") as caught:

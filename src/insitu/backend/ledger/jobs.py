@@ -119,14 +119,14 @@ def _refuse_missing_reference(connection: Connection, run: str, settings: StepSe
         )
 
 
-def oldest_queued(connection: Connection, runs: Collection[str] | None) -> Job | None:
-    """Return the oldest queued job of the given runs, or of all runs."""
+def oldest_queued(connection: Connection, runs: Collection[str] | None) -> list[Job]:
+    """Return the oldest queued job of each of the given runs, or of all runs; the oldest job first."""
     jobs = schema.jobs
-    query = select(jobs).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.seq).limit(1)
+    oldest = select(func.min(jobs.c.seq)).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.run)
     if runs is not None:
-        query = query.where(jobs.c.run.in_(sorted(runs)))
-    row = connection.execute(query).mappings().first()
-    return None if row is None else to_job(row)
+        oldest = oldest.where(jobs.c.run.in_(sorted(runs)))
+    query = select(jobs).where(jobs.c.seq.in_(oldest)).order_by(jobs.c.seq)
+    return [to_job(row) for row in connection.execute(query).mappings()]
 
 
 def running(connection: Connection) -> list[Job]:

@@ -203,8 +203,8 @@ class Ledger:
         """Return the running jobs of all runs, oldest first."""
         return self._read(jobs.running)
 
-    def next_job(self, runs: Collection[str] | None = None) -> Job | None:
-        """Return the oldest queued job of the given runs, or of all; it stays queued until it is moved."""
+    def next_jobs(self, runs: Collection[str] | None = None) -> list[Job]:
+        """Return the oldest queued job of each of the given runs, or of all; they stay queued until moved."""
         return self._read(lambda connection: jobs.oldest_queued(connection, runs))
 
     def transition_job(self, job_id: str, state: JobState, error: str | None = None) -> Job:
