@@ -34,8 +34,8 @@ from aiohttp import web
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
-from insitu.backend.http.app import build_api
 from insitu.backend.fair_share import FairShares
+from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.leftovers import remove_leftovers
