@@ -42,6 +42,12 @@ class Learner:
         """Used in float16 only."""
         self._rng = _seeded_rng(adapter.settings.seed)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its weights and their two moments, which the first update creates."""
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters.values())
+        return weights * (1 + len(_MOMENTS))
+
     @contextmanager
     def rng(self) -> Iterator[None]:
         """Use this run's random state inside the block and keep its result, so that runs stay independent."""

@@ -137,12 +137,23 @@ class TrainerGroup:
         path = None if checkpoint is None else str(checkpoint)
         await self._all("open_run", run, lora, path, deadline="publish")
         self.opened[run] = step
+        await self._make_room(run)
 
     async def start_run(self, run: str, lora: LoraSettings, source: Path, *, whole: bool) -> None:
         """Open the run at step 0 with the adapter in `source`; `whole`: and with its optimizer."""
         self.opened.pop(run, None)
         await self._all("start_run", run, lora, str(source), whole, deadline="publish")
         self.opened[run] = 0
+        await self._make_room(run)
+
+    async def _make_room(self, run: str) -> None:
+        """Let the ranks close runs that were not used for longest, if memory is short beside this one."""
+        if len(self.opened) == 1:
+            return
+        closed: list[str] = (await self._all("make_room", run, deadline="handover"))[0]
+        for name in closed:
+            log.info("run %s leaves the trainer's memory for run %s", name, run)
+            self.opened.pop(name, None)
 
     async def forget_run(self, run: str) -> None:
         """Discard a run's state in memory, which may be ahead of the committed step."""

@@ -42,6 +42,10 @@ from insitu.types import LoraSettings, StepSettings
 
 log = logging.getLogger(__name__)
 
+_RUNS_SHARE = 8
+"""Open runs may take this part of the base model's memory."""
+_RUNS_LEAST_BYTES = 2**30
+"""And this much in any case."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -83,9 +87,12 @@ class TrainerRank:
             max_micro_batch_tokens,
             self._policy.can_branch,
         )
+        base_bytes = sum(p.numel() * p.element_size() for p in self._policy.model.parameters())
+        self._runs_bytes = max(_RUNS_LEAST_BYTES, base_bytes // _RUNS_SHARE)
         self._adapters = AdapterPool(self._policy.model)
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}
+        """The open runs; the one that was used last comes last."""
         self._frozen_exports: dict[torch.dtype, Path] = {}
         self._token_logprobs = torch.empty(0)
         self._load_seconds = time.perf_counter() - started
@@ -125,12 +132,28 @@ class TrainerRank:
         if learner is not None:
             self._adapters.remove(learner.adapter)
 
+    def make_room(self, run: str) -> list[str]:
+        """Close the other runs that were not used for longest, while all take more than their memory.
+
+        Return them. The checkpoints of their last steps bring them back, bit for bit.
+        """
+        closed: list[str] = []
+        taken = sum(learner.num_bytes for learner in self._learners.values())
+        for name in [name for name in self._learners if name != run]:
+            if taken <= self._runs_bytes:
+                break
+            taken -= self._learners[name].num_bytes
+            self.close_run(name)
+            closed.append(name)
+        return closed
+
     def _learner(self, run: str) -> Learner:
         if run not in self._learners:
             raise NotFound(
                 f"run {run} is not open on rank {self._ranks.rank}; open are {sorted(self._learners)}",
                 hint="open_run first",
             )
+        self._learners[run] = self._learners.pop(run)
         return self._learners[run]
 
     # ── learning ────────────────────────────────────────────────────────────────────────────────────
