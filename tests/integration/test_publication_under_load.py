@@ -26,7 +26,9 @@ KEY = {"Authorization": "Bearer default"}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("publication", "num_engines"), [("adapter", 1), ("merged", 2)])
+@pytest.mark.parametrize(
+    ("publication", "num_engines"), [pytest.param("adapter", 1, marks=pytest.mark.sweep), ("merged", 2)]
+)
 async def test_calls_under_way_across_publications(
     tmp_path: Path, publication: str, num_engines: int
 ) -> None:
