@@ -65,7 +65,10 @@ STATUS = {
     "gateway_port": 8000,
     "deleted_calls": 0,
     "model": "tiny",
-    "replicas": {"replica-0": {"pid": 4010, "joined": True}, "replica-1": {"pid": 4011, "joined": False}},
+    "replicas": {
+        "replica-0": {"pid": 4010, "joined": True, "versions": ["base", "adder@2", "adder@3"]},
+        "replica-1": {"pid": 4011, "joined": False, "versions": ["base", "adder@2"]},
+    },
     "trainer": [
         {
             "rank": rank,

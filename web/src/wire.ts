@@ -445,7 +445,14 @@ export interface FleetView {
   waiting: string | null;
   model: string | null;
   processes: { name: string; pid: number | null }[];
-  replicas: { id: string; pid: number | null; joined: boolean; healthy: boolean | null; in_flight: number | null }[];
+  replicas: {
+    id: string;
+    pid: number | null;
+    joined: boolean;
+    healthy: boolean | null;
+    in_flight: number | null;
+    versions: string[];
+  }[];
   ranks: { rank: number; pid: number | null; device: string; dtype: string; num_threads: number | null }[];
   gateway: { held: number; in_flight: number; recorded: number; record_backlog: number; versions: Counts } | null;
   phases: { run: string; job_id: string; phase: string; progress: number; attempt: number; started_at: number | null }[];

@@ -351,7 +351,10 @@ class Supervisor:
             "model": None if host is None else host.engine.served_name,
             "replicas": {}
             if host is None
-            else {r.id: {"pid": r.pid, "joined": r.joined} for r in host.replicas.replicas.values()},
+            else {
+                r.id: {"pid": r.pid, "joined": r.joined, "versions": r.engine.versions}
+                for r in host.replicas.replicas.values()
+            },
             "trainer": [] if host is None else host.trainer.ranks,
         }
         path = self._settings.state_dir / "status.json"

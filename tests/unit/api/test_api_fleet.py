@@ -32,8 +32,8 @@ async def test_the_report_of_the_supervisor(http: httpx.AsyncClient, tmp_path: P
     named = [("supervisor", 4001), ("gateway", 4002), ("api", 4003)]
     assert view.processes == [ProcessView(name, pid) for name, pid in named]
     assert view.replicas == [
-        ReplicaView("replica-0", 4010, joined=True, healthy=True, in_flight=4),
-        ReplicaView("replica-1", 4011, joined=False, healthy=False, in_flight=1),
+        ReplicaView("replica-0", 4010, True, True, in_flight=4, versions=["base", "adder@2", "adder@3"]),
+        ReplicaView("replica-1", 4011, False, False, in_flight=1, versions=["base", "adder@2"]),
     ]
     assert view.ranks == [RankView(rank, 4020 + rank, "cpu", "float32", 2) for rank in (0, 1)]
     assert view.gateway is not None
@@ -64,12 +64,15 @@ async def test_a_project_sees_its_own_versions_and_steps(
         ledger.set_progress(job.id, "training", 0.5, {})
     gateway = STATUS["gateway"] | {"in_flight": {"a~adder@1": 3, "b~adder@2": 2}}
     waiting = {"waiting": "the checkpoint of a~adder cannot be read"}
-    (tmp_path / "status.json").write_text(json.dumps(STATUS | waiting | {"gateway": gateway}))
+    engine = {"pid": 1, "joined": True, "versions": ["base", "a~adder@1", "b~adder@2"]}
+    report = STATUS | waiting | {"gateway": gateway, "replicas": {"replica-0": engine}}
+    (tmp_path / "status.json").write_text(json.dumps(report))
     key, _ = create_key(tmp_path, "own", [Scope.SUBMIT], project="b")
     headers = {"Authorization": f"Bearer {key}"}
     view = await fleet(stranger, **headers)
     assert view.gateway is not None
     assert view.gateway.versions == {"adder@2": 2}
+    assert view.replicas[0].versions == ["base", "adder@2"]
     assert [(each.run, each.phase, each.progress) for each in view.phases] == [("adder", "training", 0.5)]
     assert view.jobs["running"] == 2
     assert "a~" not in (await stranger.get("/v1/fleet", headers=headers)).text

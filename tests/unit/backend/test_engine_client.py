@@ -99,6 +99,23 @@ async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: Engine
     ]
 
 
+async def test_the_engine_has_the_weights_that_it_took(standin: StandinEngine, engine: EngineClient) -> None:
+    assert engine.versions == []
+    await engine.set_version("base")
+    await engine.load_adapter("run@1", Path("/weights/1"))
+    await engine.load_adapter("run@2", Path("/weights/2"))
+    await engine.unload_adapter("run@1")
+    assert engine.versions == ["base", "run@2"]
+    hasty = EngineClient(engine._http, engine.url, replace(Deadlines(), publish=0.05))
+    await hasty.set_version("base")
+    standin.hangs = True
+    with pytest.raises(DeadlineExceeded):
+        await hasty.reload_weights(Path("/weights/3"), "run@3")
+    with pytest.raises(DeadlineExceeded):
+        await hasty.load_adapter("run@3", Path("/weights/3"))
+    assert hasty.versions == [], "its weights are not known"
+
+
 async def test_engine_that_stays_asleep_is_an_error(standin: StandinEngine, engine: EngineClient) -> None:
     standin.answers["/wake_up"] = {"status": "sleeping", "tags": ["weights"]}
     await engine.wake_up("weights")  # the KV cache is still to come

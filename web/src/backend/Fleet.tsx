@@ -105,6 +105,7 @@ function Engines({ fleet }: { fleet: FleetView }) {
                 <th>engine</th>
                 <th>takes calls</th>
                 <th>healthy</th>
+                <th>weights</th>
                 <th class="num">calls under way</th>
                 <th class="num">pid</th>
               </tr>
@@ -115,6 +116,7 @@ function Engines({ fleet }: { fleet: FleetView }) {
                   <td>{each.id}</td>
                   <td class={each.joined ? "" : "bad"}>{each.joined ? "yes" : "no"}</td>
                   <td class={each.healthy === false ? "bad" : ""}>{each.healthy === null ? "–" : each.healthy ? "yes" : "no"}</td>
+                  <td>{each.versions.join(", ") || "–"}</td>
                   <td class="num">{count(each.in_flight)}</td>
                   <td class="num">{each.pid ?? "–"}</td>
                 </tr>

@@ -95,9 +95,16 @@ class EngineClient:
         self.url = url
         self.occupied = 0
         """Requests under way that keep the engine from answering anything else, each with its deadline."""
+        self._weights: str | None = None
+        self._adapters: list[str] = []
         self._http = http
         self._deadlines = deadlines
         self._headers = engine_door.headers(key)
+
+    @property
+    def versions(self) -> list[str]:
+        """The version of its full weights, unless they are being replaced, and its adapters' names."""
+        return [*([] if self._weights is None else [self._weights]), *self._adapters]
 
     async def healthy(self, deadline_seconds: float = 2.0) -> bool:
         """Return True if the server passes its health check in time."""
@@ -152,9 +159,12 @@ class EngineClient:
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve a LoRA directory under a name that was never used before."""
         await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), self._deadlines.publish)
+        self._adapters.append(name)
 
     async def unload_adapter(self, name: str) -> None:
+        """Stop serving a LoRA; vLLM answers for a name that it does not have with an error."""
         await self._post("/v1/unload_lora_adapter", UnloadAdapter(name), self._deadlines.handover)
+        self._adapters = [loaded for loaded in self._adapters if loaded != name]
 
     async def adapters(self) -> set[str]:
         """Return the names the server answers to, including the base model's."""
@@ -163,6 +173,7 @@ class EngineClient:
 
     async def reload_weights(self, directory: Path, version: str) -> None:
         """Replace the full weights in place and set their version; no call may be in flight."""
+        self._weights = None
         await self._post(
             "/collective_rpc", ReloadWeights(WeightsPath(str(directory))), self._deadlines.publish
         )
@@ -172,6 +183,7 @@ class EngineClient:
     async def set_version(self, version: str) -> None:
         """Set the version that the engine reports for its full weights."""
         await self._post("/update_weight_version", NewVersion(version), self._deadlines.handover)
+        self._weights = version
 
     async def sleep(self) -> None:
         """Free the devices' memory (CUDA only); calls that are still under way are aborted."""

@@ -22,6 +22,7 @@ from insitu.wire.views.backend import FleetView, GatewayView, PhaseView, Process
 class _Replica(Answer):
     pid: int | None = None
     joined: bool = False
+    versions: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def fleet_routes(services: Services) -> APIRouter:
             waiting=None if report.waiting is None else sender.told(report.waiting),
             model=report.model,
             processes=_processes(report),
-            replicas=_replicas(report),
+            replicas=_replicas(report, sender),
             ranks=[RankView(r.rank, r.pid, r.device, r.dtype, r.num_threads) for r in report.trainer],
             gateway=None if report.gateway is None else _gateway(report.gateway, sender),
             phases=[
@@ -96,13 +97,14 @@ def _processes(report: _Report) -> list[ProcessView]:
     return [ProcessView(name, pid) for name, pid in named.items()]
 
 
-def _replicas(report: _Report) -> list[ReplicaView]:
+def _replicas(report: _Report, sender: Project) -> list[ReplicaView]:
     seen = {} if report.gateway is None else report.gateway.replicas
     found: list[ReplicaView] = []
     for name, replica in report.replicas.items():
         state = seen.get(name)
         healthy, in_flight = (None, None) if state is None else (state.healthy, state.in_flight)
-        found.append(ReplicaView(name, replica.pid, replica.joined, healthy, in_flight))
+        versions = [sender.shown(each) for each in replica.versions if "@" not in each or sender.owns(each)]
+        found.append(ReplicaView(name, replica.pid, replica.joined, healthy, in_flight, versions))
     return found
 
 

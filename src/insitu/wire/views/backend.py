@@ -39,6 +39,8 @@ class ReplicaView(Answer):
     """None if the gateway does not know it."""
     in_flight: Count | None
     """Calls that it is answering."""
+    versions: list[str]
+    """The weights that it has: those of the base model or of a step, and adapters that the key reaches."""
 
 
 @dataclass(frozen=True, slots=True)
