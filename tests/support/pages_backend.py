@@ -4,6 +4,7 @@ The API that serves it is the real one. Its runs are in a real ledger; `status.j
 would write, is a stand-in's:
 
     python -m tests.support.pages_backend --state-dir D
+    python -m tests.support.pages_backend --state-dir D --train puzzle    # commits the next step of a run
 """
 
 from __future__ import annotations
@@ -28,14 +29,8 @@ def furnish(state_dir: Path) -> dict[str, str]:
             ledger.register_run("default", name, "tiny", LoraSettings(), {}, {})
             ledger.transition_run(name, RunState.LOADING)
             ledger.transition_run(name, RunState.READY)
-        for step in (1, 2, 3):
-            group = TrajectoryGroup(f"g{step}", "adder", [Trajectory(f"r{step}", ["inline:x"], 1.0)])
-            ledger.put_group(group, f"g{step}")
-            job = ledger.create_job("adder", f"step{step}", [f"g{step}"], StepSettings(), "h")
-            ledger.transition_job(job.id, JobState.RUNNING)
-            path = state_dir / "runs" / "adder" / "checkpoints" / f"{step:06d}"
-            path.mkdir(parents=True)
-            ledger.commit_step(job.id, step, {"reward/mean": step / 4, "loss": -0.5}, str(path), "0" * 64)
+        for _ in range(3):
+            train(ledger, state_dir, "adder")
     (state_dir / "status.json").write_text(json.dumps(STATUS))
     return {
         "submit": create_key(state_dir, "looker", [Scope.SUBMIT])[0],
@@ -43,6 +38,32 @@ def furnish(state_dir: Path) -> dict[str, str]:
     }
 
 
+def train(ledger: Ledger, state_dir: Path, run: str) -> None:
+    """Commit the next step of a run, with figures and without a file."""
+    step = ledger.get_run(run).step + 1
+    group = TrajectoryGroup(f"g{step}", run, [Trajectory(f"r{step}", ["inline:x"], 1.0)])
+    ledger.put_group(group, f"g{step}")
+    job = ledger.create_job(run, f"step{step}", [f"g{step}"], StepSettings(), "h")
+    ledger.transition_job(job.id, JobState.RUNNING)
+    path = state_dir / "runs" / run / "checkpoints" / f"{step:06d}"
+    path.mkdir(parents=True)
+    ledger.commit_step(job.id, step, FIGURES | {"reward/mean": step / 4}, str(path), "0" * 64)
+
+
+FIGURES = {
+    **{
+        "reward/std": 0.2,
+        "reward/min": 0.0,
+        "reward/max": 1.0,
+        "loss": -0.5,
+        "entropy": 1.5,
+        "grad_norm": 0.3,
+    },
+    **{"mismatch/kl": 1e-5, "num_tokens": 640.0, "staleness/max": 0.0},
+    **{"account/trajectories": 64.0, "account/trained": 48.0, "account/zero_variance": 16.0},
+    **{"time/collect_seconds": 0.5, "time/train_seconds": 6.0, "time/publish_seconds": 1.5},
+    **{"time/step_seconds": 8.0},
+}
 STATUS = {
     "state": "ready",
     "waiting": None,
@@ -93,10 +114,16 @@ STATUS = {
 
 
 def main() -> None:
-    """Write the directory and print the keys as JSON."""
+    """Write the directory and print the keys as JSON, or commit a step in it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
-    print(json.dumps(furnish(parser.parse_args().state_dir)))
+    parser.add_argument("--train", metavar="RUN")
+    given = parser.parse_args()
+    if given.train is None:
+        print(json.dumps(furnish(given.state_dir)))
+        return
+    with Ledger(ledger_url(given.state_dir)) as ledger:
+        train(ledger, given.state_dir, given.train)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ export async function api() {
     };
     /** Run a command of insitu as one would in a shell beside the backend. */
     const command = (line) => run("-m", "insitu.cli", ...line.split(" ").slice(1));
-    return { address, keys, stop, promoted, run: command };
+    const train = (name) => run("-m", "tests.support.pages_backend", "--state-dir", state, "--train", name);
+    return { address, keys, stop, promoted, train, run: command };
   } catch (error) {
     await stop();
     throw error;

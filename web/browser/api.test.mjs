@@ -101,13 +101,47 @@ describe("fleet", () => {
   });
 });
 
+describe("run", () => {
+  it("shows reward, fates, figures and phases of the steps, at every size", async () => {
+    await looksRight("#/runs/adder", server.keys.submit, /adder after 3 steps[^]*Training reward went from 0\.25 to 0\.75[^]*taught something[^]*entropy[^]*Step 3, second by second/);
+  });
+
+  it("reads every step by the keyboard", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    await opened.page.getByRole("slider", { name: "Step" }).focus();
+    await opened.page.keyboard.press("ArrowLeft");
+    await shows(opened.page.locator("main"), /Step 2, second by second[^]*8 s in all, 75 % of it train/);
+    await calm(opened);
+    await opened.close();
+  });
+
+  it("shows a step that is committed while one looks, asks only for what is new, and outlives an API that is away", async () => {
+    const opened = await inside("#/runs/puzzle", server.keys.submit);
+    const { page } = opened;
+    const main = page.locator("main");
+    await shows(main, /puzzle after 0 steps[^]*No step is committed yet/);
+    server.train("puzzle");
+    await shows(main, /puzzle after 1 step\b[^]*Training reward is 0\.25 after one step/);
+    await page.route(/\/v1\//, (route) => route.abort());
+    await shows(main, /These figures may be old[^]*Training reward is 0\.25/);
+    await page.unroute(/\/v1\//);
+    server.train("puzzle");
+    await page.waitForRequest((sent) => sent.url().endsWith("/v1/runs/puzzle/steps?after=1"), { timeout: 15_000 });
+    await shows(main, /puzzle after 2 steps[^]*went from 0\.25 to 0\.5\b/);
+    assert.equal(await page.getByText("These figures may be old").count(), 0);
+    opened.problems.splice(0, Infinity, ...opened.problems.filter((each) => !each.includes("ERR_FAILED")));
+    await calm(opened);
+    await opened.close();
+  });
+});
+
 describe("checkpoints", () => {
   it("shows kept steps, their figures and the served one, at every size", async () => {
-    await looksRight("#/runs/adder", server.keys.submit, /Calls to adder get step 3[^]*Step 3[^]*reward\/mean\s+0\.75[^]*Step 1/);
+    await looksRight("#/runs/adder/checkpoints", server.keys.submit, /Calls to adder get step 3[^]*Step 3[^]*reward\/mean\s+0\.75[^]*Step 1/);
   });
 
   it("has no buttons without the scope, and says why", async () => {
-    const opened = await inside("#/runs/adder", server.keys.submit);
+    const opened = await inside("#/runs/adder/checkpoints", server.keys.submit);
     await shows(opened.page.locator("main"), /need a key with the scope admin/);
     assert.equal(await opened.page.getByRole("button", { name: /Promote|Roll back/ }).count(), 0);
     await opened.close();
@@ -119,6 +153,7 @@ describe("checkpoints", () => {
     const press = (name) => page.getByRole("button", { name, exact: true }).click();
     const served = page.locator("main h2").first();
     await page.getByRole("link", { name: "adder" }).click();
+    await page.getByRole("link", { name: "Checkpoints" }).click();
     await press("Promote step 1");
     await press("Cancel");
     await shows(page.locator("main"), /They follow the newest step/);
@@ -143,7 +178,7 @@ describe("checkpoints", () => {
   });
 
   it("prints an export command that insitu understands", async () => {
-    const opened = await inside("#/runs/adder", server.keys.submit);
+    const opened = await inside("#/runs/adder/checkpoints", server.keys.submit);
     const command = await opened.page.locator("code").first().innerText();
     assert.match(command, /^insitu export adder@3 adder-3 --url http:\/\/127\.0\.0\.1:\d+$/);
     // The stand-in's checkpoints hold no files, so the API answers that there is nothing to export.
@@ -187,7 +222,7 @@ describe("hostile texts", () => {
     await calm(opened);
   }
 
-  for (const [name, hash, least] of [["runs", "#/", 4], ["fleet", "#/fleet", 12], ["checkpoints", "#/runs/adder", 4]]) {
+  for (const [name, hash, least] of [["runs", "#/", 4], ["fleet", "#/fleet", 12], ["run", "#/runs/adder", 3], ["checkpoints", "#/runs/adder/checkpoints", 4]]) {
     it(`${name}: every text of the answers stays text`, async () => {
       const opened = await inside(hash, server.keys.admin, { width: name === "fleet" ? 380 : 1280 });
       const { page } = opened;
@@ -216,6 +251,7 @@ describe("hostile texts", () => {
     await page.route(/\/promoted\/1$/, (route) => route.fulfill(problem(30)));
     await logIn(page, server.keys.admin);
     await page.getByRole("link", { name: "adder" }).click();
+    await page.getByRole("link", { name: "Checkpoints" }).click();
     await page.getByRole("button", { name: "Promote step 1", exact: true }).click();
     await page.getByRole("button", { name: "Yes: Promote step 1", exact: true }).click();
     await until(async () => (await page.evaluate(() => document.body.textContent)).includes(PAYLOADS[31]), "the error is not on the page");

@@ -6,14 +6,15 @@ import { fateLabel } from "./words";
 
 const RECENT = 5;
 
+/** From the mean rewards of the steps that have one. */
+export function trainingSentence(means: readonly number[]): string {
+  const last = means[means.length - 1];
+  if (last === undefined) return "No step has a reward yet.";
+  return means.length > 1 ? `Training reward went from ${figure(means[0])} to ${figure(last)}.` : `Training reward is ${figure(last)} after one step.`;
+}
+
 export function rewardSentence(view: RunView): string {
-  const rewarded = view.points.filter((point) => point.reward !== null);
-  const parts: string[] = [];
-  const first = rewarded[0]?.reward;
-  const last = rewarded[rewarded.length - 1]?.reward;
-  if (first && last && rewarded.length > 1) parts.push(`Training reward went from ${figure(first.mean)} to ${figure(last.mean)}.`);
-  else if (last) parts.push(`Training reward is ${figure(last.mean)} after one step.`);
-  else parts.push("No step has a reward yet.");
+  const parts = [trainingSentence(view.points.flatMap((point) => (point.reward === null ? [] : [point.reward.mean])))];
   const gain = [...view.validations].reverse().find((point) => point.gain !== null)?.gain;
   if (gain) {
     const range = gain.low !== null && gain.high !== null ? `, ${Math.round(gain.confidence * 100)} % interval ${signed(gain.low)} to ${signed(gain.high)}` : "";
@@ -23,7 +24,7 @@ export function rewardSentence(view: RunView): string {
 }
 
 /** Shares of where the rollouts of these steps went, the largest first. */
-export function whereTheyWent(points: readonly StepPoint[]): { name: string; share: number }[] {
+export function whereTheyWent(points: readonly Pick<StepPoint, "fates">[]): { name: string; share: number }[] {
   const sums = new Map<string, number>();
   let total = 0;
   for (const point of points) {
@@ -36,7 +37,7 @@ export function whereTheyWent(points: readonly StepPoint[]): { name: string; sha
   return [...sums].map(([name, value]) => ({ name, share: value / total })).sort((a, b) => b.share - a.share);
 }
 
-export function fatesSentence(view: RunView): string {
+export function fatesSentence(view: { points: readonly Pick<StepPoint, "fates">[] }): string {
   const recent = view.points.slice(-RECENT);
   const shares = whereTheyWent(recent);
   if (shares.length === 0) return "No rollout of a finished step is recorded yet.";
@@ -46,7 +47,7 @@ export function fatesSentence(view: RunView): string {
   return `${steps} ${percent(trained)} of the rollouts taught something${other ? `; ${percent(other.share)} were not used: ${fateLabel(other.name)}` : ""}.`;
 }
 
-export function phaseSentence(point: StepPoint): string {
+export function phaseSentence(point: Pick<StepPoint, "seconds">): string {
   const entries = Object.entries(point.seconds);
   const total = entries.reduce((sum, [, value]) => sum + value, 0);
   const longest = [...entries].sort((a, b) => b[1] - a[1])[0];

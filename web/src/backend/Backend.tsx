@@ -1,5 +1,6 @@
 // The pages of a backend's API, behind a login.
 
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { ApiError } from "../api";
@@ -12,6 +13,7 @@ import { backend, whenSessionEnds } from "./calls";
 import { Checkpoints } from "./Checkpoints";
 import { Fleet } from "./Fleet";
 import { Login } from "./Login";
+import { RunOfBackend } from "./Run";
 import { BackendRuns } from "./Runs";
 
 export function Backend({ route }: { route: Route }) {
@@ -60,12 +62,15 @@ function Pages({ session, route, path }: { session: Session; route: Route; path:
       <button onClick={() => void backend.logOut().finally(() => location.reload())}>Log out</button>
     </>
   );
-  const [first, run] = route.parts;
-  if (first === "runs" && run !== undefined) links.push(["checkpoints", "Checkpoints", href(["runs", run])]);
-  const [current, title] = first === "fleet" ? ["fleet", "Fleet"] : run !== undefined ? ["checkpoints", `Checkpoints of ${run}`] : ["runs", "Runs"];
-  return (
+  const [first, run, part] = route.parts;
+  const frame = (current: string, title: string, page: ComponentChildren) => (
     <Shell path={path} title={title} links={links} current={current} chips={chips}>
-      {current === "fleet" ? <Fleet /> : run !== undefined ? <Checkpoints key={run} name={run} session={session} /> : <BackendRuns />}
+      {page}
     </Shell>
   );
+  if (first === "fleet") return frame("fleet", "Fleet", <Fleet />);
+  if (first !== "runs" || run === undefined) return frame("runs", "Runs", <BackendRuns />);
+  links.push(["run", run, href(["runs", run])], ["checkpoints", "Checkpoints", href(["runs", run, "checkpoints"])]);
+  if (part === "checkpoints") return frame("checkpoints", `Checkpoints of ${run}`, <Checkpoints key={run} name={run} session={session} />);
+  return frame("run", run, <RunOfBackend key={run} name={run} />);
 }

@@ -2,9 +2,9 @@ import { useState } from "preact/hooks";
 
 import { api } from "../api";
 import { Curve } from "../charts/Curve";
-import { Lane } from "../charts/Lane";
 import { Spark } from "../charts/Spark";
 import { Legend, Stack } from "../charts/Stack";
+import { StepLane } from "../charts/StepLane";
 import { count, plural, seconds } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
@@ -129,35 +129,23 @@ function Pictures({ view }: { view: RunView }) {
 }
 
 function Phases({ view }: { view: RunView }) {
-  const [chosen, setChosen] = useState<number | null>(null);
-  const at = Math.min(chosen ?? view.points.length - 1, view.points.length - 1);
-  const point = view.points[at];
-  if (!point) return null;
-  const phases = view.phases.filter((name) => (point.seconds[name] ?? 0) > 0).map((name) => ({ name: words(name), seconds: point.seconds[name] ?? 0 }));
   return (
-    <section>
-      <div class="row">
-        <h2 class="plain">Step {point.position + 1}, second by second</h2>
-        <span class="grow" />
-        {view.points.length > 1 && (
-          <input
-            type="range"
-            aria-label="Step"
-            aria-valuetext={`step ${point.position + 1}`}
-            min={0}
-            max={view.points.length - 1}
-            value={at}
-            onInput={(event) => setChosen(Number(event.currentTarget.value))}
-          />
-        )}
-      </div>
-      <Lane phases={phases} label={`Phases of step ${point.position + 1}`} />
-      <p class="say">{phaseSentence(point)}</p>
-      <p class="say">
-        {storeLabel({ name: point.store })}: <a href={href(["runs", view.run.key, "rollouts"], { store: point.store })}>its {plural(point.num_rollouts, "rollout")}</a>,{" "}
-        <a href={href(["runs", view.run.key, "groups"], { store: point.store, sort: "spread" })}>its {plural(point.num_groups, "group")}</a>.
-      </p>
-    </section>
+    <StepLane
+      steps={view.points.map((point) => ({ number: point.position + 1, seconds: point.seconds }))}
+      phases={view.phases}
+      say={(index) => {
+        const point = view.points[index] as StepPoint;
+        return (
+          <>
+            <p class="say">{phaseSentence(point)}</p>
+            <p class="say">
+              {storeLabel({ name: point.store })}: <a href={href(["runs", view.run.key, "rollouts"], { store: point.store })}>its {plural(point.num_rollouts, "rollout")}</a>,{" "}
+              <a href={href(["runs", view.run.key, "groups"], { store: point.store, sort: "spread" })}>its {plural(point.num_groups, "group")}</a>.
+            </p>
+          </>
+        );
+      }}
+    />
   );
 }
 
