@@ -51,18 +51,22 @@ def train(ledger: Ledger, state_dir: Path, run: str) -> None:
 
 
 FIGURES = {
-    **{
-        "reward/std": 0.2,
-        "reward/min": 0.0,
-        "reward/max": 1.0,
-        "loss": -0.5,
-        "entropy": 1.5,
-        "grad_norm": 0.3,
-    },
-    **{"mismatch/kl": 1e-5, "num_tokens": 640.0, "staleness/max": 0.0},
-    **{"account/trajectories": 64.0, "account/trained": 48.0, "account/zero_variance": 16.0},
-    **{"time/collect_seconds": 0.5, "time/train_seconds": 6.0, "time/publish_seconds": 1.5},
-    **{"time/step_seconds": 8.0},
+    "reward/std": 0.2,
+    "reward/min": 0.0,
+    "reward/max": 1.0,
+    "loss": -0.5,
+    "entropy": 1.5,
+    "grad_norm": 0.3,
+    "mismatch/kl": 1e-5,
+    "num_tokens": 640.0,
+    "staleness/max": 0.0,
+    "account/trajectories": 64.0,
+    "account/trained": 48.0,
+    "account/zero_variance": 16.0,
+    "time/collect_seconds": 0.5,
+    "time/train_seconds": 6.0,
+    "time/publish_seconds": 1.5,
+    "time/step_seconds": 8.0,
 }
 STATUS = {
     "state": "ready",
