@@ -1,6 +1,6 @@
 // The real API over a state directory whose supervisor is a stand-in (tests/support/pages_backend.py).
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -43,7 +43,12 @@ export async function api() {
     /** Run a command of insitu as one would in a shell beside the backend. */
     const command = (line) => run("-m", "insitu.cli", ...line.split(" ").slice(1));
     const train = (name) => run("-m", "tests.support.pages_backend", "--state-dir", state, "--train", name);
-    return { address, keys, stop, promoted, train, run: command };
+    /** Seconds of CPU that the API has used: user and system time, which the kernel counts in hundredths. */
+    const cpuSeconds = () => {
+      const fields = readFileSync(`/proc/${child.pid}/stat`, "utf8").split(") ")[1].split(" ");
+      return (Number(fields[11]) + Number(fields[12])) / 100;
+    };
+    return { address, keys, stop, promoted, train, cpuSeconds, run: command };
   } catch (error) {
     await stop();
     throw error;

@@ -106,6 +106,17 @@ describe("run", () => {
     await looksRight("#/runs/adder", server.keys.submit, /adder after 3 steps[^]*Training reward went from 0\.25 to 0\.75[^]*taught something[^]*entropy[^]*Step 3, second by second/);
   });
 
+  it("costs the API less than 5 % of a core while one looks", async () => {
+    const opened = await inside("#/runs/adder", server.keys.submit);
+    await opened.page.waitForTimeout(3000);
+    const [before, began] = [server.cpuSeconds(), Date.now()];
+    await opened.page.waitForTimeout(15_000);
+    const share = (server.cpuSeconds() - before) / ((Date.now() - began) / 1000);
+    console.log(`a page that follows a run costs the API ${(100 * share).toFixed(1)} % of a core`);
+    assert.ok(share < 0.05, `${share}`);
+    await opened.close();
+  });
+
   it("reads every step by the keyboard", async () => {
     const opened = await inside("#/runs/adder", server.keys.submit);
     await opened.page.getByRole("slider", { name: "Step" }).focus();
