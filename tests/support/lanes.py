@@ -14,6 +14,8 @@ The machine may be slow, or busy with another guest of its host:
   leave something behind that fails those after it. One that passes then is named as unsteady on the last
   lines, with the reason of its failure; one that never passes fails the run. More than a hundred, or ten
   that fail again, are no bad luck: nothing more is run.
+- A file that leaves something behind in its lane, such as a patch that was not undone, fails with its last
+  test, and what it left is undone before the next file.
 - INSITU_UNTIL, in seconds since the epoch, is when to begin no further test. Tests that are left out are
   counted in the summary, and their files are named on the last lines.
 """
@@ -36,6 +38,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.left_behind import LeftBehind
 
 NUM_LANES = 2
 SHARED = ("vllm_tiny", "real_backend")
@@ -111,9 +115,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # pytest's own loop reports errors of collection
     groups = grouped(session.items)
     alone = groups.pop(ALONE, [])
+    left_behind = LeftBehind()
     for name, items in groups.items():
         if claim(claims, name):
             _run(session, items)
+            if left := left_behind.undo():
+                session.testsfailed += 1
+                _note(claims / _FAILED, [items[-1].nodeid], f"its file left behind {'; '.join(left)}")
     (claims / f"lane {session.config.getoption('lane')} is done").touch()
     if len(list(claims.glob("lane * is done"))) == NUM_LANES and claim(claims, ALONE):
         _run(session, alone)

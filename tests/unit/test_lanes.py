@@ -132,6 +132,36 @@ def test_many_failures_are_tried_once_more_and_very_many_are_not(
     assert done.stdout.count("FAILED test_two.py::test_x") >= number, "none of them counts as passed"
 
 
+LEAVES = """
+import os, pytest
+
+def test_c():
+    pytest.MonkeyPatch().setattr(os, "getcwdb", None)
+    os.chdir("/")
+
+def test_d(): pass
+"""
+NEEDS = """
+import os
+
+def test_{}():
+    os.getcwdb()
+    assert os.getcwd() != "/"
+"""
+
+
+def test_a_file_that_leaves_something_behind_is_named_and_the_next_is_not_hurt(folder: Path) -> None:
+    (folder / "test_two.py").write_text(LEAVES)
+    for name in ("one", "three"):
+        (folder / f"test_{name}.py").write_text(NEEDS.format(name))
+    done = lanes(folder)
+    *_, name, reason = done.stdout.splitlines()
+    assert reason == "1 × its file left behind patches of os.getcwdb; the working directory /"
+    assert name == "UNSTEADY, passed alone: test_two.py::test_d"
+    assert done.returncode == 0, done.stdout
+    assert "FAILED" not in done.stdout
+
+
 def test_what_there_is_no_time_for_is_counted_and_named(folder: Path) -> None:
     done = lanes(folder, until=time.time() - 1)
     *_, total, one, two, three = done.stdout.splitlines()
