@@ -121,7 +121,7 @@ describe("run", () => {
     const opened = await inside("#/runs/adder", server.keys.submit);
     await opened.page.getByRole("slider", { name: "Step" }).focus();
     await opened.page.keyboard.press("ArrowLeft");
-    await shows(opened.page.locator("main"), /Step 2, second by second[^]*8 s in all, 75 % of it train/);
+    await shows(opened.page.locator("main"), /Step 2, second by second[^]*8\.0 s in all, 75 % of it train/);
     await calm(opened);
     await opened.close();
   });

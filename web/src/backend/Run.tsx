@@ -67,7 +67,9 @@ export function RunOfBackend({ name }: { name: string }) {
       <section class={`verdict ${run.state === "failed" ? "bad" : ""}`}>
         <h2 class="plain">{now === null ? `The run is ${run.state}; no step trains now` : `A step trains: ${now.phase || "it starts"}, ${percent(now.progress)}`}</h2>
         {run.error !== null && <p class="say bad">{run.error}</p>}
-        <p class="say">Validation rewards, verdicts and rollouts are in the run's directory beside the agent: insitu view shows them.</p>
+        <p class="say">
+          Validation rewards, verdicts and rollouts are in the run's directory beside the agent: <code>insitu view</code> shows them.
+        </p>
       </section>
       {steps.length === 0 ? (
         <section>
