@@ -47,9 +47,15 @@ export function fatesSentence(view: { points: readonly Pick<StepPoint, "fates">[
   return `${steps} ${percent(trained)} of the rollouts taught something${other ? `; ${percent(other.share)} were not used: ${fateLabel(other.name)}` : ""}.`;
 }
 
+/** The seconds of all phases of a step; null if none was recorded. */
+export function totalSeconds(point: Pick<StepPoint, "seconds">): number | null {
+  const times = Object.values(point.seconds);
+  return times.length ? times.reduce((sum, value) => sum + value, 0) : null;
+}
+
 export function phaseSentence(point: Pick<StepPoint, "seconds">): string {
   const entries = Object.entries(point.seconds);
-  const total = entries.reduce((sum, [, value]) => sum + value, 0);
+  const total = totalSeconds(point) ?? 0;
   const longest = [...entries].sort((a, b) => b[1] - a[1])[0];
   if (!longest || total <= 0) return "No times were recorded for this step.";
   const rollouts = (point.seconds["rollouts"] ?? 0) / total;

@@ -23,6 +23,7 @@ from torch import Tensor
 from insitu.errors import Conflict, CorruptCheckpoint
 from insitu.training.model.lora import Adapter, check_tensors
 from insitu.training.model.loss_scale import LossScale
+from insitu.training.model.residence import num_bytes
 from insitu.types import LoraSettings
 
 _FORMAT = 1
@@ -45,8 +46,7 @@ class Learner:
     @property
     def num_bytes(self) -> int:
         """The memory of its weights and their two moments, which the first update creates."""
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters.values())
-        return weights * (1 + len(_MOMENTS))
+        return num_bytes(self.parameters.values()) * (1 + len(_MOMENTS))
 
     @contextmanager
     def rng(self) -> Iterator[None]:

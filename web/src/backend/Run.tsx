@@ -9,7 +9,7 @@ import { pause } from "../live";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
 import { href } from "../route";
-import { fatesSentence, phaseSentence, trainingSentence } from "../summary";
+import { fatesSentence, phaseSentence, totalSeconds, trainingSentence } from "../summary";
 import type { BackendRun, FleetView, Step } from "../wire";
 import { share } from "../words";
 import { backend } from "./calls";
@@ -85,10 +85,6 @@ export function RunOfBackend({ name }: { name: string }) {
 function Pictures({ run, steps }: { run: BackendRun; steps: readonly StepFigures[] }) {
   const xs = steps.map((step) => step.step);
   const series = (name: string) => steps.map((step) => metric(step, name));
-  const total = (step: StepFigures) => {
-    const times = Object.values(step.seconds);
-    return times.length ? times.reduce((sum, value) => sum + value, 0) : null;
-  };
   const shares = fatesOf(steps).map(share);
   const phases = [...new Set(steps.flatMap((step) => Object.keys(step.seconds)))];
   return (
@@ -120,7 +116,7 @@ function Pictures({ run, steps }: { run: BackendRun; steps: readonly StepFigures
         <Spark label="loss" unit="step" xs={xs} values={series("loss")} say="Of the first pass; with rewards it need not fall." />
         <Spark label="sampled tokens" unit="step" xs={xs} values={series("num_tokens")} say="That the step trained on." />
         <Spark label="age" unit="step" xs={xs} values={series("staleness/max")} say="Steps since the oldest call was sampled." />
-        <Spark label="seconds a step" unit="step" xs={xs} values={steps.map(total)} say="All phases together." show={(value) => seconds(value)} />
+        <Spark label="seconds a step" unit="step" xs={xs} values={steps.map(totalSeconds)} say="All phases together." show={(value) => seconds(value)} />
       </div>
       <StepLane
         steps={steps.map((step) => ({ number: step.step, seconds: step.seconds }))}

@@ -9,7 +9,7 @@ import { count, plural, seconds } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
 import { href } from "../route";
-import { fatesSentence, phaseSentence, rewardSentence } from "../summary";
+import { fatesSentence, phaseSentence, rewardSentence, totalSeconds } from "../summary";
 import type { Alarm, RunView, StepPoint } from "../wire";
 import { share, storeLabel, verdictSentence, verdictTitle, verdictTone, words } from "../words";
 
@@ -72,10 +72,6 @@ function Pictures({ view }: { view: RunView }) {
   const xs = points.map((point) => point.position + 1);
   const shares = view.reasons.map(share);
   const series = (pick: (point: StepPoint) => number | null) => points.map(pick);
-  const total = (point: StepPoint) => {
-    const times = Object.values(point.seconds);
-    return times.length ? times.reduce((sum, value) => sum + value, 0) : null;
-  };
   return (
     <>
       <div class="cols">
@@ -120,7 +116,7 @@ function Pictures({ view }: { view: RunView }) {
         <Spark label="gradient norm" unit="step" xs={xs} values={series((point) => point.grad_norm)} say="Single peaks are normal, growth is not." />
         <Spark label="tokens a rollout" unit="step" xs={xs} values={series((point) => point.lengths?.mean ?? null)} say="Growth without reward is rambling." />
         <Spark label="truncated" unit="step" xs={xs} values={series((point) => point.num_truncated)} say="Rollouts cut at the length limit." show={(value) => count(value)} />
-        <Spark label="seconds a step" unit="step" xs={xs} values={series(total)} say="All phases together." show={(value) => seconds(value)} />
+        <Spark label="seconds a step" unit="step" xs={xs} values={series(totalSeconds)} say="All phases together." show={(value) => seconds(value)} />
         <Spark label="tokens a second" unit="step" xs={xs} values={series((point) => point.tokens_per_second)} say="Sampled, while rollouts ran." />
       </div>
       <Phases view={view} />

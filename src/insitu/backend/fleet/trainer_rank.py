@@ -33,7 +33,7 @@ from insitu.training.loss import Totals
 from insitu.training.model.export import MergedExport
 from insitu.training.model.loading import load_policy, model_directory
 from insitu.training.model.lora import AdapterPool, merged_tensors
-from insitu.training.model.residence import free_device, move
+from insitu.training.model.residence import free_device, move, num_bytes
 from insitu.training.objective import objective_of
 from insitu.training.packing import Limits, RankBatch, plan
 from insitu.training.passes import Passes, step_metrics
@@ -87,8 +87,7 @@ class TrainerRank:
             max_micro_batch_tokens,
             self._policy.can_branch,
         )
-        base_bytes = sum(p.numel() * p.element_size() for p in self._policy.model.parameters())
-        self._runs_bytes = max(_RUNS_LEAST_BYTES, base_bytes // _RUNS_SHARE)
+        self._runs_bytes = max(_RUNS_LEAST_BYTES, num_bytes(self._policy.model.parameters()) // _RUNS_SHARE)
         self._adapters = AdapterPool(self._policy.model)
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}

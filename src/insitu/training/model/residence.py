@@ -23,6 +23,11 @@ def move(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer], device:
                     state[name] = value.to(device)
 
 
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the memory of tensors; of sharded ones, that of all shards."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def free_device() -> None:
     """Return the memory that no tensor uses any more to the driver, so that another process can have it."""
     gc.collect()
