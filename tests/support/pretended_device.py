@@ -349,7 +349,7 @@ class StandinReplicaSet(ReplicaSet):
     async def _reserve(self, settings: EngineSettings, count: int) -> None:
         """Reserve nothing: Ray has no GPU here."""
 
-    async def _start_one(self, index: int, settings: EngineSettings) -> Replica:
+    async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         server = StandinVllm(self._device, settings, self._scores)
         await server.start()
         actor: Any = StandinReplicaActor(server)

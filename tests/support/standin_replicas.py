@@ -79,7 +79,7 @@ class StandinReplicas(ReplicaSet):
     unstartable: frozenset[str] = frozenset()
     cleanup: AsyncExitStack
 
-    async def _start_one(self, index: int, settings: EngineSettings) -> Replica:
+    async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         name = f"replica-{index}"
         await asyncio.sleep(self.start_seconds)
         if name in self.unstartable:

@@ -226,7 +226,7 @@ async def test_merged_weights_that_one_engine_never_takes_leave_all_on_the_old_o
     publisher = merged_publisher(lease, tmp_path, model)
     real = StandinReplicas._start_one
 
-    async def start_broken(self: StandinReplicas, index: int, settings: EngineSettings) -> Replica:
+    async def start_broken(self: StandinReplicas, index: int, settings: EngineSettings, *_: bool) -> Replica:
         replica = await real(self, index, settings)
         self.servers[replica.id].broken.add("/collective_rpc")
         return replica

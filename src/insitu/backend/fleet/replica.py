@@ -7,11 +7,13 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Literal, TypeVar
 
 import aiohttp
 
 from insitu.access import engine_door
+from insitu.backend.fleet.background import to_background, to_foreground
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
@@ -36,6 +38,8 @@ Memory = Literal["weights", "kv_cache"]
 
 _OCCUPYING = frozenset({"/collective_rpc", "/v1/load_lora_adapter", "/sleep", "/wake_up"})
 _GRACE_SECONDS = 3.0
+_BACKGROUND_SECONDS = 120.0
+"""On a machine that has no time left, a start in the background would not end."""
 _DEADLINES = Deadlines()
 _WARM_UP_PROMPT = 48
 _WARM_UP_TOKENS = 8
@@ -75,6 +79,18 @@ class ReplicaActor:
         """Return where the server is."""
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return Server(f"http://127.0.0.1:{self._port}", self._server.pid, devices)
+
+    def to_background(self) -> None:
+        """Let the server start on the time that others leave it, for a while."""
+        to_background(self._server.pid)
+        self._foreground = Timer(_BACKGROUND_SECONDS, to_foreground, [self._server.pid])
+        self._foreground.daemon = True
+        self._foreground.start()
+
+    def to_foreground(self) -> None:
+        """Give the server its usual priority."""
+        self._foreground.cancel()
+        to_foreground(self._server.pid)
 
     def exit_report(self) -> str | None:
         """Return None while the server runs, then its exit code and last log lines."""

@@ -102,15 +102,18 @@ class ReplicaSet:
     ) -> Replica:
         """Replace an engine on its own GPUs; `restore` brings it to the published state, and then it joins.
 
-        It is restored and joins inside `turn`; until then it is not listed. On failure the old one stays
-        listed, and dead, so that it is found and restarted later.
+        It is restored and joins inside `turn`; until then it is not listed, and others go on: on a CPU, it
+        starts on the time that they leave it. On failure the old one stays listed, and dead, so that it is
+        found and restarted later.
         """
         assert self.settings is not None, "no engine was ever started"
         old = self.replicas.pop(replica_id)
         async with AsyncExitStack() as on_failure:
             on_failure.callback(self.replicas.__setitem__, replica_id, old)
             await self.end(old)
-            fresh = await self._start_one(_index(replica_id), self.settings)
+            # With a GPU, those that compute need no cores for it.
+            in_background = turn is not None and self.settings.device == "cpu"
+            fresh = await self._start_one(_index(replica_id), self.settings, in_background)
             on_failure.push_async_callback(self.end, fresh)
             async with turn or nullcontext():
                 await restore(fresh.engine)
@@ -140,7 +143,7 @@ class ReplicaSet:
         """Return the engines that take calls."""
         return [replica for replica in self.replicas.values() if replica.joined]
 
-    async def _start_one(self, index: int, settings: EngineSettings) -> Replica:
+    async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         name = _name(index)
         options: dict[str, object] = {"num_cpus": 0}
         if self._gpus is not None:
@@ -150,15 +153,19 @@ class ReplicaSet:
         actor = Actor(self._actor, options, settings, log_path, self._environment(), self._key, threads)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(_end, name, actor)
-            replica = await self._when_ready(name, actor, settings)
+            replica = await self._when_ready(name, actor, settings, in_background)
             on_failure.pop_all()
         return replica
 
-    async def _when_ready(self, name: str, actor: Actor, settings: EngineSettings) -> Replica:
+    async def _when_ready(
+        self, name: str, actor: Actor, settings: EngineSettings, in_background: bool
+    ) -> Replica:
         deadline = self._deadlines.engine_start
         with self._phases.phase(f"starting the engine {name} (vLLM)"):
             described: list[Server] = await gather([actor.call("describe")], deadline, f"starting {name}")
         (server,) = described
+        if in_background:
+            await gather([actor.call("to_background")], _QUICK_SECONDS, f"starting {name}")
         engine = EngineClient(self._http, server.url, self._deadlines, self._key)
         with self._phases.phase(f"waiting for the engine {name}", lambda: last_message(self._log(name))):
             await wait_healthy(engine, lambda: self._exit_report(actor), deadline)
@@ -166,6 +173,8 @@ class ReplicaSet:
         with self._phases.phase(f"warming up {name} with {settings.max_num_seqs} calls"):
             await engine.warm_up(settings, deadline)
         warm_up_seconds = time.monotonic() - began
+        if in_background:
+            await gather([actor.call("to_foreground")], _QUICK_SECONDS, f"starting {name}")
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)
         return Replica(name, actor, engine, server.pid, server.devices, warm_up_seconds)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ class _RankActor:
         self._rank: TrainerRank | None = None
 
     def load(self, arguments: RankArguments) -> LoadedRank:
+        if not arguments.get("four_bit"):
+            # PEFT imports it wherever it is installed; that takes seconds, and nothing else uses it.
+            sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
         from insitu.backend.fleet.trainer_rank import TrainerRank
 
         self._rank = TrainerRank(**arguments)
