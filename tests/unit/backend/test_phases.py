@@ -169,7 +169,7 @@ async def started(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(replicas, "EngineClient", lambda *_: StandinEngine())
     nothing: Any = SimpleNamespace(call=lambda _name: None, max_num_seqs=64)
     made = replicas.ReplicaSet(nothing, tmp_path, tmp_path, Deadlines(), phases=screen.phases())
-    return await made._when_ready("replica-0", nothing, nothing)
+    return await made._when_ready("replica-0", nothing, nothing, in_background=False)
 
 
 async def test_the_start_of_an_engine_says_its_phases(screen: Screen, started: Any) -> None:
