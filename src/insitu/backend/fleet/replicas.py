@@ -130,8 +130,9 @@ class ReplicaSet:
     async def dead(self) -> list[str]:
         """Return the ids of replicas whose server or actor is gone; log the reason."""
         gone: list[str] = []
-        for replica in list(self.replicas.values()):
-            report = await self._exit_report(replica.actor)
+        replicas = list(self.replicas.values())
+        reports = await asyncio.gather(*[self._exit_report(replica.actor) for replica in replicas])
+        for replica, report in zip(replicas, reports, strict=True):
             if report is not None:
                 if replica.pid not in self._reported:
                     self._reported.add(replica.pid)
