@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.backend.fleet.trainer_rank import TrainerRank, runs_bytes
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 from tests.support.sequences import train
 from tests.unit.training.test_trainer_rank import adapter_of, equal
@@ -33,6 +34,15 @@ def test_the_run_that_was_not_used_for_longest_goes(trainer: TrainerRank) -> Non
     trainer._runs_bytes = 1
     assert trainer.make_room("run-32") == ["run-16", "run-4"], "the run that needs the room stays"
     assert open_runs(trainer) == ["run-32"]
+
+
+def test_a_gpu_holds_the_one_run_of_its_plan(trainer: TrainerRank) -> None:
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert (runs_bytes(cpu, 2**30), runs_bytes(cpu, 2**40)) == (2**30, 2**37)
+    trainer._runs_bytes = runs_bytes(cuda, 2**40)
+    for run, lora in LORAS.items():
+        trainer.open_run(run, lora)
+    assert trainer.make_room("run-8") == ["run-4", "run-16", "run-32"]
 
 
 def test_the_memory_counts_what_an_update_creates(trainer: TrainerRank, make_sequences: Make) -> None:

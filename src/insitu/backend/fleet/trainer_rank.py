@@ -43,7 +43,7 @@ from insitu.types import LoraSettings, StepSettings
 log = logging.getLogger(__name__)
 
 _RUNS_SHARE = 8
-"""Open runs may take this part of the base model's memory."""
+"""In RAM, open runs may take this part of the base model's memory."""
 _RUNS_LEAST_BYTES = 2**30
 """And this much in any case."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -87,7 +87,7 @@ class TrainerRank:
             max_micro_batch_tokens,
             self._policy.can_branch,
         )
-        self._runs_bytes = max(_RUNS_LEAST_BYTES, num_bytes(self._policy.model.parameters()) // _RUNS_SHARE)
+        self._runs_bytes = runs_bytes(self._device, num_bytes(self._policy.model.parameters()))
         self._adapters = AdapterPool(self._policy.model)
         self._scorer = Scorer(self._policy, self._adapters, self._device, self._dtype)
         self._learners: dict[str, Learner] = {}
@@ -330,6 +330,14 @@ class TrainerRank:
                 for run, learner in self._learners.items()
             },
         }
+
+
+def runs_bytes(device: torch.device, base_bytes: int) -> int:
+    """Return what open runs may take beside a base of so many bytes; the run that trains stays in any case.
+
+    The memory plan of a GPU counts one run, so on a GPU there is no other.
+    """
+    return max(_RUNS_LEAST_BYTES, base_bytes // _RUNS_SHARE) if device.type == "cpu" else 0
 
 
 def _update_metrics(updates: Sequence[Update]) -> dict[str, float]:
