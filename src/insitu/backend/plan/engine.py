@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from insitu.errors import CannotHonour
+from insitu.wire.engine import ADAPTERS_AT_ONCE
 from insitu.wire.values import ENGINE_ARGUMENTS, INIT_ARGUMENTS, PARSERS
 
 Device = Literal["cpu", "cuda"]
@@ -98,8 +99,7 @@ class EngineSettings:
         if self.sleep:
             command.append("--enable-sleep-mode")
         if self.publication == "adapter":
-            # With one slot, a new version would wait until the old one has drained.
-            command += ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "32"]
+            command += ["--enable-lora", "--max-loras", str(ADAPTERS_AT_ONCE), "--max-cpu-loras", "32"]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
             # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
             command += ["--lora-target-modules", *_LORA_MODULES]

@@ -265,7 +265,8 @@ class Caller:
             table = await self.routes.admit(context.request.model, context.project)
             rollout_id = context.labels.rollout_id
             target = table.resolve(context.request.model, context.project, rollout_id=rollout_id)
-            replica = self.pool.choose(rollout_id, tried)
+            run = target.run if target.is_adapter else None
+            replica = self.pool.choose(rollout_id, tried, run, len(table.runs))
             waited = time.monotonic() - started
             if replica is not None:
                 return target, replica, waited

@@ -5,7 +5,8 @@ call ── choose ──► replica ── fault ──► ejected ── probe
       watch: every replica is probed on a clock; one that hangs twice is ejected and its calls freed
 
 A rollout's calls go to one replica, which has its prefix in the cache, unless that one has far more calls
-than the least loaded one: then the call spills there, and only this call.
+than the least loaded one: then the call spills there, and only this call. Where more runs have adapters than
+an engine computes at once, each run has a few replicas as its homes, and its rollouts are spread over those.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 
 from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.shared.settings import Limits
+from insitu.wire.engine import ADAPTERS_AT_ONCE
 
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.25
@@ -52,9 +54,17 @@ class Replica:
             if not self.in_flight:
                 self.idle.set()
 
-    def affinity(self, rollout_id: str) -> bytes:
-        """Return the rendezvous weight: a rollout prefers one replica and moves only when that one goes."""
-        return hashlib.blake2b(f"{rollout_id}\0{self.id}".encode(), digest_size=8).digest()
+    def affinity(self, name: str) -> bytes:
+        """Return the rendezvous weight: what has this name prefers a replica, and moves only if that goes."""
+        return hashlib.blake2b(f"{name}\0{self.id}".encode(), digest_size=8).digest()
+
+
+def _homes(run: str, replicas: list[Replica], num_runs: int) -> list[Replica]:
+    """Return a run's replicas: so few that each has no more runs than it computes at once, on average."""
+    count = -(-len(replicas) * ADAPTERS_AT_ONCE // num_runs)
+    if count >= len(replicas):
+        return replicas
+    return sorted(replicas, key=lambda replica: replica.affinity(run), reverse=True)[:count]
 
 
 class ReplicaPool:
@@ -100,14 +110,23 @@ class ReplicaPool:
             calls[replica.id] += replica.in_flight
         return dict(calls)
 
-    def choose(self, rollout_id: str | None, tried: Collection[str] = ()) -> Replica | None:
-        """Return the replica for a call, None if all are out. Those in `tried` are the last resort."""
+    def choose(
+        self, rollout_id: str | None, tried: Collection[str] = (), run: str | None = None, num_runs: int = 1
+    ) -> Replica | None:
+        """Return the replica for a call, None if all are out. Those in `tried` are the last resort.
+
+        `run`: whose adapter answers, of `num_runs` that have some; None for full weights.
+        """
         healthy = [replica for replica in self.replicas.values() if replica.healthy]
         fresh = [replica for replica in healthy if replica.id not in tried] or healthy
         least = min(fresh, key=lambda replica: replica.in_flight, default=None)
-        if least is None or rollout_id is None:
-            return least
-        own = max(fresh, key=lambda replica: replica.affinity(rollout_id))
+        if least is None:
+            return None
+        homes = fresh if run is None else _homes(run, fresh, num_runs)
+        if rollout_id is None:
+            own = min(homes, key=lambda replica: replica.in_flight)
+        else:
+            own = max(homes, key=lambda replica: replica.affinity(rollout_id))
         if own.in_flight <= 2 * least.in_flight + self._limits.spill_margin:
             return own
         self.num_spilled += 1
