@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,12 @@ def derived_seed(seed: object, key: object) -> int:
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     # 31 bits: any engine's seed is at least that wide.
     return int.from_bytes(digest[:4]) >> 1
+
+
+def gateway_of(urls: Sequence[str], rollout_id: str) -> str:
+    """Return the gateway that has all calls of a rollout: counts, sampled ids and records are its own."""
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
+    return urls[int.from_bytes(digest) % len(urls)]
 
 
 def served_teacher(settings: StepSettings) -> str | None:

@@ -217,7 +217,7 @@ async def running(
         ledger = stack.enter_context(Ledger(ledger_url(state)))
         records = RecordStore(f"sqlite:///{state}/calls.db")
         stack.callback(records.close)
-        traffic = Traffic(http, url, "admin", settings.deadlines.gateway_push, settings.deadlines.hold)
+        traffic = Traffic(http, [url], "admin", settings.deadlines.gateway_push, settings.deadlines.hold)
         world = World(device, ledger, records, traffic)
         world.state = state
         world.registrar = Registrar(settings, ledger, traffic, http, state, lambda _line: None)

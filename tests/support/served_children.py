@@ -93,7 +93,7 @@ async def served_children(
         gateway_port=free_port(),
     )
     supervisor = Supervisor(settings, state_dir, print)
-    gateway, api = supervisor._gateway, supervisor._api
+    gateway, api = supervisor._gateways[0], supervisor._api
     if limits is not None:
         gateway.module = small_gateway.MODULE
         gateway.env |= {small_gateway.LIMITS: json.dumps(limits)}
@@ -108,7 +108,7 @@ async def served_children(
             await wait_answering(
                 http, {name: f"{url}/health" for name, url in addresses.items()}, settings.logs_dir
             )
-            traffic = Traffic(http, urls[0], supervisor._admin_key, 10.0, 600.0)
+            traffic = Traffic(http, [urls[0]], supervisor._admin_key, 10.0, 600.0)
             traffic.replicas = lambda: {"replica-0": urls[2]}
             traffic.base = ServedBase(MODEL, MODEL, "base")
             await traffic.push()

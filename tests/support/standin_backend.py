@@ -143,7 +143,7 @@ class StandinBackend:
         await stack.enter_async_context(self._gateway(records_url(settings.state_dir)))
         await stack.enter_async_context(self._api(settings))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        self._traffic = Traffic(http, self.gateway_url, _ADMIN_KEY, 10.0, 600.0)
+        self._traffic = Traffic(http, [self.gateway_url], _ADMIN_KEY, 10.0, 600.0)
         self._traffic.replicas = lambda: {"replica-0": self._engine_url or self.engine.url}
         base = self.engine.behaviour.models[0]
         self._traffic.base = ServedBase(base, base, "base")

@@ -1,4 +1,4 @@
-"""The use of every key on one day, in a file that survives a restart; gateway and API have one each."""
+"""The use of every key on one day, in a file that survives a restart; each gateway and the API have one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ class DayUseFile(Message):
     day: Annotated[str, Pattern(r"^\d{4}-\d\d-\d\d$")]
     """In UTC."""
     keys: dict[Name, DayUse]
+
+
+def gateway_use_file(folder: Path, number: int) -> Path:
+    """Return the file of one of the gateways; the first one is number 0."""
+    path = folder / GATEWAY_USE_FILE
+    return path.with_stem(f"{path.stem}-{number}") if number else path
 
 
 def day_of(now: float) -> str:

@@ -13,7 +13,9 @@ def announcement(settings: ServeSettings, host: ModelHost | None, seconds: float
     """Say what is served where, `seconds` after the start."""
     where = f"{settings.device}, {settings.dtype}, {settings.placement} devices, {settings.publication}"
     scheme = scheme_of(settings.tls)
-    yield f"gateway  {scheme}://{settings.host}:{settings.gateway_port}/v1   OpenAI protocol, recorded"
+    for port in settings.gateway_ports:
+        use = "OpenAI protocol, recorded" if port == settings.gateway_port else "its share of the rollouts"
+        yield f"gateway  {scheme}://{settings.host}:{port}/v1   {use}"
     yield f"api      {scheme}://{settings.host}:{settings.port}/v1   runs, groups, steps, jobs; /docs"
     if host is None:
         yield "model    none yet: the first registration loads one"

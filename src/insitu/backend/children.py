@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,10 +74,10 @@ class Child:
             end_child(self.process, grace_seconds)
 
 
-async def wait_ports_free(host: str, ports: Mapping[str, int]) -> None:
-    """Wait until the ports, by their options, can be listened on; raise Unavailable if one stays taken."""
+async def wait_ports_free(host: str, ports: Iterable[tuple[str, int]]) -> None:
+    """Wait until the ports, with their options, can be listened on; raise Unavailable if one stays taken."""
     deadline = time.monotonic() + _FREE_SECONDS
-    for option, port in ports.items():
+    for option, port in ports:
         while True:
             try:
                 bind(host, port, option).close()

@@ -2,7 +2,7 @@
 
     insitu serve (Ray driver)
       ├─ janitor                 cleans up if this process is killed
-      ├─ gateway  :8000          ◄─ routing table, pushed whole and again after a restart
+      ├─ gateway  :8000 …        ◄─ routing table, pushed whole and again after a restart
       ├─ API      :7623          ─► ledger ─┐
       └─ Ray: replicas, trainer ranks       │
                                             ▼
@@ -139,8 +139,7 @@ class Supervisor:
         database = {} if settings.database_url is None else {VARIABLE: settings.database_url}
         keys = {"INSITU_API_KEY": settings.api_key, "INSITU_ADMIN_KEY": admin_key}
         keys[engine_door.VARIABLE] = settings.engine_key
-        gateway = [*listen, "--port", str(settings.gateway_port), "--managed"]
-        gateway += [] if database else ["--records", records]
+        gateway = [*listen, "--managed", *([] if database else ["--records", records])]
         gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         keep = settings.keep_calls_seconds
@@ -150,7 +149,16 @@ class Supervisor:
         self._admin_key = admin_key
         self._trust = None if settings.tls is None else OwnCertificate(settings.tls.certificate)
         self._records_url = records
-        self._gateway = Child("gateway", "insitu.gateway", gateway, keys | database, logs / "gateway.log")
+        self._gateways = [
+            Child(
+                name := "gateway" if number == 0 else f"gateway-{number}",
+                "insitu.gateway",
+                [*gateway, "--port", str(port), "--number", str(number)],
+                keys | database,
+                logs / f"{name}.log",
+            )
+            for number, port in enumerate(settings.gateway_ports)
+        ]
         api_key = {"INSITU_API_KEY": settings.api_key} | database
         self._api = Child("API", "insitu.backend.http", api, api_key, logs / "api.log")
 
@@ -189,9 +197,8 @@ class Supervisor:
 
     async def _serve(self, http: aiohttp.ClientSession, ledger: Ledger, records: RecordStore) -> None:
         settings, phases = self._settings, self._phases
-        await wait_ports_free(
-            settings.host, {"--port": settings.port, "--gateway-port": settings.gateway_port}
-        )
+        gateways = [("--gateway-port", port) for port in settings.gateway_ports]
+        await wait_ports_free(settings.host, [("--port", settings.port), *gateways])
         self._say(f"compute  {settings.device}: {settings.compute.line}")
         for path in remove_leftovers(ledger, settings.runs_dir):
             log.warning("removed %s, left by a crash", path)
@@ -199,14 +206,14 @@ class Supervisor:
             log.info("removed the uploaded adapter %s, which nothing starts from", path.name)
         for job_id in ledger.requeue_running():
             log.warning("job %s was under way when the last supervisor ended; it runs again", job_id)
-        self._gateway.start()
-        self._api.start()
+        for child in self._children:
+            child.start()
         with phases.phase("starting Ray"):
             start_ray(settings.ray_address, self._scratch, settings.state_dir)
         self._listen_for_signals()  # Ray has put a handler of its own in its place, which ends the process
         traffic = Traffic(
             http,
-            self._address(settings.gateway_port),
+            [self._address(port) for port in settings.gateway_ports],
             self._admin_key,
             settings.deadlines.gateway_push,
             settings.deadlines.hold,
@@ -234,7 +241,7 @@ class Supervisor:
 
     async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
         while True:
-            for child in (self._gateway, self._api):
+            for child in self._children:
                 if child.keep_alive():
                     self._say(f"the {child.name} process had ended and was started again")
             state = await traffic.refresh()
@@ -330,9 +337,14 @@ class Supervisor:
             self._say("training goes on")
         self._waiting = cause
 
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._gateways, self._api]
+
     def _urls(self) -> dict[str, str]:
-        ports = {"gateway": self._settings.gateway_port, "API": self._settings.port}
-        return {name: f"{self._address(port)}/health" for name, port in ports.items()}
+        ports = [*self._settings.gateway_ports, self._settings.port]
+        children = zip(self._children, ports, strict=True)
+        return {child.name: f"{self._address(port)}/health" for child, port in children}
 
     def _address(self, port: int) -> str:
         """Return the URL by which the supervisor calls a child."""
@@ -344,9 +356,10 @@ class Supervisor:
             "state": self._state,
             "waiting": self._waiting,
             "pid": os.getpid(),
-            "processes": {child.name: child.pid for child in (self._gateway, self._api)},
+            "processes": {child.name: child.pid for child in self._children},
             "gateway": None if gateway is None else asdict(gateway),
             "gateway_port": self._settings.gateway_port,
+            "num_gateways": self._settings.num_gateways,
             "deleted_calls": 0 if self._retention is None else self._retention.num_calls,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}
@@ -372,10 +385,10 @@ class Supervisor:
     def _take_down(self) -> None:
         """Stop the children and Ray; `serve` later kills marked processes that outlive this."""
         grace = self._settings.deadlines.stop_grace
-        for child in (self._gateway, self._api):
+        for child in self._children:
             if child.process is not None:
                 child.process.terminate()
-        for child in (self._gateway, self._api):
+        for child in self._children:
             child.stop(grace)
         stop_ray()
         (self._settings.state_dir / TOKEN_FILE).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ class _Own(TypedDict):
     host: str
     port: int
     gateway_port: int
+    gateways: int
     allowed_host: tuple[str, ...]
     state_dir: Path | None
     database_url: str | None
@@ -66,6 +67,12 @@ class _Options(PlanOptions, ListenerOptions, _Own):
 )
 @click.option("--port", default=7623, show_default=True, help="Port of the API.")
 @click.option("--gateway-port", default=8000, show_default=True, help="Port of the gateway.")
+@click.option(
+    "--gateways",
+    default=1,
+    show_default=True,
+    help="Gateway processes, at ports from --gateway-port on. Rollouts are spread over them.",
+)
 @click.option(
     "--allowed-host", multiple=True, help="Host name by which clients call API and gateway. May be repeated."
 )
@@ -236,6 +243,7 @@ def _settings(options: _Options) -> ServeSettings:
         host=options["host"],
         port=options["port"],
         gateway_port=options["gateway_port"],
+        num_gateways=options["gateways"],
         allowed_hosts=options["allowed_host"],
         tls=tls_files(options["tls_certificate"], options["tls_key"]),
         behind_proxy=options["behind_proxy"],

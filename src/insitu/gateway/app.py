@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from insitu.access.day_use import GATEWAY_USE_FILE
+from insitu.access.day_use import gateway_use_file
 from insitu.access.meters import Admission, KeyMeters
 from insitu.access.routes import GATEWAY
 from insitu.access.strangers import Strangers
@@ -87,7 +87,7 @@ class Gateway:
         self._settings = settings
         self._guard = Guard(settings)
         keys = settings.keys_file
-        self.meters = KeyMeters(None if keys is None else keys.with_name(GATEWAY_USE_FILE))
+        self.meters = KeyMeters(None if keys is None else gateway_use_file(keys.parent, settings.number))
         self._protocols: dict[str, CallProtocol] = {
             "chat/completions": ChatProtocol(),
             "completions": CompletionsProtocol(),

@@ -37,6 +37,7 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--tokenizer", type=Path, help="the directory of the served model's tokenizer.json")
     add_listener_options(parser)
     parser.add_argument("--keys", type=Path, help="the file of the keys that `insitu keys` creates")
+    parser.add_argument("--number", type=int, default=0, help="which of several gateways this is")
     given = parser.parse_args(arguments)
     database_url = os.environ.get(VARIABLE, "")
     if not given.records and not database_url:
@@ -48,6 +49,7 @@ def settings_from(arguments: list[str]) -> Settings:
         admin_key=os.environ.get("INSITU_ADMIN_KEY", ""),
         engine_key=os.environ.get(engine_door.VARIABLE, "") if given.managed else "",
         keys_file=given.keys,
+        number=given.number,
         host=given.host,
         port=given.port,
         upstreams=tuple(given.upstream),

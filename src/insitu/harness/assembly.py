@@ -24,7 +24,7 @@ from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
 from insitu.plugins import ComponentConfig, Kind, build, find, nearest
 from insitu.rewards.evaluator import Evaluator, GroupEvaluator
 from insitu.system.threads import run_in_daemon_thread
-from insitu.workflow.binding import LLMBinding, gateway_root
+from insitu.workflow.binding import LLMBinding, gateway_root, is_among
 from insitu.workflow.llm import LLMSettings
 from insitu.workflow.workflow import Workflow
 
@@ -270,12 +270,17 @@ def bind_llms(
     addressed = next((name for name in trained if config.llms[name].base_url is not None), trained[0])
     own_key = config.llms[trained[0]].api_key.get_secret_value()
     adapter = config.finetuning.trainer_adapter or "<name>"
+    given = roots.pop() if roots else model.gateway_url
+    every = [given]
+    if is_among(given, model.gateway_urls):
+        every = [given if is_among(given, [url]) else url for url in model.gateway_urls]
     return LLMBinding(
         config.llms,
         frozenset(trained),
         model.name,
-        roots.pop() if roots else model.gateway_url,
+        every[0],
         own_key or model.api_key,
+        further_gateways=tuple(every[1:]),
         address_setting=setting("llms", addressed, "base_url"),
         address_given=config.llms[addressed].base_url is not None,
         key_setting=setting("llms", trained[0], "api_key")

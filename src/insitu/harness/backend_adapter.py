@@ -75,7 +75,7 @@ class BackendAdapter(TrainerAdapter):
         self._schedule = config.schedule or Schedule()
         self._planned_updates = 1
         self._start = Start(config.backend, self._client)
-        self._gateway_url: str | None = None
+        self._gateways: tuple[str, ...] = ()
         self._lora = config.lora
         self.trains_equal_groups = config.training.trains_equal_groups
         self.method = config.training.method
@@ -89,22 +89,29 @@ class BackendAdapter(TrainerAdapter):
     def trained_model(self) -> TrainedModel:
         """The run on the backend."""
         backend = self._backend
-        gateway = self._gateway_url or f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}"
-        known = self._gateway_url is not None
-        key = backend.api_key.get_secret_value()
-        rank = (self._lora or LoraSettings()).rank
-        return TrainedModel(backend.name, backend.base_model, gateway, key, rank, self._start.text, known)
+        first, *further = self._gateways or (f"{backend.url.rpartition(':')[0]}:{GATEWAY_PORT}",)
+        return TrainedModel(
+            backend.name,
+            backend.base_model,
+            first,
+            backend.api_key.get_secret_value(),
+            (self._lora or LoraSettings()).rank,
+            self._start.text,
+            gateway_known=bool(self._gateways),
+            further_gateways=tuple(further),
+        )
 
     async def locate(self) -> None:
-        """Take the gateway's address from the backend, unless only the backend's own machine reaches it."""
+        """Take the gateways' addresses from the backend, unless only its own machine reaches them."""
         url = self._backend.url
         async with InsituClient(url, "", retry=ONCE, request_seconds=_LOCATE_SECONDS) as client:
             try:
-                named = (await client.health()).gateway_url
+                health = await client.health()
             except InsituError:
                 return  # `check` says what is wrong
-        if named is not None and (_is_local(url) or not _is_local(named)):
-            self._gateway_url = named
+        named = health.gateway_urls or ([] if health.gateway_url is None else [health.gateway_url])
+        if named and (_is_local(url) or not _is_local(named[0])):
+            self._gateways = tuple(named)
 
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""

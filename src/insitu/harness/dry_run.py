@@ -98,7 +98,7 @@ async def _backend(made: Components) -> str:
 
 async def _gateway(task: Task, model: TrainedModel) -> list[str]:
     binding = task.agent.binding
-    async with GatewayClient(binding.gateway_url, binding.api_key, retry=SOON) as gateway:
+    async with GatewayClient(binding.gateway_urls, binding.api_key, retry=SOON) as gateway:
         return await served_models(gateway, binding, model)
 
 

@@ -123,7 +123,7 @@ class _Evaluation:
         async with (
             self._served(model) as (run, name),
             GatewayClient(
-                binding.gateway_url, binding.api_key, retry=PATIENT, say=self.progress.warn
+                binding.gateway_urls, binding.api_key, retry=PATIENT, say=self.progress.warn
             ) as gateway,
         ):
             await served_models(gateway, binding, self.adapter.trained_model)

@@ -137,7 +137,7 @@ async def finetune(
         changes.settle(progress, accept_command, accept=accept_changes)
         binding = training.agent.binding
         gateway = await stack.enter_async_context(
-            GatewayClient(binding.gateway_url, binding.api_key, retry=PATIENT, say=progress.warn)
+            GatewayClient(binding.gateway_urls, binding.api_key, retry=PATIENT, say=progress.warn)
         )
         run = FinetuneRun(loaded.config, directory, training, validation, gateway, progress)
         for note in parts.notes:

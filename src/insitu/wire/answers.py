@@ -231,6 +231,8 @@ class Health(Answer):
     """Always `insitu`: distinguishes this API from any other server on the port."""
     gateway_url: str | None = None
     """This backend's gateway, as reachable by the caller; null without a supervisor."""
+    gateway_urls: list[str] = field(default_factory=list[str])
+    """All its gateways, if it has several; every call of a rollout goes to the same one."""
     status: str
     """`ok`, or `failing` when the ledger cannot be read."""
     version: str = ""

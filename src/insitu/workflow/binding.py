@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote, urlsplit
@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
-from insitu.types import WORKFLOW_FUNCTION, derived_seed
+from insitu.types import WORKFLOW_FUNCTION, derived_seed, gateway_of
 from insitu.wire.headers import FUNCTION_HEADER, ROLLOUT_HEADER
 from insitu.workflow.llm import LLMSettings, without_version
 
@@ -45,7 +45,7 @@ class LLMBinding:
     model: str = ""
     """The run's name, used as the model name of trained entries."""
     gateway_url: str = ""
-    """The gateway's root, without `/v1`."""
+    """The root of the gateway, or of the first one, without `/v1`."""
     api_key: str = field(default="", repr=False)
     address_setting: str = "base_url of the trained entry in `llms`"
     """The setting of the gateway's address."""
@@ -55,6 +55,13 @@ class LLMBinding:
     """The setting that `api_key` came from."""
     recorded: bool = True
     """False: trained entries are called at their own `base_url`, and their calls belong to no rollout."""
+    further_gateways: tuple[str, ...] = ()
+    """The roots of the backend's other gateways."""
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        """The roots of all gateways; the calls of a rollout go to one of them."""
+        return (self.gateway_url, *self.further_gateways)
 
     def settings(
         self,
@@ -76,21 +83,27 @@ class LLMBinding:
         trained = name in self.trained
         bound = (trained and self.recorded) or self.is_gateway(entry.base_url)
         url = (entry.base_url or OPENAI_URL).rstrip("/")
+        gateway = self.gateway_url if rollout_id is None else gateway_of(self.gateway_urls, rollout_id)
         return LLMSettings(
             name=name,
             model=self.model if trained else entry.model_name,
-            base_url=rollout_url(self.gateway_url, rollout_id, function) if bound else url,
+            base_url=rollout_url(gateway, rollout_id, function) if bound else url,
             api_key=self.api_key if trained else _plain(entry) or (self.api_key if bound else ""),
             options=_with_own_seed(entry.options, seed_key),
             max_retries=entry.max_retries,
             request_timeout=entry.request_timeout,
             headers=rollout_headers(rollout_id, function) if bound else {},
-            rollout_url=rollout_url(self.gateway_url, rollout_id, None) if bound else url,
+            rollout_url=rollout_url(gateway, rollout_id, None) if bound else url,
         )
 
     def is_gateway(self, base_url: str | None) -> bool:
         """Return True if an untrained entry is served by the same gateway, so its calls are recorded too."""
-        return bool(self.gateway_url and base_url) and _place(base_url or "") == _place(self.gateway_url)
+        return bool(self.gateway_url and base_url) and is_among(base_url or "", self.gateway_urls)
+
+
+def is_among(url: str, gateways: Iterable[str]) -> bool:
+    """Return True if a URL is the address of one of the gateways, however it is spelled."""
+    return _place(url) in map(_place, gateways)
 
 
 def _with_own_seed(options: Mapping[str, object], key: str | None) -> dict[str, object]:

@@ -30,6 +30,13 @@ async def test_health_says_where_the_gateway_is(stranger, tmp_path: Path, host: 
     assert body["gateway_url"] == expected
 
 
+async def test_health_names_every_gateway(stranger, tmp_path: Path):
+    (tmp_path / "status.json").write_text('{"gateway_port": 8001, "num_gateways": 3}')
+    body = (await stranger.get("/health", headers={"Host": "127.0.0.1:7623"})).json()
+    assert body["gateway_urls"] == [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
+    assert body["gateway_url"] == body["gateway_urls"][0]
+
+
 async def test_health_shows_the_supervisors_view(stranger, tmp_path: Path):
     (tmp_path / "status.json").write_text('{"replicas": {"replica-0": "ready"}}')
     body = (await stranger.get("/health")).json()

@@ -177,7 +177,7 @@ def dropping(registrar: Registrar, tmp_path: Path, known: list[Any]) -> Dropping
     """A backend with merged weights that serves `run@3`, whose ledger knows these runs."""
     settings: Any = registrar._settings
     host = DroppingHost(settings, settings.engine("m", "m"))
-    traffic = QuietTraffic(None, "http://nowhere", "key", 1.0, 1.0)  # type: ignore[arg-type]
+    traffic = QuietTraffic(None, ["http://nowhere"], "key", 1.0, 1.0)  # type: ignore[arg-type]
     traffic.serve_version("run", 3, Served("m", "run@3"))
     (tmp_path / "runs" / "run" / "merged" / "000003").mkdir(parents=True)
     registrar._settings = replace(settings, publication="merged")

@@ -182,7 +182,7 @@ def test_what_a_backend_writes_is_its_owners_alone(tmp_path: Path, monkeypatch: 
 
 def test_the_gateway_and_the_api_read_the_same_keys(tmp_path: Path) -> None:
     serving = supervisor(tmp_path, [])
-    gateway = gateway_settings(serving._gateway.arguments)
+    gateway = gateway_settings(serving._gateways[0].arguments)
     api = api_arguments(serving._api.arguments)
     assert gateway.keys_file == tmp_path / KEYS_FILE == ApiSettings(api.state_dir, b"").keys_file
 
@@ -196,7 +196,7 @@ async def test_a_taken_port_is_said_before_ray_starts(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        waiting = children.wait_ports_free("127.0.0.1", {"--gateway-port": port})
+        waiting = children.wait_ports_free("127.0.0.1", [("--gateway-port", port)])
         with pytest.raises(
             Unavailable, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"
         ) as said:
@@ -213,4 +213,4 @@ async def test_a_port_that_becomes_free_is_waited_for() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         asyncio.get_running_loop().call_later(0.5, other.close)
-        await asyncio.wait_for(children.wait_ports_free("127.0.0.1", {"--port": other.getsockname()[1]}), 5)
+        await asyncio.wait_for(children.wait_ports_free("127.0.0.1", [("--port", other.getsockname()[1])]), 5)

@@ -54,21 +54,21 @@ def supervisor(settings: ServeSettings) -> Iterator[Any]:
     settings.logs_dir.mkdir(parents=True)
     made: Any = Supervisor(settings, settings.state_dir, print)
     yield made
-    for child in (made._gateway, made._api):
+    for child in (*made._gateways, made._api):
         child.stop(5.0)
 
 
 def traffic(http: aiohttp.ClientSession, supervisor: Any) -> Traffic:
     settings = supervisor._settings
     address = supervisor._address(settings.gateway_port)
-    return Traffic(http, address, supervisor._admin_key, 5.0, 5.0, supervisor._trust)
+    return Traffic(http, [address], supervisor._admin_key, 5.0, 5.0, supervisor._trust)
 
 
 async def test_children_answer_and_take_the_routing_table(
     supervisor: Any, settings: ServeSettings, files: TlsFiles, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr("insitu.backend.children._READY_SECONDS", 200.0)
-    supervisor._gateway.start()
+    supervisor._gateways[0].start()
     supervisor._api.start()
     async with aiohttp.ClientSession() as http:
         await wait_answering(http, supervisor._urls(), settings.logs_dir, supervisor._trust)
@@ -82,8 +82,8 @@ async def test_children_answer_and_take_the_routing_table(
         renewed = self_signed(tmp_path, "renewed", NAMES)
         renewed.certificate.replace(files.certificate)
         renewed.key.replace(files.key)
-        supervisor._gateway.stop(10.0)
-        assert supervisor._gateway.keep_alive()
+        supervisor._gateways[0].stop(10.0)
+        assert supervisor._gateways[0].keep_alive()
         await wait_answering(http, supervisor._urls(), settings.logs_dir, supervisor._trust)
         state = await delivered.refresh()
         assert state is not None

@@ -26,7 +26,7 @@ async def gateway() -> AsyncIterator[StandinGateway]:
 @pytest.fixture
 async def traffic(gateway: StandinGateway) -> AsyncIterator[Traffic]:
     async with aiohttp.ClientSession() as http:
-        yield Traffic(http, gateway.url, "admin", push_seconds=2.0, hold_seconds=60.0, base=BASE)
+        yield Traffic(http, [gateway.url], "admin", push_seconds=2.0, hold_seconds=60.0, base=BASE)
 
 
 async def test_table_says_everything(gateway: StandinGateway, traffic: Traffic) -> None:
@@ -107,8 +107,8 @@ async def test_push_survives_broken_connections(gateway: StandinGateway, traffic
 
 
 async def test_push_gives_up_at_its_deadline(traffic: Traffic) -> None:
-    traffic.gateway_url, traffic.push_seconds = "http://127.0.0.1:9", 0.3
-    with pytest.raises(DeadlineExceeded, match=r"see gateway\.log"):
+    traffic.gateway_urls, traffic.push_seconds = ["http://127.0.0.1:9"], 0.3
+    with pytest.raises(DeadlineExceeded, match=r"the gateway at http://127.0.0.1:9 took no routing table"):
         await traffic.push()
 
 

@@ -76,7 +76,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     ):
         replicas, lease = await start(4)
         base = ServedBase("tiny", "tiny", "base")
-        traffic = Traffic(http, gateway.url, "admin", push_seconds=2.0, hold_seconds=60.0, base=base)
+        traffic = Traffic(http, [gateway.url], "admin", push_seconds=2.0, hold_seconds=60.0, base=base)
         traffic.replicas = lambda: {replica.id: replica.engine.url for replica in replicas.joined()}
         trainer = cast(TrainerGroup, None)
         publisher = MergedPublisher(lease, Served("tiny", "base"), str(model), trainer, tmp_path / "runs")

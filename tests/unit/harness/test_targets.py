@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,25 @@ def call(
 ) -> dict[str, Any]:
     name = f"{run}-{function}-{model}-{finish_reason}"
     return {"id": name, "run": run, "function": function, "model": model, "finish_reason": finish_reason}
+
+
+SEVERAL = replace(MODEL, further_gateways=("http://10.0.0.1:8001", "http://10.0.0.1:8002"))
+
+
+@pytest.mark.parametrize(
+    ("base_url", "urls"),
+    [
+        (None, SEVERAL.gateway_urls),
+        ("http://10.0.0.1:8000/v1", SEVERAL.gateway_urls),
+        ("http://10.0.0.1:8001/v1", SEVERAL.gateway_urls),
+        ("https://proxy/insitu/v1", ("https://proxy/insitu",)),
+    ],
+)
+def test_rollouts_use_all_gateways_unless_another_address_is_given(
+    base_url: str | None, urls: tuple[str, ...]
+) -> None:
+    entry = {"model_name": "my-run"} | ({} if base_url is None else {"base_url": base_url})
+    assert bind_llms(config(policy=entry), SEVERAL).gateway_urls == urls
 
 
 def test_only_calls_of_the_run_and_of_targeted_functions_are_chosen() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from pydantic import SecretStr
 
 from insitu.errors import InvalidRequest
+from insitu.types import gateway_of
 from insitu.workflow.binding import LLMBinding, gateway_root
 from tests.unit.workflow.conftest import BINDING, Entry
 
@@ -78,6 +81,28 @@ def test_another_place_is_not_the_gateway(url: str) -> None:
     )
     assert (judge.base_url, judge.api_key, judge.headers) == (url, "own", {})
     assert judge.rollout_url == url
+
+
+def test_all_calls_of_a_rollout_go_to_one_of_several_gateways() -> None:
+    urls = ("http://127.0.0.1:8000", "http://127.0.0.1:8001", "http://127.0.0.1:8002")
+    llms = {"policy": Entry(), "judge": Entry("big", SecretStr(""), "http://localhost:8001/v1")}
+    binding = LLMBinding(
+        llms, frozenset({"policy"}), "my-run", urls[0], "gateway-key", further_gateways=urls[1:]
+    )
+    used: Counter[str] = Counter()
+    for index in range(300):
+        rollout = f"run.e0.{index}"
+        addresses = {
+            binding.settings(name, rollout, function).base_url.partition("/rollouts/")[0]
+            for name in llms
+            for function in (None, "plan")
+        }
+        (address,) = addresses
+        assert address == gateway_of(urls, rollout)
+        used[address] += 1
+    assert set(used) == set(urls)
+    assert min(used.values()) > 70
+    assert binding.settings("policy").base_url == "http://127.0.0.1:8000/v1"
 
 
 def test_keys_are_not_shown() -> None:

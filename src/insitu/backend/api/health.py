@@ -41,6 +41,7 @@ def health_routes(services: Services, version: str) -> APIRouter:
         return Health(
             service=SERVICE,
             gateway_url=gateway_url(request, view),
+            gateway_urls=gateway_urls(request, view),
             status=status,
             version=version,
             ledger=ledger,
@@ -95,11 +96,18 @@ def _missing(view: JsonObject) -> Iterator[str]:
 
 
 def gateway_url(request: Request, status: JsonObject | None) -> str | None:
-    """Return the gateway's URL: the caller's scheme and host name, with the port the supervisor reports."""
-    port, name = (status or {}).get("gateway_port"), request.url.hostname
-    if not isinstance(port, int) or not name:
-        return None
-    return f"{request.url.scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+    """Return the URL of the gateway, or of the first one."""
+    return next(iter(gateway_urls(request, status)), None)
+
+
+def gateway_urls(request: Request, status: JsonObject | None) -> list[str]:
+    """Return the gateways' URLs: the caller's scheme and host name, with ports as the supervisor reports."""
+    status, name = status or {}, request.url.hostname
+    first, count = status.get("gateway_port"), status.get("num_gateways", 1)
+    if not isinstance(first, int) or not isinstance(count, int) or not name:
+        return []
+    root = f"{request.url.scheme}://{f'[{name}]' if ':' in name else name}"
+    return [f"{root}:{port}" for port in range(first, first + count)]
 
 
 def read_status(path: Path) -> tuple[JsonObject | None, float | None]:

@@ -20,6 +20,9 @@ PROBE_THRESHOLDS: dict[Dtype, float] = {"float32": 0.005, "float16": 0.05, "bflo
 """Mean |Δlogprob| of engine and trainer: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
 
 
+MOST_GATEWAYS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """The supervisor's timeouts, in seconds."""
@@ -60,6 +63,8 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 7623
     gateway_port: int = 8000
+    num_gateways: int = 1
+    """Processes at consecutive ports; a rollout's calls all go to one of them."""
     allowed_hosts: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     behind_proxy: bool = False
@@ -106,6 +111,7 @@ class ServeSettings:
             raise CannotHonour(f"--keep-checkpoints {self.keep_checkpoints}: at least 2 are kept")
         if self.num_replicas < 1 or self.num_ranks < 1:
             raise CannotHonour("--replicas and --trainer-ranks are at least 1")
+        self._check_gateways()
         for name, seconds in asdict(self.deadlines).items():
             if not seconds > 0:
                 raise CannotHonour(f"{option_of(name)} {seconds:g}: a deadline is above 0 seconds")
@@ -113,6 +119,21 @@ class ServeSettings:
             check_four_bits(self.publication, self.num_ranks)
         if self.device == "cpu":
             self._check_cpu()
+
+    @property
+    def gateway_ports(self) -> range:
+        """The port of each gateway."""
+        return range(self.gateway_port, self.gateway_port + self.num_gateways)
+
+    def _check_gateways(self) -> None:
+        if not 1 <= self.num_gateways <= MOST_GATEWAYS:
+            raise CannotHonour(f"--gateways {self.num_gateways}: it is 1 to {MOST_GATEWAYS}")
+        if self.num_gateways > 1 and self.port in self.gateway_ports:
+            last = self.gateway_ports[-1]
+            raise CannotHonour(
+                f"--port {self.port} is among the gateways' ports {self.gateway_port} to {last}",
+                hint="choose another --gateway-port",
+            )
 
     def _check_cpu(self) -> None:
         """Reject settings that only a GPU honours."""

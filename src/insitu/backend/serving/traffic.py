@@ -1,7 +1,7 @@
-"""The routing table sent to the gateway: which versions are served where, and when calls wait.
+"""The routing table sent to the gateways: which versions are served where, and when calls wait.
 
-The table is sent whole and numbered. A restarted gateway reports a different number and is sent the table
-again, so it has nothing to recover.
+The table is sent whole and numbered, the same one to all. A restarted gateway reports a different number and
+is sent the table again, so it has nothing to recover. A call counts as ended when no gateway has it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -18,7 +19,8 @@ import aiohttp
 
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.errors import DeadlineExceeded, UpstreamError
-from insitu.wire.gateway_state import GatewayState, TableReceipt
+from insitu.system.tasks import all_or_none
+from insitu.wire.gateway_state import GatewayState, ReplicaState, TableReceipt
 from insitu.wire.message import Malformed, Message, encode, read
 from insitu.wire.routing_table import Hold, ReplicaAddress, RoutingTable, Served, ServedBase, ServedRun
 
@@ -39,15 +41,15 @@ class Promoted:
 
 @dataclass(slots=True)
 class Traffic:
-    """This backend's routing table, and its delivery to the gateway."""
+    """This backend's routing table, and its delivery to the gateways."""
 
     http: aiohttp.ClientSession
-    gateway_url: str
+    gateway_urls: Sequence[str]
     admin_key: str = field(repr=False)
     push_seconds: float
     hold_seconds: float
     trust: OwnCertificate | None = None
-    """The gateway's certificate, if it speaks HTTPS."""
+    """The gateways' certificate, if they speak HTTPS."""
     base: ServedBase | None = None
     replicas: Callable[[], dict[str, str]] = dict
     """Returns the URLs of the engines that take calls, by id; called per table, as engines get replaced."""
@@ -64,7 +66,7 @@ class Traffic:
     _sent: dict[str, str] = field(default_factory=dict[str, str])
     """The replicas of the last table."""
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    """One table at a time: the gateway refuses one that is older than its own."""
+    """One table at a time: a gateway refuses one that is older than its own."""
 
     def serve_version(self, run: str, step: int, served: Served) -> None:
         """Route `<run>@<step>` and move the alias `<run>` to it.
@@ -112,47 +114,48 @@ class Traffic:
         return self.is_claimed(served) or any(served in steps.values() for steps in self.runs.values())
 
     async def push(self) -> None:
-        """Send the table, retrying until the gateway accepts it."""
+        """Send the table, retrying until every gateway has accepted it."""
         async with self._sending:
-            await self._push()
+            self.revision += 1
+            self._sent = self.replicas()
+            table, deadline = self._table(), time.monotonic() + self.push_seconds
+            await all_or_none(self._push(url, table, deadline) for url in self.gateway_urls)
 
-    async def _push(self) -> None:
-        self.revision += 1
-        deadline = time.monotonic() + self.push_seconds
+    async def _push(self, url: str, table: RoutingTable, deadline: float) -> None:
         while True:
             try:
-                self._sent = self.replicas()
-                await self._request(TableReceipt, "PUT", "/control/routes", self._table())
+                await self._request(url, TableReceipt, "PUT", "/control/routes", table)
                 return
             except (aiohttp.ClientError, TimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"the gateway at {self.gateway_url} took no routing table in "
-                        f"{self.push_seconds:.0f} s: {error!r}",
-                        hint="see gateway.log in the state directory",
+                        f"the gateway at {url} took no routing table in {self.push_seconds:.0f} s: {error!r}",
+                        hint="see its log in the state directory",
                     ) from error
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def offer(self) -> None:
-        """Send the table; a gateway that cannot take it now is sent it by `refresh` when it answers."""
+        """Send the table; a gateway that does not take it now is sent it by `refresh` when it answers."""
         try:
             await self.push()
         except DeadlineExceeded as error:
             log.warning("%s", error)
 
     async def refresh(self) -> GatewayState | None:
-        """Return the gateway's state, sending the table if it is outdated; None if it is unreachable."""
+        """Return the gateways' state together, sending the table if it is outdated; None if one is away."""
         try:
-            state = await self._request(GatewayState, "GET", "/control/state")
+            states = await all_or_none(
+                self._request(url, GatewayState, "GET", "/control/state") for url in self.gateway_urls
+            )
             if self.base is not None and not self._sending.locked():
-                if state.epoch != self.revision:
-                    log.warning("the gateway has table %s, not %s: it is sent", state.epoch, self.revision)
-                    await self.push()
-                elif self._sent != self.replicas():  # an engine was replaced
+                outdated = [state.epoch for state in states if state.epoch != self.revision]
+                if outdated:
+                    log.warning("a gateway has table %s, not %s: it is sent", outdated[0], self.revision)
+                if outdated or self._sent != self.replicas():  # or an engine was replaced
                     await self.push()
         except (aiohttp.ClientError, TimeoutError, DeadlineExceeded):
             return None
-        return state
+        return together(states)
 
     @asynccontextmanager
     async def held(self, reason: str, passing: str | None = None) -> AsyncGenerator[None]:
@@ -221,14 +224,14 @@ class Traffic:
         return ServedRun(self.latest.get(run), beside | served, promoted.step)
 
     async def _request(
-        self, kind: type[Received], method: str, path: str, body: Message | None = None
+        self, url: str, kind: type[Received], method: str, path: str, body: Message | None = None
     ) -> Received:
         headers = {"Authorization": f"Bearer {self.admin_key}", "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=5)
         data = None if body is None else encode(body)
         async with self.http.request(
             method,
-            self.gateway_url + path,
+            url + path,
             data=data,
             headers=headers,
             timeout=timeout,
@@ -237,8 +240,45 @@ class Traffic:
             content = await answer.read()
         text = content.decode("utf-8", "replace")
         if answer.status != 200:
-            raise UpstreamError(f"the gateway answered {answer.status} to {path}: {text}")
+            raise UpstreamError(f"the gateway at {url} answered {answer.status} to {path}: {text}")
         try:
             return read(kind, content)
         except Malformed as error:
-            raise UpstreamError(f"the gateway answered {path} with {text[:200]!r}: {error}") from error
+            said = f"the gateway at {url} answered {path} with {text[:200]!r}: {error}"
+            raise UpstreamError(said) from error
+
+
+def together(states: Sequence[GatewayState]) -> GatewayState:
+    """Return the state of several gateways as one: their counts added up, the oldest of their tables."""
+    if len(states) == 1:
+        return states[0]
+    epochs = [state.epoch for state in states]
+    return GatewayState(
+        epoch=None if None in epochs else min(epoch for epoch in epochs if epoch is not None),
+        held=sum(state.held for state in states),
+        in_flight=_added(state.in_flight for state in states),
+        in_flight_total=sum(state.in_flight_total for state in states),
+        recorded=sum(state.recorded for state in states),
+        record_backlog=sum(state.record_backlog for state in states),
+        put_back=states[0].put_back | _added(_counts(state.put_back) for state in states),
+        replicas={
+            name: ReplicaState(
+                all(state.replicas[name].healthy for state in states if name in state.replicas),
+                sum(state.replicas[name].in_flight for state in states if name in state.replicas),
+            )
+            for name in dict.fromkeys(name for state in states for name in state.replicas)
+        },
+        leaving=_added(state.leaving for state in states),
+    )
+
+
+def _counts(report: Mapping[str, object]) -> dict[str, int]:
+    return {name: value for name, value in report.items() if isinstance(value, int)}
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return counts by name, added up."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

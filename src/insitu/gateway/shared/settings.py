@@ -28,7 +28,7 @@ class Limits:
     """Characters of a pattern with its repetitions written out, and counts in a schema such as `maxItems`."""
     max_output_tokens: int = 131_072
     max_top_logprobs: int = 20
-    max_in_flight: int = 2048
+    max_in_flight: int = 4096
     max_held: int = 4096
     spill_margin: int = 8
     """Calls that a rollout's replica may have beyond twice those of the least loaded one."""
@@ -40,7 +40,7 @@ class Limits:
     settle_seconds: float = 5.0
     """Longest wait for the next table before a call whose version did not match is retried."""
     max_connections: int = 16_384
-    max_newcomers: int = 8192
+    max_newcomers: int = 10_240
     """Connections without a valid key so far; of more, the oldest is closed. Above all calls that may be
     under way or held, since an agent may open that many connections at once."""
     head_seconds: float = 15.0
@@ -94,6 +94,8 @@ class Settings:
     behind_proxy: bool = False
     keys_file: Path | None = None
     """The keys that `insitu keys` creates, where a supervisor has them; it need not exist."""
+    number: int = 0
+    """Which of a backend's gateways it is."""
     engine_key: str = field(default="", repr=False)
     """Opens the engines' door; empty for engines of others, which have none."""
     limits: Limits = field(default_factory=Limits)

@@ -22,6 +22,13 @@ class TrainedModel:
     """Its step 0; None: the base model."""
     gateway_known: bool = False
     """True if the backend itself named `gateway_url`."""
+    further_gateways: tuple[str, ...] = ()
+    """The addresses of the backend's other gateways."""
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        """The addresses of all gateways."""
+        return (self.gateway_url, *self.further_gateways)
 
 
 def serve_command(base_model: str) -> str:

@@ -33,7 +33,7 @@ async def answering(binding: LLMBinding, model: TrainedModel) -> AsyncGenerator[
 
     On a gateway it is the run, or the base model if the run is not registered yet.
     """
-    async with GatewayClient(binding.gateway_url, binding.api_key, retry=SOON) as gateway:
+    async with GatewayClient(binding.gateway_urls, binding.api_key, retry=SOON) as gateway:
         if not await _is_gateway(gateway, binding, model):
             yield _outside(binding, model)
             return
@@ -68,4 +68,5 @@ def _outside(binding: LLMBinding, model: TrainedModel) -> Answering:
     names = sorted(binding.trained)
     url = next((url for name in names if (url := binding.llms[name].base_url)), f"{binding.gateway_url}/v1")
     outside = outside_binding(binding, url, model.base_model, binding.api_key or "none")
-    return Answering(replace(outside, gateway_url=""), url)  # else calls would name their rollout in the path
+    # Without a gateway, else calls would name their rollout in the path.
+    return Answering(replace(outside, gateway_url="", further_gateways=()), url)

@@ -144,7 +144,7 @@ async def _sample(request: ResampleRequest, doing: list[str]) -> ResampleAnswer:
         async with (
             adapter.leased(request.step or 0) as model,
             GatewayClient(
-                binding.gateway_url, binding.api_key, retry=ONCE, request_seconds=request.seconds
+                binding.gateway_urls, binding.api_key, retry=ONCE, request_seconds=request.seconds
             ) as gateway,
         ):
             if model is None:
