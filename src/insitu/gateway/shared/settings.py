@@ -95,7 +95,7 @@ class Settings:
     keys_file: Path | None = None
     """The keys that `insitu keys` creates, where a supervisor has them; it need not exist."""
     number: int = 0
-    """Which of a backend's gateways it is."""
+    """Its place among the backend's gateways, from 0."""
     engine_key: str = field(default="", repr=False)
     """Opens the engines' door; empty for engines of others, which have none."""
     limits: Limits = field(default_factory=Limits)
