@@ -172,7 +172,7 @@ def test_a_run_of_few_updates_is_told_at_once() -> None:
     assert causes(lines) == [["too_few_updates"]] * 2
     assert sentence(lines) == (
         "too early to tell after 2 steps. The whole run is planned for 3 updates, and a rise takes ten or "
-        "more: set finetuning.groups_per_step to 16 or less, or raise finetuning.num_epochs"
+        "more: raise finetuning.num_epochs, or lower finetuning.groups_per_step"
     )
 
 

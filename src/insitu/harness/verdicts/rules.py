@@ -232,7 +232,7 @@ RULES = (
         states=frozenset({State.TOO_EARLY, State.NOT_LEARNING}),
         steps=1,
         sentence="the whole run is planned for {planned_updates:.0f} updates, and a rise takes ten or more",
-        setting="set finetuning.groups_per_step to 16 or less, or raise finetuning.num_epochs",
+        setting="raise finetuning.num_epochs, or lower finetuning.groups_per_step",
         source="decision 0007: 5 to 11 updates to half of the reward, at a high learning rate",
         methods=ON_POLICY,
     ),
