@@ -29,7 +29,7 @@ MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
 .PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
-.PHONY: guards recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check pages chromium
+.PHONY: guards recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check view-real pictures pages chromium
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 
@@ -194,6 +194,14 @@ view-check: setup  ## every page of `insitu view` in Chromium: light, dark, narr
 	cd web && npm ci --no-audit --no-fund
 	cd web && export PYTHON="$(CURDIR)/$(BIN)/python"; tests="node --test --test-concurrency=1 browser/*.test.mjs"; \
 	$$tests || { echo "UNSTEADY: once more, and this time it counts"; $$tests; }
+
+view-real: setup chromium  ## every page over a real backend and two real runs of addition (10 minutes); needs Node 20
+	cd web && npm ci --no-audit --no-fund
+	cd web && PYTHON="$(CURDIR)/$(BIN)/python" node --test browser/real_backend.mjs
+
+pictures: setup chromium  ## the pictures of docs/view.md, from a real backend and a real run (6 minutes); needs Node 20
+	cd web && npm ci --no-audit --no-fund
+	cd web && PYTHON="$(CURDIR)/$(BIN)/python" node pictures.mjs
 
 lock: setup  ## write requirements/light.lock again, after a change of pyproject.toml or constraints.txt
 	$(BIN)/python tools/lock.py

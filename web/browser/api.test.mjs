@@ -5,8 +5,7 @@ import { after, before, describe, it } from "node:test";
 import { api } from "./api.mjs";
 import { axe, launch, open, overflow, shows, until } from "./chromium.mjs";
 import { PAYLOADS } from "./standin.mjs";
-
-const SIZES = [[1280, false], [1280, true], [380, false], [380, true]];
+import { calm as calmBut, fits, loaded, logIn, SIZES } from "./visits.mjs";
 
 let browser;
 let server;
@@ -26,34 +25,24 @@ async function visit(hash, options) {
   return opened;
 }
 
-async function logIn(page, key) {
-  await page.getByLabel("key").fill(key);
-  await page.keyboard.press("Enter");
-}
-
 /** Open a page of the API and log in. */
 async function inside(hash, key, options) {
   const opened = await visit(hash, options);
   await logIn(opened.page, key);
   await opened.page.waitForSelector("text=Log out");
-  await opened.page.waitForFunction(() => !document.querySelector("main")?.textContent.includes("Loading "));
+  await loaded(opened.page);
   return opened;
 }
 
 /** Nothing went wrong but that requests without a session were rejected, as they must be. */
-async function calm({ problems, violations, page }) {
-  assert.deepEqual(problems.filter((problem) => !problem.includes("status of 401")), []);
-  assert.deepEqual(await violations(), []);
-  assert.equal(await page.evaluate(() => window.hit), undefined);
-}
+const calm = (opened) => calmBut(opened, /status of 401/);
 
 /** A page at every size and in both colours, without a serious finding of axe. */
 async function looksRight(hash, key, text) {
   for (const [width, dark] of SIZES) {
     const opened = await inside(hash, key, { width, dark });
     await shows(opened.page.locator("main"), text);
-    assert.ok((await overflow(opened.page)) <= 0, `${hash} is wider than ${width} pixels`);
-    assert.deepEqual(await axe(opened.page), []);
+    await fits(opened.page, hash);
     await calm(opened);
     await opened.close();
   }

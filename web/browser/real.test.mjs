@@ -7,6 +7,7 @@ import { after, before, describe, it } from "node:test";
 
 import { axe, launch, open, overflow, shows } from "./chromium.mjs";
 import { aLiveRun, aRun, read, report, serve } from "./server.mjs";
+import { calm, loaded } from "./visits.mjs";
 
 let browser;
 let run;
@@ -44,13 +45,8 @@ async function visit(hash, text, options, base = server.address) {
   const opened = await open(browser, options);
   await opened.page.goto(base + hash);
   await opened.page.waitForFunction((wanted) => document.body.textContent.includes(wanted), text);
-  await opened.page.waitForFunction(() => !document.querySelector("main").textContent.includes("Loading "));
+  await loaded(opened.page);
   return opened;
-}
-
-async function calm({ problems, violations }) {
-  assert.deepEqual(problems, []);
-  assert.deepEqual(await violations(), []);
 }
 
 describe("a real run", () => {

@@ -1,18 +1,15 @@
-// A real `insitu view` over a real run directory: INSITU_VIEW_RUN (and INSITU_VIEW_TOKENIZER), or one made here.
+// A real `insitu view` over a run directory that is made here.
 import { execFileSync, spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
 
-const ROOT = fileURLToPath(new URL("../..", import.meta.url));
-const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
-const ENV = { ...process.env, PYTHONPATH: `${join(ROOT, "src")}:${ROOT}` };
-const STARTS_WITHIN_MS = 120_000;
+import { ENV, PYTHON, ROOT, saying } from "./python.mjs";
+
+const STARTS_WITHIN_SECONDS = 120;
 
 /** A run directory with its tokenizer; `remove` deletes what was made. */
 export function aRun() {
-  if (process.env.INSITU_VIEW_RUN) return { directory: process.env.INSITU_VIEW_RUN, tokenizer: process.env.INSITU_VIEW_TOKENIZER, remove: () => {} };
   const folder = mkdtempSync(join(tmpdir(), "insitu-view-"));
   const directory = join(folder, "output");
   const tokenizer = join(folder, "tokenizer");
@@ -31,25 +28,13 @@ export async function aLiveRun() {
     await ended;
     rmSync(folder, { recursive: true, force: true });
   };
-  let timer;
   try {
-    const directory = await new Promise((found, failed) => {
-      timer = setTimeout(() => failed(new Error(`no run within ${STARTS_WITHIN_MS / 1000} s`)), STARTS_WITHIN_MS);
-      let said = "";
-      child.stdout.on("data", (data) => {
-        said += data;
-        const match = /^(.*config\.yml)$/m.exec(said);
-        if (match) found(match[1]);
-      });
-      child.once("exit", (code) => failed(new Error(`the run ended with ${code}`)));
-    });
+    const directory = await saying(child, [child.stdout], /^(.*config\.yml)$/m, STARTS_WITHIN_SECONDS, "the run");
     return { directory, tokenizer, folder: dirname(directory), remove };
   } catch (error) {
     child.kill("SIGKILL");
     await remove();
     throw error;
-  } finally {
-    clearTimeout(timer);
   }
 }
 
@@ -63,26 +48,12 @@ export async function serve({ directory, tokenizer, folder = ROOT }, port = 0) {
     child.kill(signal);
     await ended;
   };
-  let said = "";
-  let timer;
   try {
-    const address = await new Promise((found, failed) => {
-      timer = setTimeout(() => failed(new Error(`no address within ${STARTS_WITHIN_MS / 1000} s: ${said}`)), STARTS_WITHIN_MS);
-      const listen = (data) => {
-        said += data;
-        const match = /http:\/\/[\w.]+:\d+\//.exec(said);
-        if (match) found(match[0]);
-      };
-      child.stdout.on("data", listen);
-      child.stderr.on("data", listen);
-      child.once("exit", (code) => failed(new Error(`insitu view ended with ${code}: ${said}`)));
-    });
+    const address = await saying(child, [child.stdout, child.stderr], /(http:\/\/[\w.]+:\d+\/)/, STARTS_WITHIN_SECONDS, "insitu view");
     return { address, port: Number(new URL(address).port), stop };
   } catch (error) {
     await stop("SIGKILL");
     throw error;
-  } finally {
-    clearTimeout(timer);
   }
 }
 

@@ -4,6 +4,7 @@ import { after, before, describe, it } from "node:test";
 
 import { axe, launch, open, overflow, shows, until } from "./chromium.mjs";
 import { NOT_KEPT, PAYLOADS, standin } from "./standin.mjs";
+import { calm, loaded } from "./visits.mjs";
 
 const PAGES = {
   runs: "#/",
@@ -28,14 +29,8 @@ async function visit(server, hash, options) {
   const began = Date.now();
   await opened.page.goto(server.address + hash);
   await opened.page.waitForSelector("main section, main .vtable");
-  await opened.page.waitForFunction(() => !document.querySelector("main")?.textContent.includes("Loading "));
+  await loaded(opened.page);
   return { ...opened, took: Date.now() - began };
-}
-
-async function calm({ problems, violations, page }) {
-  assert.deepEqual(problems, []);
-  assert.deepEqual(await violations(), []);
-  assert.equal(await page.evaluate(() => window.hit), undefined);
 }
 
 /** Wait for a part of the address; a function, because the pages' policy forbids the evaluation of strings. */

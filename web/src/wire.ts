@@ -480,5 +480,6 @@ export interface Promotion {
 
 export interface Step {
   step: number;
+  job_id: string;
   metrics: JsonObject;
 }

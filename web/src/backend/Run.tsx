@@ -26,13 +26,17 @@ interface Seen {
   now: FleetView["phases"][number] | null;
 }
 
-/** Ask for what is new since `before`; a run that fell back to an earlier step is read again. */
+/** Ask for what is new since `before`. A run that fell back is read again: another job made its last known step. */
 async function load(name: string, before: Seen | null, signal: AbortSignal): Promise<Seen> {
   const [run, fleet] = await Promise.all([backend.run(name, signal), backend.fleet(signal)]);
-  const known = before?.steps ?? [];
-  const steps = (known.at(-1)?.step ?? 0) <= run.step ? [...known] : [];
+  let steps = [...(before?.steps ?? [])];
   for (;;) {
-    const page = (await backend.steps(name, steps.at(-1)?.step ?? 0, signal)).steps;
+    const last = steps.pop();
+    const page = (await backend.steps(name, (last?.step ?? 1) - 1, signal)).steps;
+    if (last !== undefined && page[0]?.job_id !== last.job_id) {
+      steps = [];
+      continue;
+    }
     steps.push(...page);
     if (page.length < PAGE) break;
   }
