@@ -14,7 +14,8 @@ CHECKERS := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/zizmor-$(ZIZMOR)-c
 
 # What checks the recipes of deploy/, likewise.
 DOCKERFILE_PARSE := 2.0.1
-RECIPES := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/check-jsonschema-$(CHECK_JSONSCHEMA)-dockerfile-parse-$(DOCKERFILE_PARSE)
+KUBERNETES_VALIDATE := 1.37.0
+RECIPES := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/check-jsonschema-$(CHECK_JSONSCHEMA)-dockerfile-parse-$(DOCKERFILE_PARSE)-kubernetes-validate-$(KUBERNETES_VALIDATE)
 SKYPILOT_VERSION := 0.14.1
 SKYPILOT := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/skypilot-$(SKYPILOT_VERSION)
 
@@ -158,14 +159,15 @@ $(CHECKERS)/.ready:
 	$(CHECKERS)/bin/pip install --quiet zizmor==$(ZIZMOR) check-jsonschema==$(CHECK_JSONSCHEMA)
 	touch $@
 
-recipes: $(RECIPES)/.ready  ## check deploy/: the schema of Compose, the stages of the Dockerfile, `docker compose config` if there is one
+recipes: $(RECIPES)/.ready  ## check deploy/: the schemas of Compose and Kubernetes, the stages of the Dockerfile, `docker compose config` if there is one
 	$(RECIPES)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(RECIPES)/bin/python tools/check_dockerfile.py deploy/Dockerfile
+	$(RECIPES)/bin/python tools/check_kubernetes.py deploy/kuberay.yaml
 	if docker compose version >/dev/null 2>&1; then INSITU_API_KEY=any docker compose --file deploy/compose.yaml config --quiet; else echo "docker compose is not installed: config not checked"; fi
 
 $(RECIPES)/.ready:
 	$(PYTHON) -m venv --clear $(RECIPES)
-	$(RECIPES)/bin/pip install --quiet check-jsonschema==$(CHECK_JSONSCHEMA) dockerfile-parse==$(DOCKERFILE_PARSE)
+	$(RECIPES)/bin/pip install --quiet check-jsonschema==$(CHECK_JSONSCHEMA) dockerfile-parse==$(DOCKERFILE_PARSE) kubernetes-validate==$(KUBERNETES_VALIDATE) PyYAML
 	touch $@
 
 recipes-sky: $(SKYPILOT)/.ready  ## let SkyPilot itself read deploy/sky.yaml; its installation takes minutes

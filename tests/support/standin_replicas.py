@@ -79,6 +79,9 @@ class StandinReplicas(ReplicaSet):
     unstartable: frozenset[str] = frozenset()
     cleanup: AsyncExitStack
 
+    async def _reserve(self, settings: EngineSettings, count: int) -> None:
+        """Reserve nothing: there is no cluster."""
+
     async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         name = f"replica-{index}"
         await asyncio.sleep(self.start_seconds)

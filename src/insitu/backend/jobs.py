@@ -138,7 +138,7 @@ class StepRunner:
 
     async def _attempts(self, job: Job, host: ModelHost) -> None:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
-            engines = _pids(host)
+            engines = _incarnations(host)
             try:
                 await self._attempt(job, host)
                 return
@@ -164,7 +164,7 @@ class StepRunner:
         if isinstance(error, ActorDied):
             return True  # the lease starts the ranks again when they are next used
         await host.revive_dead()
-        return _pids(host) != engines
+        return _incarnations(host) != engines
 
     async def _attempt(self, job: Job, host: ModelHost) -> None:
         clock = Clock()
@@ -245,12 +245,12 @@ class StepRunner:
         known = self._probes.get(run.name)
         if known is not None and (known.step, known.fixed) != (run.step, fixed):
             known = None
-        if known is not None and known.engines.keys() == _pids(host):
+        if known is not None and known.engines.keys() == _incarnations(host):
             return known
         served = self._traffic.runs[run.name][run.step]
         engines = await host.score(served, fixed)
         again = await host.score(served, fixed)
-        noise = {pid: noise_of(engines[pid], again[pid]) for pid in engines.keys() & again.keys()}
+        noise = {key: noise_of(engines[key], again[key]) for key in engines.keys() & again.keys()}
         return Baseline(run.step, fixed, [] if known is None else known.trainer, engines, noise)
 
     def _judge(
@@ -258,12 +258,12 @@ class StepRunner:
     ) -> ProbeResult:
         """Judge every engine by the scores before and after the step; return the worst figures."""
         results: list[ProbeResult] = []
-        names = {replica.pid: replica.id for replica in host.replicas.replicas.values()}
-        for pid, scores in after.engines.items():
+        names = {replica.incarnation: replica.id for replica in host.replicas.replicas.values()}
+        for key, scores in after.engines.items():
             # An engine restarted mid-step has no scores of the old weights: use the trainer's.
-            old = before.engines.get(pid, before.trainer)
-            result = compare(before.trainer, after.trainer, old, scores, before.noise.get(pid, NO_NOISE))
-            name = names.get(pid, f"the engine with process id {pid}")
+            old = before.engines.get(key, before.trainer)
+            result = compare(before.trainer, after.trainer, old, scores, before.noise.get(key, NO_NOISE))
+            name = names.get(key, "an engine that was replaced since")
             updated = bool(metrics["updated"])
             judge(result, self._settings.threshold, name, served.version, must_move=updated)
             results.append(result)
@@ -362,5 +362,5 @@ class StepRunner:
         await asyncio.to_thread(self._ledger.set_progress, job.id, phase, progress, data)
 
 
-def _pids(host: ModelHost) -> set[int]:
-    return {replica.pid for replica in host.replicas.joined()}
+def _incarnations(host: ModelHost) -> set[int]:
+    return {replica.incarnation for replica in host.replicas.joined()}

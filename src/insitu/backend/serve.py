@@ -40,7 +40,7 @@ from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering, wait_ports_free
 from insitu.backend.fair_share import FairShares
-from insitu.backend.fleet.cluster import start_ray, stop_ray
+from insitu.backend.fleet.cluster import check_cluster, start_ray, stop_ray
 from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
 from insitu.backend.fleet.ray_door import TOKEN_FILE
 from insitu.backend.fleet.replicas import Replica
@@ -210,6 +210,7 @@ class Supervisor:
             child.start()
         with phases.phase("starting Ray"):
             start_ray(settings.ray_address, self._scratch, settings.state_dir)
+            check_cluster(settings)
         self._listen_for_signals()  # Ray has put a handler of its own in its place, which ends the process
         traffic = Traffic(
             http,
@@ -258,8 +259,8 @@ class Supervisor:
             return
         for name in dead:
             replica = host.replicas.replicas.get(name)
-            if replica is not None and replica.pid not in self._reviving:
-                self._reviving.add(replica.pid)
+            if replica is not None and replica.incarnation not in self._reviving:
+                self._reviving.add(replica.incarnation)
                 tasks.create_task(self._revive(host, replica, traffic))
 
     async def _watch(self, registrar: Registrar, traffic: Traffic) -> None:
@@ -286,7 +287,7 @@ class Supervisor:
             self._say(f"{replica.id} could not be started again and will be tried again: {error.message}")
             await asyncio.sleep(_REVIVE_AGAIN_SECONDS)
         finally:
-            self._reviving.discard(replica.pid)
+            self._reviving.discard(replica.incarnation)
 
     async def _work(
         self, registrar: Registrar, runner: StepRunner, leases: VersionLeases, ledger: Ledger

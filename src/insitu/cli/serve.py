@@ -93,7 +93,7 @@ class _Options(PlanOptions, ListenerOptions, _Own):
     help="CPU threads of engine and trainer. Default: all cores available to the process.",
 )
 @click.option("--block-size", type=int, help="Tokens per block of the KV cache. Default: 32 on a CPU.")
-@click.option("--ray-address", help="Join this Ray cluster of one node instead of starting one.")
+@click.option("--ray-address", help="Join the Ray cluster of this machine instead of starting one.")
 @click.option(
     "--tool-call-parser",
     metavar="NAME",

@@ -159,7 +159,7 @@ async def started(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from insitu.backend.plan.settings import Deadlines
 
     async def described(*_: object) -> list[object]:
-        return [SimpleNamespace(url="http://127.0.0.1:1", pid=7, devices="")]
+        return [SimpleNamespace(url="http://127.0.0.1:1", pid=7, devices="", is_home=True)]
 
     async def healthy(*_: object) -> None:
         screen.now += 30

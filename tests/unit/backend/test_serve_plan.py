@@ -62,12 +62,12 @@ def test_the_trainer_gets_the_budget(model: str) -> None:
 
     settings, plan = planned(on_gpus(model, 1, 24, Wanted(micro_batch_tokens=4096)), model)
     assert plan is not None
-    arguments = TrainerGroup(settings, model)._arguments(0, 1)
+    arguments = TrainerGroup(settings, model)._arguments(0, "127.0.0.1", 1)
     assert arguments.get("max_micro_batch_tokens") == 4096
     assert arguments.get("checkpoint_layers") is True
     assert "four_bit" not in arguments
     four_bit = replace(settings, four_bit_base=True)
-    assert TrainerGroup(four_bit, model)._arguments(0, 1).get("four_bit") is True
+    assert TrainerGroup(four_bit, model)._arguments(0, "127.0.0.1", 1).get("four_bit") is True
 
 
 def test_a_registration_without_arguments_changes_nothing(model: str) -> None:

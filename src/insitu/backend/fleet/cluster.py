@@ -13,7 +13,8 @@ import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from insitu.backend.fleet.ray_door import LOOPBACK, close_door
+from insitu.backend.fleet.ray_door import LOOPBACK, asks_for_token, close_door
+from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
 _SHARE_OF_MEMORY = 0.3
@@ -35,7 +36,6 @@ def start_ray(address: str | None, scratch: Path, state_dir: Path) -> None:
     if address is not None:
         check_address(address)
         ray.init(address=address, namespace="insitu", log_to_driver=False, logging_level=logging.ERROR)
-        check_nodes(address, ray.nodes())
         return
     close_door(state_dir)
     ray.init(
@@ -55,20 +55,39 @@ def check_address(address: str) -> None:
     """Reject Ray's client protocol, which connects to nodes elsewhere."""
     if address.startswith("ray://"):
         raise CannotHonour(
-            f"--ray-address {address}: engines and trainer run on this machine, not in a Ray client",
-            hint="start Ray on this machine (ray start --head) and give its address, or leave the option out",
+            f"--ray-address {address}: the supervisor is on a node of the cluster, not a Ray client",
+            hint="start Ray on this machine (ray start) and give the head's address, or leave the option out",
         )
 
 
-def check_nodes(address: str | None, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Reject a cluster of several nodes: engines listen on loopback, and weights are local files."""
-    alive = [str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]]
-    if len(alive) > 1:
-        cluster = "the Ray cluster" if address is None else f"--ray-address {address}: the cluster"
+def check_cluster(settings: ServeSettings) -> None:
+    """Reject settings that the cluster which was joined cannot honour."""
+    check_nodes(settings, ray.nodes())
+
+
+def num_nodes(nodes: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of machines in the cluster, also of those that are away."""
+    return len({str(node["NodeManagerAddress"]) for node in nodes})
+
+
+def check_nodes(settings: ServeSettings, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Reject settings that several nodes cannot honour: what crosses nodes is an adapter, behind a token."""
+    if num_nodes(nodes) == 1:
+        return
+    cluster = f"--ray-address {settings.ray_address}: the cluster has {num_nodes(nodes)} nodes"
+    if settings.publication == "merged":
         raise CannotHonour(
-            f"{cluster} has {len(alive)} nodes ({', '.join(alive)}), and insitu works on one: engines listen "
-            "on loopback, and weights are passed as local files",
-            hint="leave out --ray-address to use this machine alone, or start one backend on each node",
+            f"{cluster}, and merged weights are files of one node", hint="use --publication adapter"
+        )
+    if settings.placement == "shared":
+        raise CannotHonour(
+            f"{cluster}, and engines and trainer share devices on one node only",
+            hint="use --placement dedicated",
+        )
+    if not asks_for_token():
+        raise CannotHonour(
+            f"{cluster} and asks for no token: whoever reaches Ray's port can run code in it",
+            hint="set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on every node, and start Ray again",
         )
 
 

@@ -67,21 +67,23 @@ class HangWatch:
         now = self._clock()
         passed, self._asked_at = min(now - self._asked_at, _MOST_UNWATCHED), now
         self._silent = {
-            replica.pid: 0.0 if answered else self._silent.get(replica.pid, -passed) + passed
+            replica.incarnation: 0.0 if answered else self._silent.get(replica.incarnation, -passed) + passed
             for replica, answered in zip(replicas, answers, strict=True)
         }
-        self._work = {pid: known for pid, known in self._work.items() if pid in self._silent}
-        return [replica for replica in replicas if self._silent[replica.pid] >= self._silent_seconds]
+        self._work = {key: known for key, known in self._work.items() if key in self._silent}
+        return [replica for replica in replicas if self._silent[replica.incarnation] >= self._silent_seconds]
 
     async def _answers(self, replica: Replica) -> bool:
         engine = replica.engine
         # While it loads weights or changes hands, it is bound by the deadline of that.
         if engine.occupied or await engine.responds(min(_MOST_SECONDS, self._silent_seconds / 4)):
             return True
-        return self._work_of is not None and self._computes(replica.pid, self._work_of(replica.pid))
+        if self._work_of is None or not replica.is_home:  # the work of a process elsewhere is not seen
+            return False
+        return self._computes(replica.incarnation, self._work_of(replica.pid))
 
-    def _computes(self, pid: int, work: float) -> bool:
+    def _computes(self, incarnation: int, work: float) -> bool:
         now = self._clock()
-        work_before, before = self._work.get(pid, (work, now))
-        self._work[pid] = (work, now)
+        work_before, before = self._work.get(incarnation, (work, now))
+        self._work[incarnation] = (work, now)
         return work - work_before > _COMPUTING * (now - before)

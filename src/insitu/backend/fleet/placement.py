@@ -16,9 +16,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from insitu.backend.fleet.cluster import check_nodes
+from insitu.backend.fleet.cluster import check_cluster, num_nodes
 from insitu.backend.plan.compute import Placement
-from insitu.backend.plan.engine import EngineSettings
+from insitu.backend.plan.engine import Device, EngineSettings
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour, DeadlineExceeded
 
@@ -96,9 +96,9 @@ def seat_ranks(num_ranks: int, shared_devices: Sequence[str]) -> list[str | None
 
 async def check_placement(settings: ServeSettings, engine: EngineSettings) -> None:
     """Reject at once what this cluster could not hold even if nothing else ran on it."""
-    check_nodes(settings.ray_address, await asyncio.to_thread(ray.nodes))
+    await asyncio.to_thread(check_cluster, settings)
     if engine.device == "cuda":
-        GpuDemand.of(settings, engine).check(await _count_gpus(ray.cluster_resources))
+        GpuDemand.of(settings, engine).check(await _count("GPU", ray.cluster_resources))
 
 
 async def check_free(settings: ServeSettings, engine: EngineSettings) -> None:
@@ -108,47 +108,60 @@ async def check_free(settings: ServeSettings, engine: EngineSettings) -> None:
         return
     needed = GpuDemand.of(settings, engine).num_gpus
     deadline = time.monotonic() + _FREE_SECONDS
-    while (free := await _count_gpus(ray.available_resources)) < needed:
+    while (free := await _count("GPU", ray.available_resources)) < needed:
         if time.monotonic() > deadline:
-            raise _occupied(needed, free)
+            raise _occupied("GPU", needed, free, _FREE_SECONDS)
         await asyncio.sleep(_POLL_SECONDS)
 
 
+async def reserve(device: Device, gpus: Sequence[int], seconds: float = _FREE_SECONDS) -> Reservation | None:
+    """Reserve places for actors that use so many GPUs each; wait this long for them.
+
+    Without GPUs an actor takes a processor of a node of the cluster; on one node that needs no reservation.
+    """
+    apart = num_nodes(await asyncio.to_thread(ray.nodes)) > 1
+    if device == "cuda":
+        return await Reservation.make("GPU", gpus, apart, seconds)
+    return await Reservation.make("CPU", [1] * len(gpus), apart, seconds) if apart else None
+
+
 class Reservation:
-    """GPUs that Ray holds for a number of actors until they are released, also while an actor restarts."""
+    """Resources that Ray holds for actors until they are released, also while one of them restarts."""
 
     def __init__(self, group: PlacementGroup) -> None:
         self._group = group
 
     @classmethod
-    async def make(cls, gpus: Sequence[int]) -> Reservation:
-        """Reserve so many GPUs for each actor, all on this node."""
-        group = placement_group([{"GPU": number} for number in gpus], strategy="STRICT_PACK")
-        if not await asyncio.to_thread(group.wait, _FREE_SECONDS):
+    async def make(cls, kind: str, numbers: Sequence[int], apart: bool, seconds: float) -> Reservation:
+        """Reserve so many for each actor, which finds them on one node; `apart`: actors may be on several."""
+        strategy = "PACK" if apart else "STRICT_PACK"
+        group = placement_group([{kind: number} for number in numbers], strategy=strategy)
+        if not await asyncio.to_thread(group.wait, seconds):
             remove_placement_group(group)
-            free = await _count_gpus(ray.available_resources)
-            raise _occupied(sum(gpus), free)
+            free = await _count(kind, ray.available_resources)
+            raise _occupied(kind, sum(numbers), free, seconds)
         return cls(group)
 
     def options(self, index: int) -> dict[str, object]:
         """Return the Ray options of the actor with this index."""
         strategy = PlacementGroupSchedulingStrategy(self._group, index)
-        return {"num_gpus": self._group.bundle_specs[index]["GPU"], "scheduling_strategy": strategy}
+        ((kind, number),) = self._group.bundle_specs[index].items()
+        return {f"num_{kind.lower()}s": number, "scheduling_strategy": strategy}
 
     def release(self) -> None:
-        """Return the GPUs; Ray kills what still runs on them."""
+        """Return them; Ray kills what still runs there."""
         remove_placement_group(self._group)
 
 
-async def _count_gpus(ask: Callable[[], Mapping[str, float]]) -> int:
-    return int((await asyncio.to_thread(ask)).get("GPU", 0))
+async def _count(kind: str, ask: Callable[[], Mapping[str, float]]) -> int:
+    return int((await asyncio.to_thread(ask)).get(kind, 0))
 
 
-def _occupied(needed: int, free: int) -> DeadlineExceeded:
+def _occupied(kind: str, needed: int, free: int, seconds: float) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"{_gpus(needed)} were needed and {free} became free in {_FREE_SECONDS:.0f} s: "
-        "other actors of this Ray cluster hold the rest",
-        hint="`ray list actors` shows them; end them, or leave out --ray-address",
+        f"{needed} {kind}{'' if needed == 1 else 's'} were needed and {free} became free in {seconds:.0f} s: "
+        "other actors of this Ray cluster hold the rest, or nodes are away",
+        hint="`ray list actors` and `ray list nodes` show them; end them, or leave out --ray-address",
     )
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from ray._private import ray_constants
 from ray._raylet import (
+    AuthenticationMode,  # pyright: ignore[reportAttributeAccessIssue] - compiled
     AuthenticationTokenLoader,  # pyright: ignore[reportAttributeAccessIssue] - compiled
     Config,  # pyright: ignore[reportAttributeAccessIssue] - compiled
+    get_authentication_mode,  # pyright: ignore[reportAttributeAccessIssue] - compiled
 )
 
 LOOPBACK = "127.0.0.1"
@@ -34,6 +36,11 @@ def close_door(state_dir: Path) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def asks_for_token() -> bool:
+    """Return True if the cluster that this process has joined lets nobody in without its token."""
+    return get_authentication_mode() != AuthenticationMode.DISABLED
 
 
 def _write_private(path: Path, text: str) -> None:

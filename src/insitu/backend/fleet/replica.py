@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import aiohttp
 
 from insitu.access import engine_door
 from insitu.backend.fleet.background import to_background, to_foreground
+from insitu.backend.fleet.node import Files, Node
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
 from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
+from insitu.system.logs import vllm_logging_config
+from insitu.system.paths import cache_dir
 from insitu.system.processes import end_child, free_port, spawn, tail
 from insitu.wire.engine import (
     Completion,
@@ -53,6 +57,8 @@ class Server:
     pid: int
     devices: str
     """The devices it may use, as in CUDA_VISIBLE_DEVICES."""
+    is_home: bool = True
+    """False: it runs on another node than the supervisor."""
 
 
 class ReplicaActor:
@@ -63,22 +69,41 @@ class ReplicaActor:
     """
 
     def __init__(
-        self, settings: EngineSettings, log_path: str, env: dict[str, str], key: str, threads: Threads | None
+        self,
+        settings: EngineSettings,
+        log_path: str,
+        env: dict[str, str],
+        key: str,
+        threads: Threads | None,
+        home: str | None = None,
     ) -> None:
-        self._port = free_port()
-        self._log = Path(log_path)
+        """`home`: the supervisor's node. On another one, log and temporary files are in a folder there."""
+        self._node = Node(home, Path(log_path))
+        self._port = free_port(self._node.address)
+        self._log = self._node.log
+        if not self._node.is_home:
+            env, threads = engine_environment(self._node.scratch), None  # the supervisor's cores are others
         environment = {**settings.environment(), **env, **(threads.environment() if threads else {})}
         environment[engine_door.VARIABLE] = key
         if threads is not None and threads.cpus is not None:
             # The server inherits this actor's affinity; the actor itself computes nothing.
             os.sched_setaffinity(0, threads.cpus)
-        command = [*settings.command(self._port), *engine_door.VLLM_ARGUMENTS]
+        command = [*settings.command(self._port, self._node.address), *engine_door.VLLM_ARGUMENTS]
         self._server = spawn(command, self._log, environment)
 
     def describe(self) -> Server:
         """Return where the server is."""
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return Server(f"http://127.0.0.1:{self._port}", self._server.pid, devices)
+        url = f"http://{self._node.address}:{self._port}"
+        return Server(url, self._server.pid, devices, self._node.is_home)
+
+    def keep(self, digest: str, files: Files) -> str:
+        """Write a directory that the supervisor sent; return its path on this node."""
+        return self._node.keep(digest, files)
+
+    def discard(self, digest: str) -> None:
+        """Remove a directory that was sent."""
+        self._node.discard(digest)
 
     def to_background(self) -> None:
         """Let the server start on the time that others leave it, for a while."""
@@ -100,14 +125,46 @@ class ReplicaActor:
     def stop(self) -> None:
         """Stop the server and everything it started."""
         end_child(self._server, _GRACE_SECONDS)
+        self._node.close()
+
+
+def engine_environment(scratch: Path) -> dict[str, str]:
+    """Return an environment with temporary files in the scratch directory and logs as JSON lines."""
+    config = scratch / "vllm-logging.json"
+    config.write_text(json.dumps(vllm_logging_config()))
+    return {
+        "TMPDIR": str(scratch),
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        # Compiled kernels are kept across processes: without them the first call takes a minute.
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
+        "VLLM_LOGGING_CONFIG_PATH": str(config),
+    }
+
+
+class Delivery(Protocol):
+    """Brings adapters to the node of an engine, and removes them there."""
+
+    async def bring(self, name: str, directory: Path) -> Path:
+        """Return the directory's path there."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Let go of what was brought under a name."""
+        ...
 
 
 class EngineClient:
-    """Controls one vLLM server over its loopback HTTP API."""
+    """Controls one vLLM server over its own HTTP API."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, url: str, deadlines: Deadlines = _DEADLINES, key: str = ""
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        deadlines: Deadlines = _DEADLINES,
+        key: str = "",
+        delivery: Delivery | None = None,
     ) -> None:
+        """`delivery`: None if the server is on this node."""
         self.url = url
         self.occupied = 0
         """Requests under way that keep the engine from answering anything else, each with its deadline."""
@@ -116,6 +173,7 @@ class EngineClient:
         self._http = http
         self._deadlines = deadlines
         self._headers = engine_door.headers(key)
+        self._delivery = delivery
 
     @property
     def versions(self) -> list[str]:
@@ -174,6 +232,8 @@ class EngineClient:
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve a LoRA directory under a name that was never used before."""
+        if self._delivery is not None:
+            path = await self._delivery.bring(name, path)
         await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), self._deadlines.publish)
         self._adapters.append(name)
 
@@ -181,6 +241,8 @@ class EngineClient:
         """Stop serving a LoRA; vLLM answers for a name that it does not have with an error."""
         await self._post("/v1/unload_lora_adapter", UnloadAdapter(name), self._deadlines.handover)
         self._adapters = [loaded for loaded in self._adapters if loaded != name]
+        if self._delivery is not None:
+            await self._delivery.remove(name)
 
     async def adapters(self) -> set[str]:
         """Return the names the server answers to, including the base model's."""

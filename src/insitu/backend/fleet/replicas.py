@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 
 from insitu.access import engine_door
 from insitu.backend.fleet.cluster import Actor, ActorDied, gather
-from insitu.backend.fleet.placement import Reservation
-from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, wait_healthy
+from insitu.backend.fleet.node import put_files, this_node
+from insitu.backend.fleet.placement import Reservation, reserve
+from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, engine_environment, wait_healthy
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
 from insitu.backend.progress.engine_log import last_message
 from insitu.backend.progress.phases import SILENT, Phases
 from insitu.errors import ChildFailed, DeadlineExceeded
-from insitu.system.logs import vllm_logging_config
-from insitu.system.paths import cache_dir
 from insitu.system.tasks import all_or_none
 
 _QUICK_SECONDS = 30.0
 _STOP_SECONDS = 6.0
 log = logging.getLogger(__name__)
+
+
+_incarnations = count(1)
 
 
 @dataclass(slots=True)
@@ -43,6 +45,30 @@ class Replica:
     devices: str
     warm_up_seconds: float
     joined: bool = False
+    is_home: bool = True
+    """False: it runs on another node than the supervisor."""
+    incarnation: int = field(default_factory=_incarnations.__next__)
+    """Another one at every start; process ids repeat on other nodes."""
+
+
+class _Delivery:
+    """Sends adapters to the node of one engine, each content once."""
+
+    def __init__(self, actor: Actor, seconds: float) -> None:
+        self._actor = actor
+        self._seconds = seconds
+        self._digests: dict[str, str] = {}
+
+    async def bring(self, name: str, directory: Path) -> Path:
+        digest, files = await asyncio.to_thread(put_files, directory)
+        (path,) = await gather([self._actor.call("keep", digest, files)], self._seconds, f"sending {name}")
+        self._digests[name] = digest
+        return Path(path)
+
+    async def remove(self, name: str) -> None:
+        digest = self._digests.pop(name, None)
+        if digest is not None and digest not in self._digests.values():
+            await gather([self._actor.call("discard", digest)], self._seconds, f"removing {name}")
 
 
 class ReplicaSet:
@@ -68,13 +94,13 @@ class ReplicaSet:
         self._actor = actor
         self._phases = phases
         self._key = key or engine_door.new_key()
-        self._gpus: Reservation | None = None
+        self._seats: Reservation | None = None
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
         self.devices: list[str] = []
         """The GPUs of all engines, in order; an engine that is restarted keeps its own."""
         self._reported: set[int] = set()
-        """Process ids of engines whose end is in the log."""
+        """Incarnations of engines whose end is in the log."""
 
     async def start(self, settings: EngineSettings, count: int) -> None:
         """Start `count` engines and wait until all are ready; after a failure, `stop` frees the GPUs."""
@@ -85,8 +111,7 @@ class ReplicaSet:
         self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 
     async def _reserve(self, settings: EngineSettings, count: int) -> None:
-        if settings.device == "cuda":
-            self._gpus = await Reservation.make([settings.tensor_parallel_size] * count)
+        self._seats = await reserve(settings.device, [settings.tensor_parallel_size] * count)
 
     async def stop(self) -> None:
         """Stop every engine."""
@@ -134,8 +159,8 @@ class ReplicaSet:
         reports = await asyncio.gather(*[self._exit_report(replica.actor) for replica in replicas])
         for replica, report in zip(replicas, reports, strict=True):
             if report is not None:
-                if replica.pid not in self._reported:
-                    self._reported.add(replica.pid)
+                if replica.incarnation not in self._reported:
+                    self._reported.add(replica.incarnation)
                     log.error("%s is gone: %s", replica.id, report)
                 gone.append(replica.id)
         return gone
@@ -147,11 +172,12 @@ class ReplicaSet:
     async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         name = _name(index)
         options: dict[str, object] = {"num_cpus": 0}
-        if self._gpus is not None:
-            options |= self._gpus.options(index)
+        if self._seats is not None:
+            options |= self._seats.options(index)
         log_path = str(self._log(name))
         threads = self._threads[index] if index < len(self._threads) else None
-        actor = Actor(self._actor, options, settings, log_path, self._environment(), self._key, threads)
+        env = engine_environment(self._scratch)
+        actor = Actor(self._actor, options, settings, log_path, env, self._key, threads, this_node())
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(_end, name, actor)
             replica = await self._when_ready(name, actor, settings, in_background)
@@ -167,7 +193,8 @@ class ReplicaSet:
         (server,) = described
         if in_background:
             await gather([actor.call("to_background")], _QUICK_SECONDS, f"starting {name}")
-        engine = EngineClient(self._http, server.url, self._deadlines, self._key)
+        delivery = None if server.is_home else _Delivery(actor, self._deadlines.publish)
+        engine = EngineClient(self._http, server.url, self._deadlines, self._key, delivery)
         with self._phases.phase(f"waiting for the engine {name}", lambda: last_message(self._log(name))):
             await wait_healthy(engine, lambda: self._exit_report(actor), deadline)
         began = time.monotonic()
@@ -178,34 +205,27 @@ class ReplicaSet:
             await gather([actor.call("to_foreground")], _QUICK_SECONDS, f"starting {name}")
         await engine.set_version("base")
         log.info("%s answers at %s (pid %d)", name, engine.url, server.pid)
-        return Replica(name, actor, engine, server.pid, server.devices, warm_up_seconds)
+        return Replica(
+            name, actor, engine, server.pid, server.devices, warm_up_seconds, is_home=server.is_home
+        )
 
     def _log(self, name: str) -> Path:
         return self._logs_dir / f"{name}.log"
 
     def _release(self) -> None:
-        if self._gpus is not None:
-            self._gpus.release()
-            self._gpus = None
+        if self._seats is not None:
+            self._seats.release()
+            self._seats = None
 
     async def _exit_report(self, actor: Actor) -> str | None:
         try:
             (report,) = await gather([actor.call("exit_report")], _QUICK_SECONDS, "asking a replica")
         except ActorDied as error:
             return str(error)
+        except DeadlineExceeded as error:  # its node is cut off, perhaps; if it hangs, the hang watch ends it
+            log.warning("a replica's actor does not answer: %s", error)
+            return None
         return report
-
-    def _environment(self) -> dict[str, str]:
-        """Return an environment with temporary files in the scratch directory and logs as JSON lines."""
-        config = self._scratch / "vllm-logging.json"
-        config.write_text(json.dumps(vllm_logging_config()))
-        return {
-            "TMPDIR": str(self._scratch),
-            "VLLM_RPC_BASE_PATH": str(self._scratch),
-            # Compiled kernels are kept across processes: without them the first call takes a minute.
-            "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "torchinductor"),
-            "VLLM_LOGGING_CONFIG_PATH": str(config),
-        }
 
 
 def _name(index: int) -> str:

@@ -12,20 +12,23 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
-from insitu.backend.fleet.placement import Reservation, seat_ranks
+from insitu.backend.fleet.node import Files, Node, Place, put_files, read_files, this_node, write_files
+from insitu.backend.fleet.placement import Reservation, reserve, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
+from insitu.backend.fleet.ray_door import LOOPBACK
 from insitu.backend.fleet.token_figures import TokenFigures, token_figures
 from insitu.backend.plan.settings import ServeSettings, option_of
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
-from insitu.system.processes import free_port
 from insitu.training.packing import Limits, Packing, RankBatch, pack_step
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
 
@@ -40,11 +43,25 @@ log = logging.getLogger(__name__)
 class _RankActor:
     """Runs inside a Ray actor; torch is imported there, never in the supervisor."""
 
-    def __init__(self, log_path: str, devices: str | None) -> None:
-        log_to(Path(log_path))
+    def __init__(self, log_path: str, devices: str | None, home: str | None = None) -> None:
+        """`home`: the supervisor's node. On another one, log and files are in a folder there."""
+        self._node = Node(home, Path(log_path))
+        log_to(self._node.log)
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         self._rank: TrainerRank | None = None
+
+    def place(self) -> Place:
+        """Return where this rank runs, with a port for the ranks to meet at."""
+        return self._node.place()
+
+    def keep(self, digest: str, files: Files) -> str:
+        """Write a directory that the supervisor sent; return its path on this node."""
+        return self._node.keep(digest, files)
+
+    def discard(self, digest: str) -> None:
+        """Remove a directory that was sent."""
+        self._node.discard(digest)
 
     def load(self, arguments: RankArguments) -> LoadedRank:
         if not arguments.get("four_bit"):
@@ -58,6 +75,12 @@ class _RankActor:
     def do(self, method: str, *args: object) -> object:
         return getattr(self._rank, method)(*args)
 
+    def save(self, run: str) -> Files:
+        """Return the files of the run's checkpoint, of which rank 0 has all."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.do("save", run, folder)
+            return read_files(Path(folder))
+
 
 class TrainerGroup:
     """Starts and stops all ranks, and calls them together."""
@@ -68,7 +91,9 @@ class TrainerGroup:
         self._base_model = base_model
         self._actor = actor
         self._actors: list[Actor] = []
-        self._gpus: Reservation | None = None
+        self._away: set[int] = set()
+        """Ranks on other nodes than the supervisor's."""
+        self._seats: Reservation | None = None
         self.opened: dict[str, int] = {}
         """Step of each run that the ranks hold in memory; other runs must be opened first."""
         self._figures: dict[str, TokenFigures] = {}
@@ -82,29 +107,35 @@ class TrainerGroup:
     async def start(self, shared_devices: str | None = None) -> None:
         """Start all ranks and load the base model on each. `shared_devices` are the engines' GPUs."""
         settings = self._settings
-        port = free_port()
         shared = shared_devices.split(",") if shared_devices else []
         seats = seat_ranks(settings.num_ranks, shared)
-        if settings.device == "cuda" and None in seats:
-            self._gpus = await Reservation.make([1] * seats.count(None))
+        if own := seats.count(None):
+            self._seats = await reserve(settings.device, [1] * own, settings.deadlines.trainer_start)
         for rank, device in enumerate(seats):
             options: dict[str, object] = {"num_cpus": 0}
-            if self._gpus is not None and device is None:
-                options |= self._gpus.options(rank - len(shared))
+            if self._seats is not None and device is None:
+                options |= self._seats.options(rank - len(shared))
             log_path = str(settings.logs_dir / f"trainer-{rank}.log")
-            self._actors.append(Actor(self._actor, options, log_path, device))
-        loading = [actor.call("load", self._arguments(rank, port)) for rank, actor in enumerate(self._actors)]
+            self._actors.append(Actor(self._actor, options, log_path, device, this_node()))
+        asking = [actor.call("place") for actor in self._actors]
+        places: list[Place] = await self._together(asking, "trainer_start", "starting the trainer")
+        self._away = {rank for rank, place in enumerate(places) if not place.is_home}
+        address, port = places[0].address if self._away else LOOPBACK, places[0].port
+        loading = [
+            actor.call("load", self._arguments(rank, address, port))
+            for rank, actor in enumerate(self._actors)
+        ]
         self.ranks = await self._together(loading, "trainer_start", "loading the trainer")
         self.limits = limits_of(self.ranks[0])
         self.linear_layers = self.ranks[0]["linear_layers"]
         log.info("trainer ready: %s", self.ranks)
 
-    def _arguments(self, rank: int, port: int) -> RankArguments:
+    def _arguments(self, rank: int, address: str, port: int) -> RankArguments:
         settings = self._settings
         arguments: RankArguments = {
             "rank": rank,
             "world_size": settings.num_ranks,
-            "master_address": "127.0.0.1",
+            "master_address": address,
             "master_port": port,
             "base_model": self._base_model,
             "dtype": settings.dtype,
@@ -129,24 +160,26 @@ class TrainerGroup:
         for actor in self._actors:
             actor.kill()
         self._actors, self.opened, self.ranks = [], {}, []
+        self._away.clear()
         self._figures.clear()
-        if self._gpus is not None:
-            self._gpus.release()
-            self._gpus = None
+        if self._seats is not None:
+            self._seats.release()
+            self._seats = None
 
     async def open_run(self, run: str, lora: LoraSettings, step: int, checkpoint: Path | None) -> None:
         """Open the run at this step on all ranks, unless they already hold it."""
         if self.opened.get(run) == step:
             return
-        path = None if checkpoint is None else str(checkpoint)
-        await self._all("open_run", run, lora, path, deadline="publish")
+        async with self._paths(checkpoint) as paths:
+            await self._each("open_run", [(run, lora, path) for path in paths], deadline="publish")
         self.opened[run] = step
         await self._make_room(run)
 
     async def start_run(self, run: str, lora: LoraSettings, source: Path, *, whole: bool) -> None:
         """Open the run at step 0 with the adapter in `source`; `whole`: and with its optimizer."""
         self.opened.pop(run, None)
-        await self._all("start_run", run, lora, str(source), whole, deadline="publish")
+        async with self._paths(source) as paths:
+            await self._each("start_run", [(run, lora, path, whole) for path in paths], deadline="publish")
         self.opened[run] = 0
         await self._make_room(run)
 
@@ -178,12 +211,9 @@ class TrainerGroup:
         batches = await asyncio.to_thread(_sent, packing)
         self._check_running("train_step")
         step = self.opened.pop(run)
-        checkpoint = None if reference is None else str(reference)
-        calls = [
-            actor.call("do", "train_step", run, batch, settings, checkpoint)
-            for actor, batch in zip(self._actors, batches, strict=True)
-        ]
-        results = await self._together(calls, "step", "the trainer's train_step")
+        async with self._paths(reference) as paths:
+            given = [(run, batch, settings, path) for batch, path in zip(batches, paths, strict=True)]
+            results = await self._each("train_step", given, deadline="step")
         logprobs = await self._all("token_logprobs", deadline="score")
         self._figures[run] = await asyncio.to_thread(token_figures, packing, logprobs)
         self.opened[run] = step + 1
@@ -195,7 +225,13 @@ class TrainerGroup:
 
     async def save(self, run: str, staging: Path) -> None:
         """Write the run as it is in memory, and the figures of the tokens that its last step trained on."""
-        await self._all("save", run, str(staging), deadline="publish")
+        if 0 in self._away:
+            files: list[Files] = await self._together(
+                [actor.call("save", run) for actor in self._actors], "publish", "the trainer's save"
+            )
+            await asyncio.to_thread(write_files, files[0], staging)
+        else:
+            await self._all("save", run, str(staging), deadline="publish")
         if (figures := self._figures.pop(run, None)) is not None:
             await asyncio.to_thread(figures.write, staging)
 
@@ -215,9 +251,32 @@ class TrainerGroup:
             raise ActorDied(f"the trainer's {method} failed: its ranks were stopped")
 
     async def _all(self, method: str, *args: object, deadline: str) -> list[Any]:
+        return await self._each(method, [args] * len(self._actors), deadline=deadline)
+
+    async def _each(self, method: str, arguments: Sequence[tuple[object, ...]], deadline: str) -> list[Any]:
+        """Call a method of all ranks, each with its own arguments."""
         self._check_running(method)
-        calls = [actor.call("do", method, *args) for actor in self._actors]
+        given = zip(self._actors, arguments, strict=True)
+        calls = [actor.call("do", method, *args) for actor, args in given]
         return await self._together(calls, deadline, f"the trainer's {method}")
+
+    @asynccontextmanager
+    async def _paths(self, directory: Path | None) -> AsyncGenerator[list[str | None]]:
+        """Give the path of a directory for every rank; ranks on other nodes get its files for this block."""
+        paths = [None if directory is None else str(directory)] * len(self._actors)
+        if directory is None or not self._away:
+            yield paths
+            return
+        digest, files = await asyncio.to_thread(put_files, directory)
+        away = [(rank, self._actors[rank]) for rank in sorted(self._away)]
+        sending = [actor.call("keep", digest, files) for _, actor in away]
+        sent: list[str] = await self._together(sending, "publish", f"sending {directory.name} to the trainer")
+        for (rank, _), path in zip(away, sent, strict=True):
+            paths[rank] = path
+        yield paths
+        # After a failure, they are there for the next attempt.
+        discarding = [actor.call("discard", digest) for _, actor in away]
+        await self._together(discarding, "handover", f"removing {directory.name} from the trainer")
 
     async def _together(self, calls: list[Awaitable[Any]], deadline: str, what: str) -> list[Any]:
         """Wait for all ranks; if one fails while another goes on, or time is up, kill them all.

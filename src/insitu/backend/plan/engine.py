@@ -66,12 +66,12 @@ class EngineSettings:
     """vLLM's parser for the model's tool calls; without one, calls with tools to choose from are rejected."""
     reasoning_parser: str | None = None
 
-    def command(self, port: int) -> list[str]:
-        """Return the server's command line; it listens on loopback only, behind the gateway."""
+    def command(self, port: int, address: str = "127.0.0.1") -> list[str]:
+        """Return the server's command line. Behind the gateway it listens on loopback, or for other nodes."""
         command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self.model, "--served-model-name", self.served_name),
-            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--host", address, "--port", str(port)),
             *("--dtype", self.dtype, "--max-model-len", str(self.max_model_len)),
             *("--max-num-seqs", str(self.max_num_seqs)),
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),

@@ -133,7 +133,7 @@ class ModelHost:
     ) -> dict[int, list[list[float]]]:
         """Score sequences on every engine, or on those of `among`, under one version.
 
-        Return log-probabilities by process id.
+        Return log-probabilities by the engine's incarnation.
         """
 
         async def score(engine: EngineClient) -> list[list[float]]:

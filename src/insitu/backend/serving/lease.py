@@ -68,7 +68,7 @@ class DeviceLease:
         self._turn = asyncio.Lock()
         self._owner: asyncio.Task[object] | None = None
         self._asleep: dict[int, set[Memory]] = {}
-        """The memory that each engine has yet to take back, by process id; awake engines are not listed."""
+        """The memory that each engine has yet to take back, by incarnation; awake engines are not listed."""
         self._trainer_is_on = False
         self._rank_pids: list[int] = []
         self._starting: set[asyncio.Task[object]] = set()
@@ -138,7 +138,7 @@ class DeviceLease:
         calls_held: bool = False,
         among: Collection[str] | None = None,
     ) -> dict[int, Result]:
-        """Run `action` on all engines at once, inside a block; return the results by process id.
+        """Run `action` on all engines at once, inside a block; return the results by incarnation.
 
         With `among` it runs on these alone, and an error names those that failed: none is replaced.
 
@@ -157,7 +157,7 @@ class DeviceLease:
             if isinstance(outcome, InsituError):
                 failed.append((replica, outcome))
             else:
-                results[replica.pid] = outcome
+                results[replica.incarnation] = outcome
         if among is not None:
             if failed or len(replicas) < len(among):
                 raise _named(failed, [name for name in among if name not in listed])
@@ -169,14 +169,14 @@ class DeviceLease:
         busy = [
             (replica, error)
             for replica, error in failed
-            if replica.pid not in self._asleep and replica.id not in dead
+            if replica.incarnation not in self._asleep and replica.id not in dead
         ]
         if busy and not calls_held:
             raise _named(busy) from busy[0][1]
         for replica, error in failed:
             fresh = await self._replace(replica, error)
             try:
-                results[fresh.pid] = await action(fresh.engine)
+                results[fresh.incarnation] = await action(fresh.engine)
             except InsituError as again:
                 raise _named([(fresh, again)]) from again
         return results
@@ -250,7 +250,7 @@ class DeviceLease:
         if error is not None:
             log.warning("%s is restarted: %s", replica.id, error)
         await self._trainer_off()
-        self._asleep.pop(replica.pid, None)
+        self._asleep.pop(replica.incarnation, None)
         return await self._replicas.restart(replica.id, self.restore)
 
     async def _put_to_sleep(self) -> None:
@@ -259,17 +259,17 @@ class DeviceLease:
         async def sleep(replica: Replica) -> None:
             try:
                 await replica.engine.sleep()
-                self._asleep[replica.pid] = set(_PARTS)
+                self._asleep[replica.incarnation] = set(_PARTS)
             except (UpstreamError, DeadlineExceeded) as error:
                 log.warning("%s is stopped, since it does not sleep: %s", replica.id, error)
                 await self._replicas.end(replica)
 
-        awake = [replica for replica in self._replicas.joined() if replica.pid not in self._asleep]
+        awake = [replica for replica in self._replicas.joined() if replica.incarnation not in self._asleep]
         await asyncio.gather(*[sleep(replica) for replica in awake])
 
     async def _wake(self, part: Memory) -> None:
         """Give one part of the memory back to all engines that lack it; replace those that fail."""
-        waiting = [r for r in self._replicas.replicas.values() if part in self._asleep.get(r.pid, ())]
+        waiting = [r for r in self._replicas.replicas.values() if part in self._asleep.get(r.incarnation, ())]
         if not waiting:
             return
         await self._trainer_off()
@@ -283,9 +283,9 @@ class DeviceLease:
             await replica.engine.wake_up(part)
         except (UpstreamError, DeadlineExceeded) as error:
             return error
-        self._asleep[replica.pid].discard(part)
-        if not self._asleep[replica.pid]:
-            del self._asleep[replica.pid]
+        self._asleep[replica.incarnation].discard(part)
+        if not self._asleep[replica.incarnation]:
+            del self._asleep[replica.incarnation]
         return None
 
     async def _bring_back(self) -> None:
@@ -295,7 +295,7 @@ class DeviceLease:
                 if not replica.joined:
                     await self._replace(replica, None)
                 for part in _PARTS:
-                    if part in self._asleep.get(replica.pid, ()):
+                    if part in self._asleep.get(replica.incarnation, ()):
                         error = await self._wake_one(replica, part)
                         if error is not None:
                             await self._replace(replica, error)
@@ -322,7 +322,8 @@ class DeviceLease:
         except InsituError:
             await self._stop_trainer()
             raise
-        self._rank_pids = [rank["pid"] for rank in self._trainer.ranks]
+        if self._exclusive:  # then they are on this node, and their memory must be free before others need it
+            self._rank_pids = [rank["pid"] for rank in self._trainer.ranks]
 
     async def _trainer_off(self) -> None:
         """Take the trainer off the devices; ranks that cannot leave are killed and start again when used."""

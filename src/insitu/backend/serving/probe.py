@@ -91,7 +91,7 @@ class Baseline:
     fixed: list[list[int]]
     trainer: list[list[float]]
     engines: dict[int, list[list[float]]]
-    """Keyed by process id: a restarted engine counts as a new one."""
+    """Keyed by incarnation: a restarted engine counts as a new one."""
     noise: dict[int, Noise] = field(default_factory=dict[int, Noise])
     """Keyed likewise; an engine without an entry counts as free of noise."""
 
