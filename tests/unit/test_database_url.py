@@ -147,10 +147,10 @@ def test_the_children_get_the_url_by_environment_alone(tmp_path: Path) -> None:
         return Supervisor(settings, tmp_path, lambda _line: None)
 
     with_url, without = supervisor(URL), supervisor(None)
-    for child in (with_url._gateway, with_url._api):
+    for child in with_url._children:
         assert child.env["INSITU_DATABASE_URL"] == URL
         assert "geheim" not in repr(child) + " ".join(child.arguments)
-    for child in (without._gateway, without._api):
+    for child in without._children:
         assert "INSITU_DATABASE_URL" not in child.env
     assert with_url._records_url == URL
     assert without._records_url == f"sqlite:///{tmp_path}/calls.db"

@@ -123,7 +123,7 @@ async def test_an_engine_that_ends_at_once_is_reported_and_the_rest_skipped(
 ) -> None:
     """A real process that ends as a server without a device does."""
     command = [sys.executable, "-c", "raise SystemExit('no kernel image for this device')"]
-    monkeypatch.setattr(EngineSettings, "command", lambda settings, port: command)
+    monkeypatch.setattr(EngineSettings, "command", lambda settings, port, address: command)
     found = await check_engine(checks("cpu"), {}, tmp_path / "engine.log")
     assert [(finding.name, finding.state) for finding in found] == [
         (START, "failed"),
