@@ -170,7 +170,7 @@ class World:
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": model or self.called, "messages": messages, "max_tokens": 4}
         headers = {"authorization": "Bearer default"}
-        url = f"{self.traffic.gateway_url}/v1/chat/completions"
+        url = f"{self.traffic.gateway_urls[0]}/v1/chat/completions"
         async with self.traffic.http.post(url, json=body, headers=headers) as answer:
             await answer.read()
         self.slowest_call = max(self.slowest_call, time.monotonic() - started)

@@ -40,7 +40,7 @@ async def answered_by(world: World, rollout: str = "") -> str:
     """The version that a call to the plain name was answered by, as the engine reported it."""
     prefix = f"/rollouts/{rollout}" if rollout else ""
     body = {"model": "run", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    url = f"{world.traffic.gateway_url}{prefix}/v1/chat/completions"
+    url = f"{world.traffic.gateway_urls[0]}{prefix}/v1/chat/completions"
     async with world.traffic.http.post(url, json=body, headers={"authorization": "Bearer default"}) as answer:
         assert answer.status == 200, await answer.text()
         call_id = answer.headers["x-insitu-call-id"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -395,8 +395,9 @@ class StandinTrainerGroup(TrainerGroup):
         self.opened[run] = step + 1
         return metrics
 
-    async def _all(self, method: str, *args: Any, deadline: str) -> list[Any]:
+    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]], deadline: str) -> list[Any]:
         self._check_running(method)
+        (args,) = arguments
         return await self._wait(method, deadline, lambda: self._charged(method, args))
 
     async def _wait(self, method: str, deadline: str, act: Any) -> list[Any]:

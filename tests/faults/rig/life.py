@@ -123,7 +123,7 @@ async def pruned(world: World) -> None:
 
 async def answered(world: World, acknowledged: Path) -> None:
     """Make calls, each in a rollout of its own, and note in another file which were answered."""
-    url, headers = world.traffic.gateway_url, {"authorization": "Bearer default"}
+    url, headers = world.traffic.gateway_urls[0], {"authorization": "Bearer default"}
     with acknowledged.open("ab", buffering=0) as log:
         for number in range(sys.maxsize):
             rollout = f"ro-{os.getpid()}-{number}"
