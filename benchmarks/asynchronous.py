@@ -1,11 +1,19 @@
 """Measure how much of a run `schedule: asynchronous` overlaps: wall time against the longer side.
 
-    python benchmarks/asynchronous.py --json [--steps 16] [--bound 1]
+    python benchmarks/asynchronous.py --json [--part standin real goal] [--steps 16] [--bound 1] [--seed 0 1]
 
-The real command, gateway, API and ledger; stand-ins for the engine, whose answers take a fixed time, and for
-the trainer, which waits a fixed time and keeps the engine serving. As many rollouts run at once as a step
-needs, so the engine's side takes `engine seconds` a step. Wall time: from the start of the first rollout to
-the end of the last step. One fill of the pipeline is part of it: (steps × longer + shorter) is the least.
+standin   The real command, gateway, API and ledger; stand-ins for the engine, whose answers take a fixed
+          time, and for the trainer, which waits a fixed time and keeps the engine serving. As many rollouts
+          run at once as a step needs, so the engine's side takes `engine seconds` a step.
+real      Everything is real: SmolLM2-135M learns to add, vLLM on one core, the trainer on the other. The
+          sides are those of the synchronous run: until a step is submitted, and from there to its end.
+
+goal      Everything is real, and the runs of each seed differ in the bound alone, 0 and 1: how many rollouts
+          until the mean reward of three steps reaches 0.6. A run is kept in `results/asynchronous.jsonl` and
+          not repeated; each takes some minutes, so seeds may be measured one by one.
+
+Wall time: from the start of the first rollout to the end of the last step. One fill of the pipeline is part
+of it: (steps × longer + shorter) is the least.
 
 `trainer_busy_seconds`: from the start of each job to its commit, more than its fixed time on a busy machine.
 `trainer_waits_seconds_p50`: from the end of a step to the submission of the next.
@@ -18,16 +26,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.evidence_pairs import ratio_of  # noqa: E402
+from insitu.backend.plan.compute import this_cpu  # noqa: E402
+from insitu.demo.commands import MODEL_NAME  # noqa: E402
+from insitu.demo.demo import write_project  # noqa: E402
+from insitu.testing.models import smollm2  # noqa: E402
+from tests.support.backend import running_backend  # noqa: E402
+from tests.support.demo_runs import configure, finetune  # noqa: E402
 from tests.support.finetuning import Project  # noqa: E402
 from tests.support.standin_backend import StandinBackend  # noqa: E402
 from tests.support.standin_engine import Behaviour  # noqa: E402
@@ -39,6 +56,12 @@ NUM_GENERATIONS = 2
 NUM_SYNCHRONOUS_STEPS = 3
 LIMIT = 1.1
 RUN_SECONDS = 300.0
+REAL_STEPS, REAL_GROUPS = 8, 8
+SCHEDULES = ("synchronous", "asynchronous")
+GOAL, GOAL_STEPS, GOAL_MEAN_OF = 0.6, 32, 3
+GOAL_BOUNDS = (0, 1)
+GOAL_LIMIT = 1.15
+RESULTS = ROOT / "benchmarks" / "results" / "asynchronous.jsonl"
 
 
 async def measure(engine: float, trainer: float, schedule: str, num_steps: int, bound: int) -> dict[str, Any]:
@@ -75,56 +98,184 @@ async def measure(engine: float, trainer: float, schedule: str, num_steps: int, 
 
 def figures(project: Project, engine: float, trainer: float, schedule: str) -> dict[str, Any]:
     """Read a finished run."""
-    stores = sorted((project.output / "trajectories").glob("epoch-*.jsonl"))
-    rollouts = [json.loads(line) for store in stores for line in store.read_text().splitlines()]
-    journal = project.lines("journal.jsonl")
-    submits = [event["at"] for event in journal if event["event"] == "submitted"]
-    ends = [event["at"] for event in journal if event["event"] == "step"]
-    gaps = [submit - end for end, submit in zip(ends, submits[1:], strict=False)]
-    lines = [line for line in project.lines("steps.jsonl") if line["step"]]
-    wall = max(ends) - min(rollout["started_at"] for rollout in rollouts)
-    sides = engine * len(lines), trainer * len(lines)
+    ran = read(project.output)
+    sides = engine * ran["num_steps"], trainer * ran["num_steps"]
+    wall = ran["wall_seconds"]
     return {
         "schedule": schedule,
         "engine_seconds": engine,
         "trainer_seconds": trainer,
-        "num_steps": len(lines),
-        "wall_seconds": round(wall, 3),
+        **ran,
         "longer_side_seconds": max(sides),
         "wall_to_longer_side": round(wall / max(sides), 4),
-        "trainer_waits_seconds_p50": round(statistics.median(gaps), 3),
         "overlap": round((sum(sides) - wall) / min(sides), 4),
-        "max_staleness": max(line["training"]["staleness/max"] for line in lines),
-        "num_stale_groups": sum(
-            line.get("stale", {}).get("by_age", 0) + line.get("stale", {}).get("by_kl", 0) for line in lines
+    }
+
+
+def read(output: Path) -> dict[str, Any]:
+    """Return what a run directory says of its steps."""
+    stores = sorted((output / "trajectories").glob("epoch-*.jsonl"))
+    rollouts = [row for store in stores for row in rows_of(store)]
+    journal, steps = rows_of(output / "journal.jsonl"), rows_of(output / "steps.jsonl")
+    began = min(rollout["started_at"] for rollout in rollouts)
+    submits = [event["at"] for event in journal if event["event"] == "submitted"]
+    ends = [event["at"] for event in journal if event["event"] == "step"]
+    gaps = [submit - end for end, submit in zip([began, *ends], submits, strict=False)]
+    lines = [line for line in steps if line["step"]]
+    stale = [line.get("stale", {}) for line in lines]
+    return {
+        "num_steps": len(lines),
+        "wall_seconds": round(max(ends) - began, 3),
+        "until_submitted_seconds": round(sum(gaps), 3),
+        "submitted_to_end_seconds": round(
+            sum(end - submit for submit, end in zip(submits, ends, strict=False)), 3
         ),
+        "trainer_waits_seconds_p50": round(statistics.median(gaps[1:]), 3),
+        "max_staleness": max(line["training"]["staleness/max"] for line in lines),
+        "num_stale_groups": sum(each.get("by_age", 0) + each.get("by_kl", 0) for each in stale),
         "rollouts_trained": sum(line["account"]["trained"] for line in lines),
         "num_rollouts": len(rollouts),
     }
 
 
-async def run_all(num_steps: int, bound: int) -> dict[str, Any]:
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+async def measure_real(num_steps: int, bound: int) -> list[dict[str, Any]]:
+    """Train the demo's model with both schedules, one after the other, on one backend."""
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="a-") as scratch:  # short: Ray's sockets lie in it
+        project = Path(scratch) / "project"
+        write_project(project)
+        arguments = ["--model", str(smollm2()), "--model-name", MODEL_NAME, "--max-seq-length", "512"]
+        arguments += ["--publication", "adapter", "--placement", "dedicated"]
+        async with running_backend(Path(scratch) / "state", *arguments) as backend:
+            for schedule in SCHEDULES:
+                finetuning = {"num_epochs": -(-num_steps * REAL_GROUPS // 16), "groups_per_step": REAL_GROUPS}
+                changes = {
+                    "finetuning": finetuning | {"schedule": schedule},
+                    "training": {"max_staleness": bound},
+                }
+                config = configure(project, backend, schedule, changes)
+                config.write_text("\n".join(_without_validation(config)))
+                await finetune(config)
+                runs.append({"schedule": schedule, **read(project / "runs" / schedule)})
+                print(runs[-1], file=sys.stderr)
+    longer = max(runs[0]["until_submitted_seconds"], runs[0]["submitted_to_end_seconds"])
+    for row in runs:
+        row["longer_side_seconds"] = longer
+        row["wall_to_longer_side"] = round(row["wall_seconds"] / longer, 4)
+    runs[1]["wall_to_synchronous"] = round(runs[1]["wall_seconds"] / runs[0]["wall_seconds"], 4)
+    return runs
+
+
+def _without_validation(config: Path) -> list[str]:
+    """Drop the validation of the demo: only steps are timed."""
+    return [line for line in config.read_text().splitlines() if not line.startswith("validation:")]
+
+
+async def learn(seed: int, bound: int) -> dict[str, Any]:
+    """Train from the base model, with a backend of its own."""
+    with tempfile.TemporaryDirectory(prefix="a-") as scratch:
+        project = Path(scratch) / "project"
+        write_project(project)
+        arguments = ["--model", str(smollm2()), "--model-name", MODEL_NAME, "--max-seq-length", "512"]
+        async with running_backend(Path(scratch) / "state", *arguments) as backend:
+            finetuning = {"num_epochs": GOAL_STEPS, "schedule": "asynchronous", "seed": seed}
+            training = {"max_staleness": bound, "learning_rate": 5e-4}
+            changes = {"model": {"seed": seed}, "finetuning": finetuning, "training": training}
+            config = configure(project, backend, "goal", changes)
+            config.write_text("\n".join(_without_validation(config)))
+            await finetune(config)
+        output = project / "runs" / "goal"
+        steps = [line for line in rows_of(output / "steps.jsonl") if line["step"]]
+        return {
+            "cpu": this_cpu(),
+            "seed": seed,
+            "bound": bound,
+            "rewards": [round(line["avg_reward"], 4) for line in steps],
+            "rollouts": [line["account"]["total"] for line in steps],
+            **read(output),
+        }
+
+
+def rollouts_to_goal(run: Mapping[str, Any]) -> int | None:
+    """Count the rollouts until the mean of three steps first reached the goal."""
+    rewards: list[float] = run["rewards"]
+    for end in range(GOAL_MEAN_OF, len(rewards) + 1):
+        if statistics.fmean(rewards[end - GOAL_MEAN_OF : end]) >= GOAL:
+            return sum(run["rollouts"][:end])
+    return None
+
+
+async def measure_goal(seeds: Sequence[int]) -> dict[str, Any]:
+    """Run what is not on file; compare the bounds seed by seed."""
+    known = {(run["seed"], run["bound"]): run for run in (rows_of(RESULTS) if RESULTS.exists() else [])}
+    for seed in seeds:
+        for bound in GOAL_BOUNDS:
+            if (seed, bound) not in known:
+                known[seed, bound] = await learn(seed, bound)
+                with RESULTS.open("a") as results:
+                    results.write(json.dumps(known[seed, bound]) + "\n")
+    counts = {key: rollouts_to_goal(run) for key, run in sorted(known.items())}
+    pairs = [
+        (counts[seed, 1], counts[seed, 0])
+        for seed in sorted({seed for seed, _ in counts})
+        if counts.get((seed, 0)) and counts.get((seed, 1))
+    ]
+    figures: dict[str, Any] = {
+        "goal": GOAL,
+        "rollouts_to_goal": {f"seed {seed}, bound {bound}": count for (seed, bound), count in counts.items()},
+    }
+    if pairs:
+        ratio = ratio_of([math.log(late / early) for late, early in pairs if late and early])
+        figures["ratio"] = round(ratio.mean, 3)
+        figures["interval_95"] = [round(ratio.low, 3), round(ratio.high, 3)]
+        figures["ratio_of_seeds"] = [round(each, 3) for each in ratio.of_seeds]
+        figures["reached"] = ratio.mean <= GOAL_LIMIT
+    return figures
+
+
+async def run_standin(num_steps: int, bound: int) -> list[dict[str, Any]]:
     """Measure both schedules with either side the longer one."""
     rows: list[dict[str, Any]] = []
     for engine, trainer in SIDES:
-        for schedule in ("synchronous", "asynchronous"):
+        for schedule in SCHEDULES:
             steps = num_steps if schedule == "asynchronous" else min(num_steps, NUM_SYNCHRONOUS_STEPS)
             rows.append(await measure(engine, trainer, schedule, steps, bound))
             print(rows[-1], file=sys.stderr)
+    return rows
+
+
+async def run_all(parts: Sequence[str], num_steps: int, bound: int, seeds: Sequence[int]) -> dict[str, Any]:
+    result: dict[str, Any] = {"bound": bound, "limit": LIMIT}
+    if "standin" in parts:
+        result["runs"] = await run_standin(num_steps, bound)
+    if "real" in parts:
+        result["real"] = await measure_real(min(num_steps, REAL_STEPS), bound)
+    if "goal" in parts:
+        result["learning"] = await measure_goal(seeds)
+    rows = [*result.get("runs", []), *result.get("real", [])]
     ahead = [row for row in rows if row["schedule"] == "asynchronous"]
-    passed = all(row["wall_to_longer_side"] <= LIMIT and row["max_staleness"] <= bound for row in ahead)
-    return {"bound": bound, "limit": LIMIT, "passed": passed, "runs": rows}
+    result["passed"] = all(
+        row["wall_to_longer_side"] <= LIMIT and row["max_staleness"] <= bound for row in ahead
+    )
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parts = ("standin", "real", "goal")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--part", nargs="+", choices=parts, default=parts[:2])
+    parser.add_argument("--seed", nargs="+", type=int, default=(0, 1, 2, 3), help="seeds of the part `goal`")
     parser.add_argument("--steps", type=int, default=16, help="steps of an asynchronous run")
     parser.add_argument("--bound", type=int, default=1, help="training.max_staleness")
     options = parser.parse_args()
-    result = asyncio.run(run_all(options.steps, options.bound))
+    result = asyncio.run(run_all(options.part, options.steps, options.bound, options.seed))
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))
     sys.exit(0 if result["passed"] else 1)
 

@@ -77,8 +77,13 @@ def ratio_of_areas(pairs: Sequence[tuple[Curve, Curve]]) -> Ratio | None:
         if min(areas) <= 0:
             return None
         ratios.append(areas[0] / areas[1])
-    low, high = _interval([math.log(ratio) for ratio in ratios])
-    return Ratio(tuple(ratios), math.exp(low), math.exp(high))
+    return ratio_of([math.log(ratio) for ratio in ratios])
+
+
+def ratio_of(logarithms: Sequence[float]) -> Ratio:
+    """Return the ratio whose logarithms were found for the seeds."""
+    low, high = _interval(logarithms)
+    return Ratio(tuple(map(math.exp, logarithms)), math.exp(low), math.exp(high))
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import string
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ _ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6, "developer": 7}
 
 def spell(text: str) -> list[int]:
     """One token a character."""
-    return [_SPELLED + ord(character) for character in text]
+    return list(_spelled(text))
+
+
+@lru_cache(maxsize=16)
+def _spelled(text: str) -> tuple[int, ...]:
+    return tuple(_SPELLED + ord(character) for character in text)
 
 
 def write_tokenizer(folder: Path, num_tokens: int) -> Path:
@@ -221,6 +227,8 @@ class StandinEngine:
         body = await self._body(request)
         if (wrong := self._model_error(body)) is not None:
             return wrong
+        if self.behaviour.answers is None and not self._keep_seen:
+            body["token_ids"] = range(len(body["token_ids"]))  # thousands of long prompts may wait here
         self.num_generating += 1
         try:
             return await self._generate_with_faults(request, body)

@@ -4,6 +4,8 @@ call ── choose ──► replica ── fault ──► ejected ── probe
                       ▲                                │
       watch: every replica is probed on a clock; one that hangs twice is ejected and its calls freed
 
+A probe that times out says nothing of the engine if this process itself was too busy to hear the answer.
+
 A rollout's calls go to one replica, which has its prefix in the cache, unless that one has far more calls
 than the least loaded one: then the call spills there, and only this call. Where more runs have adapters than
 an engine computes at once, each run has a few replicas as its homes, and its rollouts are spread over those.
@@ -15,6 +17,7 @@ import asyncio
 import hashlib
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
@@ -27,6 +30,9 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 _STRIKES_WHEN_HANGING = 2
+_BEATS_PER_PROBE = 20
+_FEWEST_BEATS = 10
+"""Of the beats in a probe's time limit: with fewer, this process was too busy to judge an engine."""
 
 
 class Replica:
@@ -79,10 +85,12 @@ class ReplicaPool:
         self._limits = limits
         self._on_change = on_change
         self._key = key
+        self._beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Start watching for replicas that hang."""
+        self._spawn(self._beat())
         self._spawn(self._watch())
 
     async def close(self) -> None:
@@ -155,9 +163,20 @@ class ReplicaPool:
             await asyncio.sleep(self._limits.probe_interval_seconds)
             await asyncio.gather(*(self._check(r) for r in list(self.replicas.values()) if r.healthy))
 
+    async def _beat(self) -> None:
+        """Count how often the event loop comes round."""
+        while True:
+            await asyncio.sleep(self._limits.probe_timeout_seconds / _BEATS_PER_PROBE)
+            self._beats += 1
+
     async def _check(self, replica: Replica) -> None:
+        began, beats = time.monotonic(), self._beats
         if await replica.engine.healthy():
             replica.strikes = 0
+            return
+        timed_out = time.monotonic() - began >= self._limits.probe_timeout_seconds
+        if timed_out and self._beats - beats < _FEWEST_BEATS:
+            _log.warning("the probe of replica %s timed out while the gateway was busy: ignored", replica.id)
             return
         replica.strikes += 1
         if replica.strikes >= _STRIKES_WHEN_HANGING and self._is_current(replica) and replica.healthy:
