@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from insitu.system.open_files import allow_open_files
 from tests.support.standin_engine import Behaviour, StandinEngine
 
-
 ENDS_PER_SECOND = 50.0
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/simulation.py --json [--part gate nodes]
 
-gate    Real gateways in front of stand-in engines (see gateways.py): the costs of a call are measured with
-        one gateway, and the simulation must then predict the calls per second with one and with two within
-        10 %.
+gate    Real gateways in front of stand-in engines (see gateways.py): what a call costs each process and how
+        long it waits otherwise is measured with one gateway; from that the simulation must predict the calls
+        per second with one and with two within 10 %.
 nodes   100 nodes with 10,000 rollouts, with the costs that were measured here for gateway and client. What a
         GPU does is not measured: the figures of engines, trainer and network are assumptions (`Plan`).
 
@@ -23,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from insitu.harness.loop.staleness import Bounds, FinishedGroup, admit, may_star
 from insitu.types import gateway_of  # noqa: E402
 
 GATE_CALLS, GATE_WIDTH, GATE_SECONDS, GATE_ROUNDS = 1500, 64, 0.2, 3
-GATE_COUNTS = (1, 2)
+ALONE_CALLS = 30
 WITHIN = 0.1
 BEFORE_SHARE = 0.5
 """Of the gateway's time for a call, what is spent before the engine has it."""
@@ -48,48 +48,61 @@ BEFORE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """CPU seconds of one call."""
+    """Seconds of CPU of one call in each process, and how long it waits besides."""
 
     client: float
     gateway: float
     engine: float
+    waiting: float = 0.0
+    """For the disk of the records."""
+    blocked: float = 0.0
+    """For each second of CPU in a saturated gateway, how long its loop stands still besides."""
 
 
 # ── the gate ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def measured(count: int) -> tuple[float, Costs]:
-    """Measure the calls per second of real gateways, and what a call costs each process; medians."""
-    body, speeds, costs = body_of(PROMPT_TOKENS), list[float](), list[Costs]()
-    async with rig(count, "--tokens", str(ANSWER_TOKENS), "--seconds", str(GATE_SECONDS)) as made:
-        for number in range(GATE_ROUNDS + 1):  # the first round warms up and is not counted
-            gateways, engines, client = made.cpu(), made.engine_cpu(), time.process_time()
-            began = time.monotonic()
-            await many(made, [f"r-{number}-{index}" for index in range(GATE_CALLS)], body, GATE_WIDTH)
-            speed = GATE_CALLS / (time.monotonic() - began)
-            spent = time.process_time() - client
-            if number:
-                speeds.append(speed)
-                costs.append(
-                    Costs(
-                        spent / GATE_CALLS,
-                        (made.cpu() - gateways) / GATE_CALLS,
-                        (made.engine_cpu() - engines) / GATE_CALLS,
-                    )
-                )
-    middle = statistics.median
-    return middle(speeds), Costs(
-        middle(cost.client for cost in costs),
-        middle(cost.gateway for cost in costs),
-        middle(cost.engine for cost in costs),
-    )
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Calls with real gateways."""
+
+    calls_per_second: float
+    costs: Costs
+
+
+async def measured(count: int, seconds: float = GATE_SECONDS) -> Measured:
+    """Measure the calls per second of real gateways, and what a call costs; engines take `seconds` for it."""
+    body = body_of(PROMPT_TOKENS)
+    async with rig(count, "--tokens", str(ANSWER_TOKENS), "--seconds", str(seconds)) as made:
+        await many(made, [f"first-{index}" for index in range(GATE_CALLS)], body, GATE_WIDTH)
+        gateways, engines, client = made.cpu(), made.engine_cpu(), time.process_time()
+        began = time.monotonic()
+        await many(made, [f"r-{index}" for index in range(GATE_CALLS)], body, GATE_WIDTH)
+        speed = GATE_CALLS / (time.monotonic() - began)
+        client, gateways, engines = (
+            spent / GATE_CALLS
+            for spent in (time.process_time() - client, made.cpu() - gateways, made.engine_cpu() - engines)
+        )
+        began = time.monotonic()
+        await many(made, [f"alone-{index}" for index in range(ALONE_CALLS)], body, 1)
+        alone = (time.monotonic() - began) / ALONE_CALLS
+    waiting = alone - seconds - client - gateways - engines
+    return Measured(speed, Costs(client, gateways, engines, max(0.0, waiting)))
+
+
+async def calibrated() -> Measured:
+    """Measure one gateway, also without any time in the engines, when the gateway is what limits."""
+    saturated = await measured(1, 0.0)
+    found = await measured(1)
+    blocked = 1 / (saturated.calls_per_second * saturated.costs.gateway) - 1
+    return Measured(found.calls_per_second, replace(found.costs, blocked=max(0.0, blocked)))
 
 
 async def predicted(count: int, costs: Costs, cores: int) -> float:
     """Simulate the same calls on a machine with so many cores; return the calls per second."""
     shared = machine(cores)
     client, room = Process(shared), asyncio.Semaphore(GATE_WIDTH)
-    gateways = [Process(shared) for _ in range(count)]
+    gateways = [Process(shared, costs.blocked) for _ in range(count)]
     engines = [Process(shared) for _ in range(2)]
     urls = [f"http://gateway-{number}" for number in range(count)]
     drawn = random.Random(0)
@@ -101,7 +114,7 @@ async def predicted(count: int, costs: Costs, cores: int) -> float:
             await client.compute(costs.client / 2)
             await gateway.compute(costs.gateway * BEFORE_SHARE)
             await engine.compute(costs.engine / 2)
-            await asyncio.sleep(GATE_SECONDS)
+            await asyncio.sleep(GATE_SECONDS + costs.waiting)
             await engine.compute(costs.engine / 2)
             await gateway.compute(costs.gateway * (1 - BEFORE_SHARE))
             await client.compute(costs.client / 2)
@@ -111,20 +124,25 @@ async def predicted(count: int, costs: Costs, cores: int) -> float:
 
 
 def gate_part(cores: int) -> dict[str, Any]:
+    """Calibrate and predict in each round, as the machine's speed drifts; the median error decides."""
     figures: dict[str, Any] = {}
-    costs: Costs | None = None
-    for count in GATE_COUNTS:
-        real, found = asyncio.run(measured(count))
-        costs = costs or found
-        simulated = virtually(predicted(count, costs, cores))
+    rounds = list[dict[int, Measured]]()
+    for _ in range(GATE_ROUNDS):
+        rounds.append({1: asyncio.run(calibrated()), 2: asyncio.run(measured(2))})
+    for count in (1, 2):
+        real = [each[count].calls_per_second for each in rounds]
+        simulated = [virtually(predicted(count, each[1].costs, cores)) for each in rounds]
+        errors = [guess / speed - 1 for guess, speed in zip(simulated, real, strict=True)]
         figures[f"gate_{count}"] = {
-            "measured_calls_per_second": round(real, 1),
-            "predicted_calls_per_second": round(simulated, 1),
-            "error": round(simulated / real - 1, 3),
+            "measured_calls_per_second": [round(speed, 1) for speed in real],
+            "predicted_calls_per_second": [round(speed, 1) for speed in simulated],
+            "errors": [round(error, 3) for error in errors],
+            "error": round(statistics.median(errors), 3),
         }
-    assert costs is not None
-    figures["cost_us"] = {name: round(value * 1e6) for name, value in asdict(costs).items()}
-    figures["gate_passed"] = all(abs(figures[f"gate_{count}"]["error"]) <= WITHIN for count in GATE_COUNTS)
+    figures["costs"] = {
+        name: [round(getattr(each[1].costs, name), 6) for each in rounds] for name in Costs.__slots__
+    }
+    figures["gate_passed"] = all(abs(figures[f"gate_{count}"]["error"]) <= WITHIN for count in (1, 2))
     return figures
 
 
@@ -356,9 +374,6 @@ def main() -> None:
     parts = ("gate", "nodes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
-    parser.add_argument(
-        "--costs-us", nargs=2, type=float, metavar=("CLIENT", "GATEWAY"), help="instead of the measured ones"
-    )
     given = parser.parse_args()
     figures: dict[str, Any] = {
         "cpu": this_cpu(),
@@ -369,11 +384,7 @@ def main() -> None:
         figures |= gate_part(os.cpu_count() or 1)
         passed = figures["gate_passed"]
     if "nodes" in given.part and passed:
-        if given.costs_us is not None:
-            client, gateway = given.costs_us
-        else:
-            client, gateway = figures["cost_us"]["client"], figures["cost_us"]["gateway"]
-        costs = Costs(client / 1e6, gateway / 1e6, 0.0)
+        costs = Costs(**{name: statistics.median(each) for name, each in figures["costs"].items()})
         figures["nodes"] = nodes_part(costs, {"one harness": Plan(), "eight harnesses": Plan(harnesses=8)})
     show(figures, as_json=given.json)
     raise SystemExit(0 if passed else 1)

@@ -100,14 +100,22 @@ def machine(cores: int) -> Shared:
 
 @dataclass(slots=True)
 class Process:
-    """A process with one thread: it does one thing after the other."""
+    """A process with one event loop: what it computes at once takes turns."""
 
     machine: Shared
+    blocked: float = 0.0
+    """For each second of CPU, how long the loop stands still otherwise: for another thread, or a page."""
+    turn_seconds: float = 0.00025
+    """CPU time between two awaits."""
     seconds: float = 0.0
     """CPU time so far."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def compute(self, seconds: float) -> None:
-        async with self._turn:
-            self.seconds += seconds
-            await self.machine.use(seconds)
+        self.seconds += seconds
+        while seconds > 0:
+            now = min(seconds, self.turn_seconds)
+            seconds -= now
+            async with self._turn:
+                await self.machine.use(now)
+                await asyncio.sleep(now * self.blocked)

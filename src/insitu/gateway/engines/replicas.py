@@ -45,6 +45,8 @@ class Replica:
         self.healthy = True
         self.in_flight = 0
         self.strikes = 0
+        self.probed = False
+        """True while a probe is under way."""
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -159,9 +161,14 @@ class ReplicaPool:
             delay = min(max(delay * 2, _FIRST_BACKOFF_SECONDS), _MAX_BACKOFF_SECONDS)
 
     async def _watch(self) -> None:
+        """Probe one replica after the other, all within an interval: a hundred at once would delay calls."""
         while True:
-            await asyncio.sleep(self._limits.probe_interval_seconds)
-            await asyncio.gather(*(self._check(r) for r in list(self.replicas.values()) if r.healthy))
+            healthy = [replica for replica in self.replicas.values() if replica.healthy]
+            pause = self._limits.probe_interval_seconds / max(1, len(healthy))
+            for replica in healthy or [None]:
+                await asyncio.sleep(pause)
+                if replica is not None and replica.healthy and not replica.probed:
+                    self._spawn(self._check(replica))
 
     async def _beat(self) -> None:
         """Count how often the event loop comes round."""
@@ -171,7 +178,12 @@ class ReplicaPool:
 
     async def _check(self, replica: Replica) -> None:
         began, beats = time.monotonic(), self._beats
-        if await replica.engine.healthy():
+        replica.probed = True
+        try:
+            healthy = await replica.engine.healthy()
+        finally:
+            replica.probed = False
+        if healthy:
             replica.strikes = 0
             return
         timed_out = time.monotonic() - began >= self._limits.probe_timeout_seconds

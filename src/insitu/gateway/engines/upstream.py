@@ -19,6 +19,8 @@ from insitu.gateway.shared.settings import Limits
 GENERATE_PATH = "/inference/v1/generate"
 _HEADERS = {"content-type": "application/json"}
 _SHOWN_CHARS = 500
+_KEEP_SECONDS = 3.0
+"""Time that an idle connection is kept: less than an engine keeps it, or calls would meet closed ones."""
 
 
 class _Card(TypedDict, total=False):
@@ -55,7 +57,7 @@ class Engine:
         """By token: True if a generation stops there; learned on first use, for demonstrations."""
         self._limits = limits
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
             auto_decompress=False,
             headers=engine_door.headers(key),

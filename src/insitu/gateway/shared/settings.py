@@ -56,7 +56,8 @@ class Limits:
     generate_seconds: float = 900.0
     stream_interval: int = 8
     """Tokens in a chunk of the engine's stream, after the first token."""
-    probe_interval_seconds: float = 3.0
+    probe_interval_seconds: float = 2.5
+    """Less than a connection to an engine is kept, so that a probe needs no new one."""
     probe_timeout_seconds: float = 10.0
     drain_seconds: float = DRAIN_SECONDS
     """Time that calls under way have to finish when the process stops; then they are broken off."""
