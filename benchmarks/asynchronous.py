@@ -9,8 +9,8 @@ real      Everything is real: SmolLM2-135M learns to add, vLLM on one core, the 
           sides are those of the synchronous run: until a step is submitted, and from there to its end.
 
 goal      Everything is real, and the runs of each seed differ in the bound alone, 0 and 1: how many rollouts
-          until the mean reward of three steps reaches 0.6. A run is kept in `results/asynchronous.jsonl` and
-          not repeated; each takes some minutes, so seeds may be measured one by one.
+          until the mean reward of three steps reaches 0.6, where the run is stopped. It is kept in
+          `results/asynchronous.jsonl` and not repeated; seeds may be measured one by one.
 
 Wall time: from the start of the first rollout to the end of the last step. One fill of the pipeline is part
 of it: (steps × longer + shorter) is the least.
@@ -61,6 +61,7 @@ SCHEDULES = ("synchronous", "asynchronous")
 GOAL, GOAL_STEPS, GOAL_MEAN_OF = 0.6, 32, 3
 GOAL_BOUNDS = (0, 1)
 GOAL_LIMIT = 1.15
+LOOK_SECONDS = 1.0
 RESULTS = ROOT / "benchmarks" / "results" / "asynchronous.jsonl"
 
 
@@ -139,7 +140,8 @@ def read(output: Path) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    """Return the whole lines of a file that may still grow."""
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 async def measure_real(num_steps: int, bound: int) -> list[dict[str, Any]]:
@@ -187,17 +189,25 @@ async def learn(seed: int, bound: int) -> dict[str, Any]:
             changes = {"model": {"seed": seed}, "finetuning": finetuning, "training": training}
             config = configure(project, backend, "goal", changes)
             config.write_text("\n".join(_without_validation(config)))
-            await finetune(config)
-        output = project / "runs" / "goal"
-        steps = [line for line in rows_of(output / "steps.jsonl") if line["step"]]
-        return {
-            "cpu": this_cpu(),
-            "seed": seed,
-            "bound": bound,
-            "rewards": [round(line["avg_reward"], 4) for line in steps],
-            "rollouts": [line["account"]["total"] for line in steps],
-            **read(output),
-        }
+            output = project / "runs" / "goal"
+            training_task = asyncio.create_task(finetune(config))
+            while not training_task.done() and rollouts_to_goal(curve(output)) is None:
+                await asyncio.wait([training_task], timeout=LOOK_SECONDS)
+            if training_task.done():
+                training_task.result()
+            training_task.cancel()
+            await asyncio.wait([training_task])
+        return {"cpu": this_cpu(), "seed": seed, "bound": bound, **curve(output), **read(output)}
+
+
+def curve(output: Path) -> dict[str, Any]:
+    """Return the mean reward of each step so far, and its rollouts."""
+    path = output / "steps.jsonl"
+    steps = [line for line in rows_of(path) if line["step"]] if path.exists() else []
+    return {
+        "rewards": [round(line["avg_reward"], 4) for line in steps],
+        "rollouts": [line["account"]["total"] for line in steps],
+    }
 
 
 def rollouts_to_goal(run: Mapping[str, Any]) -> int | None:

@@ -57,7 +57,13 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--gated", action="store_true")
-    parser.add_argument("--seconds", type=float, default=0.0, help="time of a generation")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        nargs=2,
+        default=(0.0, 0.0),
+        help="the least and the most time of a generation",
+    )
     parser.add_argument("--tokens", type=int, default=200, help="of an answer")
     parser.add_argument(
         "--root", required=True, help="the directory of a tokenizer that write_tokenizer wrote"
@@ -65,7 +71,7 @@ def main() -> None:
     given = parser.parse_args()
     allow_open_files()
     behaviour = Behaviour(
-        delay_seconds=(given.seconds, given.seconds),
+        delay_seconds=tuple(given.seconds),
         texts=["x" * given.tokens],
         root=given.root,
         keeps_interval=True,

@@ -2,14 +2,14 @@
 
     python benchmarks/simulation.py --json [--part gate nodes]
 
-gate    Real gateways in front of stand-in engines (see gateways.py): what a call costs each process and how
-        long it waits otherwise is measured with one gateway; from that the simulation must predict the calls
-        per second with one and with two within 10 %.
+gate    Real gateways in front of stand-in engines (see gateways.py), one and two of them: from the CPU time
+        that a call costs each process the simulation must predict the calls per second within 10 %.
 nodes   100 nodes with 10,000 rollouts, with the costs that were measured here for gateway and client. What a
         GPU does is not measured: the figures of engines, trainer and network are assumptions (`Plan`).
 
 Real are the choice of a gateway and of an engine (`gateway_of`, `ReplicaPool.choose`), the capacity rule and
-the admission of groups (`may_start`, `admit`). Time, processors and networks are simulated.
+the admission of groups (`may_start`, `admit`), and the order of runs (`FairShares`). Time, processors and
+networks are simulated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -33,15 +35,21 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.figures import show  # noqa: E402
 from benchmarks.gateways import ANSWER_TOKENS, PROMPT_TOKENS, body_of, many, rig  # noqa: E402
 from benchmarks.virtual_time import Process, Shared, VirtualLoop, machine  # noqa: E402
+from insitu.backend.fair_share import FairShares  # noqa: E402
+from insitu.backend.ledger.rows import Job  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.gateway.engines.replicas import ReplicaPool  # noqa: E402
 from insitu.gateway.shared.settings import Limits  # noqa: E402
-from insitu.harness.loop.staleness import Bounds, FinishedGroup, admit, may_start  # noqa: E402
+from insitu.harness.loop.staleness import Admission, Bounds, FinishedGroup, admit, may_start  # noqa: E402
 from insitu.types import gateway_of  # noqa: E402
 
-GATE_CALLS, GATE_WIDTH, GATE_SECONDS, GATE_ROUNDS = 1500, 64, 0.2, 3
+GATE_CALLS, GATE_WIDTH, GATE_ROUNDS = 1500, 64, 3
+GATE_SECONDS = (0.1, 0.5)
+"""An engine's time for a call: evenly distributed, since generations of one length would march in step."""
 ALONE_CALLS = 30
 WITHIN = 0.1
+WHOLE = 1.0
+"""A turn that no call exceeds: with thousands of calls at once, turns within a call would cost hours."""
 BEFORE_SHARE = 0.5
 """Of the gateway's time for a call, what is spent before the engine has it."""
 
@@ -70,32 +78,46 @@ class Measured:
     costs: Costs
 
 
-async def measured(count: int, seconds: float = GATE_SECONDS) -> Measured:
+def taken() -> float:
+    """Return the seconds for which the machine's cores were not idle.
+
+    They are more than the processes' own: there are interrupts, and other machines on the same host.
+    """
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait
+
+
+async def measured(count: int, seconds: tuple[float, float] = GATE_SECONDS) -> Measured:
     """Measure the calls per second of real gateways, and what a call costs; engines take `seconds` for it."""
     body = body_of(PROMPT_TOKENS)
-    async with rig(count, "--tokens", str(ANSWER_TOKENS), "--seconds", str(seconds)) as made:
+    async with rig(count, "--tokens", str(ANSWER_TOKENS), "--seconds", *map(str, seconds)) as made:
         await many(made, [f"first-{index}" for index in range(GATE_CALLS)], body, GATE_WIDTH)
         gateways, engines, client = made.cpu(), made.engine_cpu(), time.process_time()
-        began = time.monotonic()
+        machine_before, began = taken(), time.monotonic()
         await many(made, [f"r-{index}" for index in range(GATE_CALLS)], body, GATE_WIDTH)
         speed = GATE_CALLS / (time.monotonic() - began)
-        client, gateways, engines = (
-            spent / GATE_CALLS
-            for spent in (time.process_time() - client, made.cpu() - gateways, made.engine_cpu() - engines)
-        )
+        spent = (time.process_time() - client, made.cpu() - gateways, made.engine_cpu() - engines)
+        besides = (taken() - machine_before) / sum(spent)
+        client, gateways, engines = (seconds * besides / GATE_CALLS for seconds in spent)
         began = time.monotonic()
         await many(made, [f"alone-{index}" for index in range(ALONE_CALLS)], body, 1)
         alone = (time.monotonic() - began) / ALONE_CALLS
-    waiting = alone - seconds - client - gateways - engines
+    waiting = alone - sum(seconds) / 2 - client - gateways - engines
     return Measured(speed, Costs(client, gateways, engines, max(0.0, waiting)))
 
 
-async def calibrated() -> Measured:
-    """Measure one gateway, also without any time in the engines, when the gateway is what limits."""
-    saturated = await measured(1, 0.0)
-    found = await measured(1)
+async def one_round() -> dict[int, Measured]:
+    """Measure one gateway without any time in the engines, when it alone limits, then one and two."""
+    saturated = await measured(1, (0.0, 0.0))
     blocked = 1 / (saturated.calls_per_second * saturated.costs.gateway) - 1
-    return Measured(found.calls_per_second, replace(found.costs, blocked=max(0.0, blocked)))
+    found = {count: await measured(count) for count in (1, 2)}
+    return {
+        count: Measured(
+            each.calls_per_second,
+            replace(each.costs, waiting=saturated.costs.waiting, blocked=max(0.0, blocked)),
+        )
+        for count, each in found.items()
+    }
 
 
 async def predicted(count: int, costs: Costs, cores: int) -> float:
@@ -114,7 +136,7 @@ async def predicted(count: int, costs: Costs, cores: int) -> float:
             await client.compute(costs.client / 2)
             await gateway.compute(costs.gateway * BEFORE_SHARE)
             await engine.compute(costs.engine / 2)
-            await asyncio.sleep(GATE_SECONDS + costs.waiting)
+            await asyncio.sleep(drawn.uniform(*GATE_SECONDS) + costs.waiting)
             await engine.compute(costs.engine / 2)
             await gateway.compute(costs.gateway * (1 - BEFORE_SHARE))
             await client.compute(costs.client / 2)
@@ -124,14 +146,15 @@ async def predicted(count: int, costs: Costs, cores: int) -> float:
 
 
 def gate_part(cores: int) -> dict[str, Any]:
-    """Calibrate and predict in each round, as the machine's speed drifts; the median error decides."""
+    """Measure and predict in each round, as the machine's speed drifts; the median error decides.
+
+    Costs are those of the calls that are predicted: with both cores busy, the same work takes more time.
+    """
     figures: dict[str, Any] = {}
-    rounds = list[dict[int, Measured]]()
-    for _ in range(GATE_ROUNDS):
-        rounds.append({1: asyncio.run(calibrated()), 2: asyncio.run(measured(2))})
+    rounds = [asyncio.run(one_round()) for _ in range(GATE_ROUNDS)]
     for count in (1, 2):
         real = [each[count].calls_per_second for each in rounds]
-        simulated = [virtually(predicted(count, each[1].costs, cores)) for each in rounds]
+        simulated = [virtually(predicted(count, each[count].costs, cores)) for each in rounds]
         errors = [guess / speed - 1 for guess, speed in zip(simulated, real, strict=True)]
         figures[f"gate_{count}"] = {
             "measured_calls_per_second": [round(speed, 1) for speed in real],
@@ -139,9 +162,9 @@ def gate_part(cores: int) -> dict[str, Any]:
             "errors": [round(error, 3) for error in errors],
             "error": round(statistics.median(errors), 3),
         }
-    figures["costs"] = {
-        name: [round(getattr(each[1].costs, name), 6) for each in rounds] for name in Costs.__slots__
-    }
+        figures[f"costs_{count}"] = {
+            name: [round(getattr(each[count].costs, name), 6) for each in rounds] for name in Costs.__slots__
+        }
     figures["gate_passed"] = all(abs(figures[f"gate_{count}"]["error"]) <= WITHIN for count in (1, 2))
     return figures
 
@@ -163,13 +186,17 @@ class Plan:
     """A cluster, what runs on it, and assumptions about its GPUs."""
 
     nodes: int = 100
-    engines_per_node: int = 8
-    cores_per_node: int = 32
+    """Each with one engine over all its GPUs; gateways and trainer are on machines of their own."""
+    gateways: int = 8
+    cores: int = 32
+    """Of the machine with the gateways, and of each machine with agents."""
+    runs: int = 1
     rollouts: int = 10_000
-    """In flight at once."""
+    """In flight at once, of all runs."""
     generations: int = 8
     groups_per_step: int = 640
-    steps: int = 6
+    """Of all runs: each has its share."""
+    steps: int = 3
     bound: int = 1
     turns: int = 4
     output_tokens: int = 400
@@ -185,28 +212,87 @@ class Plan:
     """Assumed: 10 Gbit/s out of the trainer's node."""
     load_seconds: float = 1.0
     """Assumed: for an engine to load an adapter that is there."""
-    harnesses: int = 1
-    """Processes of `insitu finetune`, or rather of agents, that the rollouts are spread over."""
+    harnesses: int = 8
+    """Processes in which the agents of a run are."""
 
 
 @dataclass(slots=True)
-class Node:
-    """A machine with its gateway and engines."""
+class Gateway:
+    """A gateway's process, and its own view of all engines."""
 
-    gateway: Process
+    process: Process
     pool: ReplicaPool
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A step that waits for the trainer."""
+
+    run: str
+    tokens: int
+    trained: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Gateways, engines and a trainer that all runs share; the next job is chosen as the backend does."""
+
+    plan: Plan
+    gateways: dict[str, Gateway]
     engines: dict[str, Shared]
+    link: Shared = field(default_factory=lambda: Shared(lambda users: 1.0 / users))
+    shares: FairShares = field(default_factory=FairShares)
+    queue: list[Submitted] = field(default_factory=list[Submitted])
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    train_seconds: float = 0.0
+    publications: list[float] = field(default_factory=list[float])
+
+    async def train(self, run: str, tokens: int) -> None:
+        """Wait until a step has been trained and published."""
+        submitted = Submitted(run, tokens, asyncio.get_running_loop().create_future())
+        self.queue.append(submitted)
+        self.arrived.set()
+        await submitted.trained
+
+    async def work(self) -> None:
+        """Train one step after the other."""
+        while True:
+            oldest = {each.run: each for each in reversed(self.queue)}
+            chosen = self.shares.next(cast("list[Job]", sorted(oldest.values(), key=self.queue.index)))
+            if chosen is None:
+                self.arrived.clear()
+                await self.arrived.wait()
+                continue
+            job = cast("Submitted", chosen)
+            self.queue.remove(job)
+            self.shares.charge(job.run, job.tokens)
+            seconds = job.tokens / self.plan.train_tokens_per_second
+            self.train_seconds += seconds
+            await asyncio.sleep(seconds)
+            await self.publish()
+            job.trained.set_result(None)
+
+    async def publish(self) -> None:
+        """Send the adapter to all nodes at once over one link; each engine loads it."""
+        began, plan = asyncio.get_running_loop().time(), self.plan
+
+        async def to_node() -> None:
+            await self.link.use(plan.adapter_bytes / plan.link_bytes_per_second)
+            await asyncio.sleep(plan.load_seconds)
+
+        await asyncio.gather(*[to_node() for _ in range(plan.nodes)])
+        self.publications.append(asyncio.get_running_loop().time() - began)
 
 
 @dataclass(slots=True)
 class Run:
     """One asynchronous run on the cluster, with the real rules."""
 
-    plan: Plan
+    name: str
+    cluster: Cluster
     costs: Costs
-    nodes: dict[str, Node]
     harnesses: list[Process]
-    drawn: random.Random = field(default_factory=lambda: random.Random(0))
+    drawn: random.Random
     version: int = 0
     training: bool = False
     running: int = 0
@@ -216,20 +302,23 @@ class Run:
     finished_rollouts: int = 0
     ages: Counter[int] = field(default_factory=Counter[int])
     stale: int = 0
-    publications: list[float] = field(default_factory=list[float])
-    train_seconds: float = 0.0
+    trained_tokens: int = 0
     waited_seconds: float = 0.0
     calls: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def groups_per_step(self) -> int:
+        return self.cluster.plan.groups_per_step // self.cluster.plan.runs
+
     def may_start(self) -> bool:
-        plan = self.plan
-        if (self.running + 1) * plan.generations > plan.rollouts:
+        plan = self.cluster.plan
+        if (self.running + 1) * plan.generations > plan.rollouts // plan.runs:
             return False
         under_way = self.running + len(self.waiting)
         left = plan.steps - self.version
         return may_start(
-            [under_way], plan.groups_per_step, plan.bound, training=self.training, steps_left=left
+            [under_way], self.groups_per_step, plan.bound, training=self.training, steps_left=left
         )
 
     def fill(self, tasks: asyncio.TaskGroup) -> None:
@@ -239,7 +328,7 @@ class Run:
             tasks.create_task(self.group(number))
 
     async def group(self, number: int) -> None:
-        ids = [f"run.{number}.{generation}" for generation in range(self.plan.generations)]
+        ids = [f"{self.name}.{number}.{place}" for place in range(self.cluster.plan.generations)]
         harness = self.harnesses[number % len(self.harnesses)]
         ended = await asyncio.gather(*[self.rollout(rollout, harness) for rollout in ids])
         self.running -= 1
@@ -249,19 +338,19 @@ class Run:
 
     async def rollout(self, rollout_id: str, harness: Process) -> tuple[int, int]:
         """Run all turns; return the tokens, and the version that answered the first."""
-        plan, costs, oldest, total = self.plan, self.costs, self.version, 0
-        urls = list(self.nodes)
-        node = self.nodes[gateway_of(urls, rollout_id)]
+        plan, costs, oldest, total = self.cluster.plan, self.costs, self.version, 0
+        gateway = self.cluster.gateways[gateway_of(list(self.cluster.gateways), rollout_id)]
         for turn in range(plan.turns):
             tokens = max(1, round(self.drawn.expovariate(1 / plan.output_tokens)))
             await harness.compute(costs.client / 2)
-            await node.gateway.compute(costs.gateway * BEFORE_SHARE)
-            replica = node.pool.choose(rollout_id)
+            await gateway.process.compute(costs.gateway * BEFORE_SHARE)
+            replica = gateway.pool.choose(rollout_id)
             assert replica is not None
             oldest = self.version if turn == 0 else oldest
             with replica.leased():
-                await node.engines[replica.id].use(tokens)
-            await node.gateway.compute(costs.gateway * (1 - BEFORE_SHARE))
+                await self.cluster.engines[replica.id].use(tokens)
+            await gateway.process.compute(costs.gateway * (1 - BEFORE_SHARE))
+            await asyncio.sleep(costs.waiting)
             await harness.compute(costs.client / 2)
             self.calls += 1
             total += tokens
@@ -269,17 +358,10 @@ class Run:
         return total, oldest
 
     async def train(self, tasks: asyncio.TaskGroup) -> None:
-        plan, link = self.plan, Shared(lambda users: 1.0 / users)
+        plan = self.cluster.plan
         while self.version < plan.steps:
             began = asyncio.get_running_loop().time()
-            while True:
-                self.fill(tasks)
-                bounds = Bounds(plan.bound, plan.bound)
-                found = admit(
-                    list(self.waiting.values()), self.version, bounds, plan.groups_per_step, more=True
-                )
-                if found is not None:
-                    break
+            while (found := self.admitted(tasks)) is None:
                 self.changed.clear()
                 await self.changed.wait()
             self.waited_seconds += asyncio.get_running_loop().time() - began
@@ -290,81 +372,89 @@ class Run:
             self.waiting = {n: each for n, each in self.waiting.items() if n not in found.used}
             self.training = True
             self.fill(tasks)
-            seconds = tokens / plan.train_tokens_per_second
-            self.train_seconds += seconds
-            await asyncio.sleep(seconds)
-            await self.publish(link)
+            await self.cluster.train(self.name, tokens)
+            self.trained_tokens += tokens
             self.version += 1
             self.training = False
 
-    async def publish(self, link: Shared) -> None:
-        """Send the adapter to all nodes at once over one link; each engine loads it."""
-        began, plan = asyncio.get_running_loop().time(), self.plan
-
-        async def to_node() -> None:
-            await link.use(plan.adapter_bytes / plan.link_bytes_per_second)
-            await asyncio.sleep(plan.load_seconds)
-
-        await asyncio.gather(*[to_node() for _ in range(plan.nodes)])
-        self.publications.append(asyncio.get_running_loop().time() - began)
+    def admitted(self, tasks: asyncio.TaskGroup) -> Admission | None:
+        self.fill(tasks)
+        bound = self.cluster.plan.bound
+        waiting = [self.waiting[number] for number in sorted(self.waiting)]
+        return admit(waiting, self.version, Bounds(bound, bound), self.groups_per_step, more=True)
 
 
-def make_run(plan: Plan, costs: Costs) -> Run:
-    nodes: dict[str, Node] = {}
-
+def make_cluster(plan: Plan, costs: Costs) -> Cluster:
     def speed(users: int) -> float:
         return 1.0 / (plan.token_seconds + plan.token_seconds_per_sequence * users)
 
-    for number in range(plan.nodes):
+    names = [f"replica-{number}" for number in range(plan.nodes)]
+    head, gateways = machine(plan.cores), dict[str, Gateway]()
+    for number in range(plan.gateways):
         pool = ReplicaPool(Limits(), lambda: None, "")
-        names = [f"replica-{number}-{place}" for place in range(plan.engines_per_node)]
         pool.sync({name: f"http://{name}" for name in names})
-        engines = {name: Shared(speed) for name in names}
-        nodes[f"http://node-{number}:8000"] = Node(Process(machine(plan.cores_per_node)), pool, engines)
-    return Run(plan, costs, nodes, [Process(machine(plan.cores_per_node)) for _ in range(plan.harnesses)])
+        gateways[f"http://head:{8000 + number}"] = Gateway(Process(head, costs.blocked, WHOLE), pool)
+    return Cluster(plan, gateways, {name: Shared(speed) for name in names})
 
 
-async def simulate(make: Callable[[], Run]) -> dict[str, Any]:
-    run = make()
+async def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
+    cluster = make_cluster(plan, costs)
+    runs = list[Run]()
+    for number in range(plan.runs):
+        agents = machine(plan.cores)
+        harnesses = [Process(agents, turn_seconds=WHOLE) for _ in range(plan.harnesses)]
+        runs.append(Run(f"run-{number}", cluster, costs, harnesses, random.Random(number)))
     async with asyncio.TaskGroup() as tasks:
-        training = tasks.create_task(run.train(tasks))
-        await training
-        seconds = asyncio.get_running_loop().time()
-        figures = figures_of(run, seconds)
-    for node in run.nodes.values():
-        await node.pool.close()
+        trainer = tasks.create_task(cluster.work())
+        await asyncio.gather(*[tasks.create_task(run.train(tasks)) for run in runs])
+        trainer.cancel()
+        figures = figures_of(cluster, runs, asyncio.get_running_loop().time())
+    for gateway in cluster.gateways.values():
+        await gateway.pool.close()
     return figures
 
 
-def figures_of(run: Run, seconds: float) -> dict[str, Any]:
-    engines = [engine for node in run.nodes.values() for engine in node.engines.values()]
+def figures_of(cluster: Cluster, runs: Sequence[Run], seconds: float) -> dict[str, Any]:
+    engines, gateways = cluster.engines.values(), cluster.gateways.values()
+    harnesses = [harness for run in runs for harness in run.harnesses]
     shares = {
-        "harness": max(harness.seconds for harness in run.harnesses) / seconds,
-        "busiest gateway": max(node.gateway.seconds for node in run.nodes.values()) / seconds,
+        "harness": max(harness.seconds for harness in harnesses) / seconds,
+        "busiest gateway": max(gateway.process.seconds for gateway in gateways) / seconds,
         "engines": statistics.mean(engine.busy for engine in engines) / seconds,
-        "trainer": (run.train_seconds + sum(run.publications)) / seconds,
+        "trainer": (cluster.train_seconds + sum(cluster.publications)) / seconds,
     }
+    ages = sum((run.ages for run in runs), Counter[int]())
+    most = [engine.most for engine in engines]
+    tokens = [run.trained_tokens for run in runs]
     return {
         "simulated_seconds": round(seconds, 1),
-        "rollouts_per_minute": round(run.finished_rollouts / seconds * 60),
-        "calls_per_second": round(run.calls / seconds, 1),
-        "step_seconds": round(seconds / run.version, 1),
-        "trainer_waited_share": round(run.waited_seconds / seconds, 3),
-        "publication_seconds": round(statistics.median(run.publications), 1),
-        "groups_by_age": {str(age): count for age, count in sorted(run.ages.items())},
-        "stale_groups": run.stale,
-        "most_calls_on_an_engine": max(engine.most for engine in engines),
-        "mean_of_the_most": round(statistics.mean(engine.most for engine in engines), 1),
+        "rollouts_per_minute": round(sum(run.finished_rollouts for run in runs) / seconds * 60),
+        "calls_per_second": round(sum(run.calls for run in runs) / seconds, 1),
+        "steps_per_hour_of_a_run": round(runs[0].version / seconds * 3600, 1),
+        "waited_for_rollouts_share": round(sum(run.waited_seconds for run in runs) / len(runs) / seconds, 3),
+        "publication_seconds": round(statistics.median(cluster.publications), 1),
+        "groups_by_age": {str(age): count for age, count in sorted(ages.items())},
+        "stale_groups": sum(run.stale for run in runs),
+        "most_calls_on_an_engine": max(most),
+        "mean_of_the_most": round(statistics.mean(most), 1),
+        "tokens_of_a_run_to_mean": round(max(tokens) / statistics.mean(tokens), 3),
         "share_of_time": {name: round(share, 3) for name, share in shares.items()},
         "limit": max(shares, key=lambda name: shares[name]),
     }
 
 
-def nodes_part(costs: Costs, plans: dict[str, Plan]) -> dict[str, Any]:
-    return {
-        name: {"plan": asdict(plan), **virtually(simulate(lambda plan=plan: make_run(plan, costs)))}
-        for name, plan in plans.items()
-    }
+PLANS = {
+    "one run": Plan(),
+    "one gateway": Plan(gateways=1),
+    "one process of agents": Plan(harnesses=1),
+    "ten runs": Plan(runs=10),
+}
+
+
+def nodes_part(costs: Costs) -> dict[str, Any]:
+    """Simulate each plan; say how it differs from the first."""
+    known = asdict(PLANS["one run"])
+    return {"plan": known} | {name: virtually(simulate(plan, costs)) for name, plan in PLANS.items()}
 
 
 def main() -> None:
@@ -384,8 +474,8 @@ def main() -> None:
         figures |= gate_part(os.cpu_count() or 1)
         passed = figures["gate_passed"]
     if "nodes" in given.part and passed:
-        costs = Costs(**{name: statistics.median(each) for name, each in figures["costs"].items()})
-        figures["nodes"] = nodes_part(costs, {"one harness": Plan(), "eight harnesses": Plan(harnesses=8)})
+        costs = Costs(**{name: statistics.median(each) for name, each in figures["costs_1"].items()})
+        figures["nodes"] = nodes_part(costs)
     show(figures, as_json=given.json)
     raise SystemExit(0 if passed else 1)
 

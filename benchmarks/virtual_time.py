@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,12 +33,6 @@ class _Jumping(selectors.SelectSelector):
 
 
 @dataclass(slots=True)
-class _Use:
-    left: float
-    done: asyncio.Future[None]
-
-
-@dataclass(slots=True)
 class Shared:
     """A resource that serves all its users at once, each at a speed that depends on how many there are."""
 
@@ -45,10 +40,15 @@ class Shared:
     """Work per second for each of so many users."""
     busy: float = 0.0
     """Seconds in which it had at least one user."""
-    worked: float = 0.0
     most: int = 0
     """The most users at once."""
-    _uses: list[_Use] = field(default_factory=list["_Use"])
+    _given: float = 0.0
+    """Work that a user has got who was there from the start."""
+    _uses: list[tuple[float, int, asyncio.Future[None]]] = field(
+        default_factory=list[tuple[float, int, asyncio.Future[None]]]
+    )
+    """A heap: how much must have been given for a use to end."""
+    _count: int = 0
     _since: float = 0.0
     _timer: asyncio.TimerHandle | None = None
 
@@ -57,20 +57,18 @@ class Shared:
         if work <= 0:
             return
         self._advance()
-        use = _Use(work, asyncio.get_running_loop().create_future())
-        self._uses.append(use)
+        self._count += 1
+        done = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._uses, (self._given + work, self._count, done))
         self.most = max(self.most, len(self._uses))
-        self.worked += work
         self._plan()
-        await use.done
+        await done
 
     def _advance(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._uses:
-            done = (now - self._since) * self.speed(len(self._uses))
+            self._given += (now - self._since) * self.speed(len(self._uses))
             self.busy += now - self._since
-            for use in self._uses:
-                use.left -= done
         self._since = now
 
     def _plan(self) -> None:
@@ -78,18 +76,15 @@ class Shared:
             self._timer.cancel()
             self._timer = None
         if self._uses:
-            least = min(use.left for use in self._uses)
-            delay = max(0.0, least) / self.speed(len(self._uses))
+            delay = max(0.0, self._uses[0][0] - self._given) / self.speed(len(self._uses))
             self._timer = asyncio.get_running_loop().call_later(delay, self._ended)
 
     def _ended(self) -> None:
         self._timer = None
         self._advance()
-        least = min(use.left for use in self._uses)
-        over = [use for use in self._uses if use.left <= max(least, 0.0) + 1e-12]
-        self._uses = [use for use in self._uses if use not in over]
-        for use in over:
-            use.done.set_result(None)
+        self._given = max(self._given, self._uses[0][0])
+        while self._uses and self._uses[0][0] <= self._given + 1e-12:
+            heapq.heappop(self._uses)[2].set_result(None)
         self._plan()
 
 

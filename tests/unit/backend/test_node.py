@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("ray", reason="nodes are Ray's")
 
 from insitu.backend.fleet import node as node_module
-from insitu.backend.fleet.node import Node, digest_of, read_files, write_files
+from insitu.backend.fleet.node import Node, Parcels, digest_of, read_files, write_files
 from insitu.errors import CorruptCheckpoint
 
 FILES = {"adapter/config.json": b"{}", "state.json": b"1"}
@@ -70,3 +71,48 @@ def test_at_home_paths_are_the_supervisors(tmp_path: Path, monkeypatch: pytest.M
     assert (at_home.is_home, at_home.log, at_home.address) == (True, log, "127.0.0.1")
     at_home.close()
     assert not at_home.scratch.exists()
+
+
+async def test_senders_at_the_same_time_share_a_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    puts: list[Path] = []
+
+    def put(directory: Path) -> tuple[str, str]:
+        puts.append(directory)
+        return f"digest of {directory.name}", "reference"
+
+    monkeypatch.setattr(node_module, "put_files", put)
+    parcels = Parcels()
+
+    async def send(directory: Path) -> str:
+        async with parcels.opened(directory) as (digest, _):
+            await asyncio.sleep(0.05)
+            return digest
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert await asyncio.gather(send(one), send(one), send(two), send(one)) == [
+        *["digest of one"] * 2,
+        "digest of two",
+        "digest of one",
+    ]
+    assert sorted(puts) == [one, two]
+    await send(one)
+    assert len(puts) == 3, "a copy outlives its senders"
+
+
+async def test_a_directory_that_cannot_be_read_is_read_again_by_the_next_sender(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers: list[Exception | None] = [OSError("disk"), None]
+
+    def put(directory: Path) -> tuple[str, str]:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return directory.name, "reference"
+
+    monkeypatch.setattr(node_module, "put_files", put)
+    parcels = Parcels()
+    with pytest.raises(OSError, match="disk"):
+        async with parcels.opened(tmp_path):
+            pass
+    async with parcels.opened(tmp_path) as (digest, _):
+        assert digest == tmp_path.name

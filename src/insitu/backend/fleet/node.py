@@ -6,10 +6,13 @@ through Ray's object store and keeps them under their digest, until it ends or t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +60,27 @@ def put_files(directory: Path) -> tuple[str, ray.ObjectRef[Files]]:
     files = read_files(directory)
     check_room(sum(map(len, files.values())), f"the directory {directory.name}")
     return digest_of(files), ray.put(files)
+
+
+class Parcels:
+    """Directories on their way to other nodes: whoever sends one at the same time shares a single copy."""
+
+    def __init__(self) -> None:
+        self._puts: dict[Path, asyncio.Task[tuple[str, ray.ObjectRef[Files]]]] = {}
+        self._senders: Counter[Path] = Counter()
+
+    @asynccontextmanager
+    async def opened(self, directory: Path) -> AsyncGenerator[tuple[str, ray.ObjectRef[Files]]]:
+        """Yield the digest and the reference, as `put_files` does; the last sender frees the copy."""
+        if directory not in self._puts:
+            self._puts[directory] = asyncio.create_task(asyncio.to_thread(put_files, directory))
+        self._senders[directory] += 1
+        try:
+            yield await asyncio.shield(self._puts[directory])
+        finally:
+            self._senders[directory] -= 1
+            if not self._senders[directory]:
+                del self._senders[directory], self._puts[directory]
 
 
 @dataclass(frozen=True, slots=True)

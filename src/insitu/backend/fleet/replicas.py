@@ -15,7 +15,7 @@ import aiohttp
 
 from insitu.access import engine_door
 from insitu.backend.fleet.cluster import Actor, ActorDied, gather
-from insitu.backend.fleet.node import put_files, this_node
+from insitu.backend.fleet.node import Parcels, this_node
 from insitu.backend.fleet.placement import Reservation, reserve
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, Server, engine_environment, wait_healthy
 from insitu.backend.plan.compute import Threads
@@ -54,14 +54,17 @@ class Replica:
 class _Delivery:
     """Sends adapters to the node of one engine, each content once."""
 
-    def __init__(self, actor: Actor, seconds: float) -> None:
+    def __init__(self, actor: Actor, seconds: float, parcels: Parcels) -> None:
         self._actor = actor
         self._seconds = seconds
+        self._parcels = parcels
         self._digests: dict[str, str] = {}
 
     async def bring(self, name: str, directory: Path) -> Path:
-        digest, files = await asyncio.to_thread(put_files, directory)
-        (path,) = await gather([self._actor.call("keep", digest, files)], self._seconds, f"sending {name}")
+        async with self._parcels.opened(directory) as (digest, files):
+            (path,) = await gather(
+                [self._actor.call("keep", digest, files)], self._seconds, f"sending {name}"
+            )
         self._digests[name] = digest
         return Path(path)
 
@@ -94,6 +97,7 @@ class ReplicaSet:
         self._actor = actor
         self._phases = phases
         self._key = key or engine_door.new_key()
+        self._parcels = Parcels()
         self._seats: Reservation | None = None
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
@@ -193,7 +197,7 @@ class ReplicaSet:
         (server,) = described
         if in_background:
             await gather([actor.call("to_background")], _QUICK_SECONDS, f"starting {name}")
-        delivery = None if server.is_home else _Delivery(actor, self._deadlines.publish)
+        delivery = None if server.is_home else _Delivery(actor, self._deadlines.publish, self._parcels)
         engine = EngineClient(self._http, server.url, self._deadlines, self._key, delivery)
         with self._phases.phase(f"waiting for the engine {name}", lambda: last_message(self._log(name))):
             await wait_healthy(engine, lambda: self._exit_report(actor), deadline)
