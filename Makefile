@@ -142,6 +142,8 @@ e2e: setup  ## a real model learns
 
 bench: setup  ## figures of the gateway, of a step, of the trainer alone and of thousands of rollouts
 	$(BIN)/python benchmarks/gateway.py --json
+	$(BIN)/python benchmarks/gateways.py --json
+	$(BIN)/python benchmarks/simulation.py --json
 	$(BIN)/python benchmarks/step.py --json
 	$(BIN)/python benchmarks/trainer.py --json
 	$(BIN)/python benchmarks/rollouts.py --json
