@@ -1,11 +1,12 @@
 """Simulate gateways, engines, harness and trainer on a virtual clock, after comparing it with a measured run.
 
-    python benchmarks/simulation.py --json [--part gate nodes]
+    python benchmarks/simulation.py --json
 
 gate    Real gateways in front of stand-in engines (see gateways.py), one and two of them: from the CPU time
         that a call costs each process the simulation must predict the calls per second within 10 %.
-nodes   100 nodes with 10,000 rollouts, with the costs that were measured here for gateway and client. What a
-        GPU does is not measured: the figures of engines, trainer and network are assumptions (`Plan`).
+nodes   Only then: 100 nodes with 10,000 rollouts, with the costs that were measured here for gateway and
+        client. What a GPU does is not measured: the figures of engines, trainer and network are assumptions
+        (`Plan`).
 
 Real are the choice of a gateway and of an engine (`gateway_of`, `ReplicaPool.choose`), the capacity rule and
 the admission of groups (`may_start`, `admit`), and the order of runs (`FairShares`). Time, processors and
@@ -461,23 +462,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("gate", "nodes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     given = parser.parse_args()
     figures: dict[str, Any] = {
         "cpu": this_cpu(),
         "load_average_before": [round(value, 1) for value in os.getloadavg()],
     }
-    passed = True
-    if "gate" in given.part:
-        figures |= gate_part(os.cpu_count() or 1)
-        passed = figures["gate_passed"]
-    if "nodes" in given.part and passed:
+    figures |= gate_part(os.cpu_count() or 1)
+    if figures["gate_passed"]:
         costs = Costs(**{name: statistics.median(each) for name, each in figures["costs_1"].items()})
         figures["nodes"] = nodes_part(costs)
     show(figures, as_json=given.json)
-    raise SystemExit(0 if passed else 1)
+    raise SystemExit(0 if figures["gate_passed"] else 1)
 
 
 if __name__ == "__main__":
