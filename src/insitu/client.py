@@ -28,6 +28,7 @@ from insitu.types import (
     TrajectoryGroup,
 )
 from insitu.wire.answers import (
+    MAX_WAIT_SECONDS,
     AdapterReceipt,
     CheckpointInfo,
     CheckpointList,
@@ -195,9 +196,13 @@ class InsituClient(Connected):
             JobInfo, "POST", path, body=body, headers={"Idempotency-Key": idempotency_key}
         )
 
-    async def get_job(self, job_id: str) -> JobInfo:
-        """Return one job."""
-        return await self._transport.call(JobInfo, "GET", f"/v1/jobs/{quote(job_id, safe='')}")
+    async def get_job(self, job_id: str, *, wait_seconds: float = 0.0) -> JobInfo:
+        """Return one job: now, or when it ends and after `wait_seconds` at most.
+
+        A backend of an older release does not wait.
+        """
+        wait = f"?wait_seconds={min(wait_seconds, MAX_WAIT_SECONDS):g}" if wait_seconds else ""
+        return await self._transport.call(JobInfo, "GET", f"/v1/jobs/{quote(job_id, safe='')}{wait}")
 
     async def cancel_job(self, job_id: str) -> JobInfo:
         """Cancel a job: a queued one now, a running one at its next safe point."""

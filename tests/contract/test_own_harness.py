@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import FIRST_COMPLETED
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from insitu.errors import InvalidRequest
 from insitu.harness.collect.group_builder import GroupBuilder
+from insitu.harness.files.trained_tokens import tokens_file
 from insitu.harness.interfaces.settings import TrainerConfig
 from insitu.harness.loop.curriculum import select
 from insitu.harness.loop.epoch_trainer import EpochTrainer
@@ -135,3 +138,53 @@ def test_a_builder_with_the_former_meta_is_refused_when_it_is_defined(name: str)
 
     with pytest.raises(TypeError, match=rf"Former\.{name} takes `meta`; its parameters are .*plugins\.md"):
         type("Former", (GroupBuilder,), {name: method})
+
+
+async def test_the_figures_of_the_tokens_are_fetched_while_the_next_step_trains(tmp_path: Path) -> None:
+    class Adapter(StandinAdapter):
+        async def token_figures(self, step: int) -> bytes | None:
+            async with asyncio.timeout(30):
+                while len(self.submitted) <= step < 2:  # the next step needs none of them
+                    await asyncio.sleep(0.01)
+            return f"step {step}".encode()
+
+    run = make_run(tmp_path)
+    with run.directory:
+        trainer = EpochTrainer(TrainerConfig.model_validate({"_type": "x"}), StandinParts(tmp_path))
+        await trainer.bind_components(StandinBuilder(), Adapter())
+        await trainer.initialize(run)
+        await trainer.run(2)
+        await trainer.cleanup()
+    kept = [tokens_file(run.directory.path, step).read_bytes() for step in (1, 2)]
+    assert kept == [b"step 1", b"step 2"]
+
+
+async def test_a_resumed_run_fetches_the_figures_that_a_crash_left_out(tmp_path: Path) -> None:
+    jobs: dict[str, Any] = {}
+    asked = asyncio.Event()
+
+    class Stuck(StandinAdapter):
+        async def token_figures(self, step: int) -> bytes | None:
+            asked.set()
+            await asyncio.sleep(30)
+            raise AssertionError("it was not cancelled")
+
+    class Adapter(StandinAdapter):
+        async def token_figures(self, step: int) -> bytes | None:
+            return f"step {step}".encode()
+
+    for adapter in (Stuck(jobs), Adapter(jobs)):
+        run = make_run(tmp_path)
+        with run.directory:
+            trainer = EpochTrainer(TrainerConfig.model_validate({"_type": "x"}), StandinParts(tmp_path))
+            await trainer.bind_components(StandinBuilder(), adapter)
+            await trainer.initialize(run)
+            running = asyncio.create_task(trainer.run(1))
+            await asyncio.wait([running, asyncio.create_task(asked.wait())], return_when=FIRST_COMPLETED)
+            if isinstance(adapter, Stuck):
+                running.cancel()
+            await asyncio.wait([running], timeout=30)
+            await trainer.cleanup()
+    assert not running.cancelled()
+    assert len(jobs) == 1
+    assert tokens_file(run.directory.path, 1).read_bytes() == b"step 1"

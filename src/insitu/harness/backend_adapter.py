@@ -246,6 +246,16 @@ class BackendAdapter(TrainerAdapter):
         """Fetch the job's status from the backend."""
         return _to_status(ref, await self._client.get_job(str(ref.metadata["job_id"])))
 
+    async def status_within(self, ref: TrainingJobRef, seconds: float) -> TrainingJobStatus:
+        """Fetch the status when the job ends, or after so many seconds."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        job = await self._client.get_job(str(ref.metadata["job_id"]), wait_seconds=seconds)
+        status = _to_status(ref, job)
+        if not status.status.ended:  # an older backend answers at once
+            await asyncio.sleep(max(0.0, began + seconds - loop.time()))
+        return status
+
     def watch(self, status: TrainingJobStatus) -> None:
         """Show the progress of the step."""
         self._progress.training(status.message or "waiting", (status.progress or 0.0) / 100)

@@ -21,6 +21,8 @@ from insitu.wire.values import (
     Stored,
 )
 
+MAX_WAIT_SECONDS = 10.0
+"""The longest time that a request for a job may wait for its end."""
 _ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 

@@ -78,6 +78,47 @@ async def test_streams_are_bounded_and_given_back(app: FastAPI, http, job: str):
     assert services.num_streams == 0
 
 
+async def test_a_request_that_waits_is_answered_at_the_end_of_the_job(
+    app: FastAPI, http, ledger: Ledger, job: str
+):
+    ledger.transition_job(job, JobState.RUNNING)
+
+    async def finish():
+        while not app.state.services.num_waiting:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        ledger.commit_step(job, 1, {}, "path", "sha")
+
+    began = asyncio.get_running_loop().time()
+    answer, _ = await asyncio.gather(http.get(f"/v1/jobs/{job}?wait_seconds=10", timeout=20), finish())
+    assert answer.json()["state"] == "succeeded"
+    assert asyncio.get_running_loop().time() - began < 5
+    assert app.state.services.num_waiting == 0
+
+
+async def test_a_request_that_waits_is_answered_in_time_if_the_job_goes_on(app: FastAPI, http, job: str):
+    answer = await http.get(f"/v1/jobs/{job}?wait_seconds=0.1", timeout=10)
+    assert answer.json()["state"] == "queued"
+    assert (await http.get(f"/v1/jobs/{job}?wait_seconds=11")).status_code == 400
+    app.state.services.stopping = True
+    assert (await http.get(f"/v1/jobs/{job}?wait_seconds=10", timeout=5)).json()["state"] == "queued"
+
+
+async def test_those_that_wait_look_less_often_the_more_they_are(
+    app: FastAPI, http, ledger: Ledger, job: str, monkeypatch: pytest.MonkeyPatch
+):
+    looks, get_job = 0, ledger.get_job
+
+    def counted(job_id: str):
+        nonlocal looks
+        looks += 1
+        return get_job(job_id)
+
+    monkeypatch.setattr(ledger, "get_job", counted)
+    await asyncio.gather(*(http.get(f"/v1/jobs/{job}?wait_seconds=1", timeout=20) for _ in range(20)))
+    assert looks < 20 * 2 + 1 / 0.02  # at the begin, at the end and 50 a second between them
+
+
 async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, job: str):
     services, sent = app.state.services, b""
     async with asyncio.timeout(30):

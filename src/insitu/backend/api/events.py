@@ -1,4 +1,4 @@
-"""A job's events as a server-sent stream that can be resumed and always ends."""
+"""Tell a client that waits for a job: its events as a stream that can be resumed, and its end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from starlette.concurrency import run_in_threadpool
 from insitu.access.projects import EVERYTHING, Project
 from insitu.backend.api.responses import shown_data
 from insitu.backend.api.settings import Services
-from insitu.backend.ledger import Event
+from insitu.backend.ledger import Event, Job
 from insitu.backend.ledger.transitions import TERMINAL_JOB_STATES
 from insitu.errors import InvalidRequest, Overloaded
 from insitu.wire.answers import EventInfo
 from insitu.wire.message import encode
+
+_LOOK_SECONDS = 0.02
 
 
 def parse_last_event_id(value: str | None) -> int:
@@ -63,6 +65,23 @@ async def stream_events(
                 await asyncio.sleep(services.limits.event_poll_seconds)
     finally:
         services.num_streams -= 1
+
+
+async def until_ended(services: Services, job_id: str, seconds: float) -> Job:
+    """Return a job when it has ended, or after so many seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    services.num_waiting += 1
+    try:
+        while True:
+            job = await run_in_threadpool(services.ledger.get_job, job_id)
+            left = deadline - loop.time()
+            if job.state in TERMINAL_JOB_STATES or left <= 0 or services.stopping:
+                return job
+            # Each looks less often if many wait, so all of them together cost the ledger the same.
+            await asyncio.sleep(min(left, _LOOK_SECONDS * services.num_waiting))
+    finally:
+        services.num_waiting -= 1
 
 
 def to_sse(event: Event, reader: Project = EVERYTHING) -> bytes:

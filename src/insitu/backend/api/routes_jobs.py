@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from insitu.backend.api.events import admit, parse_last_event_id, stream_events
+from insitu.backend.api.events import admit, parse_last_event_id, stream_events, until_ended
 from insitu.backend.api.requests import new_router
 from insitu.backend.api.responses import shown
 from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger.jobs import unknown_job
-from insitu.wire.answers import JobInfo
+from insitu.wire.answers import MAX_WAIT_SECONDS, JobInfo
 
 
 async def _own_job(
@@ -37,9 +37,11 @@ def job_routes(services: Services) -> APIRouter:
     router = new_router("jobs")
 
     @router.get("/jobs/{job_id}")
-    def get_job(job_id: JobId, sender: Sender) -> JobInfo:
-        """State, progress and metrics of one job."""
-        return shown(sender, JobInfo.of(ledger.get_job(job_id)))
+    async def get_job(
+        job_id: JobId, sender: Sender, wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0
+    ) -> JobInfo:
+        """State, progress and metrics of one job: now, or when it ends and after `wait_seconds` at most."""
+        return shown(sender, JobInfo.of(await until_ended(services, job_id, wait_seconds)))
 
     @router.post("/jobs/{job_id}/cancel")
     def cancel_job(job_id: JobId, sender: Sender) -> JobInfo:

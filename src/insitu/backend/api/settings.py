@@ -163,6 +163,8 @@ class Services:
         self.records = records
         self.uploads = asyncio.Semaphore(settings.limits.max_uploads)
         self.num_streams = 0
+        self.num_waiting = 0
+        """Requests for a job that are answered when it ends."""
         self.stopping = False
         """Set on shutdown: event streams end, so that the server can."""
 

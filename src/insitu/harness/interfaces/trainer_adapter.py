@@ -103,8 +103,8 @@ class TrainerAdapter(ABC):
         """Poll until the job ends; return its final status. DeadlineExceeded names the job and its phase."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.deadline_seconds
+        status = await self.status(ref)
         while True:
-            status = await self.status(ref)
             if status.status.ended:
                 return status
             self.watch(status)
@@ -114,7 +114,12 @@ class TrainerAdapter(ABC):
                     f"it is {status.status}: {status.message}",
                     hint="look at the backend's log; the same command continues",
                 )
-            await asyncio.sleep(poll_interval)
+            status = await self.status_within(ref, poll_interval)
+
+    async def status_within(self, ref: TrainingJobRef, seconds: float) -> TrainingJobStatus:
+        """Return the status after so many seconds, or earlier if the job ends and that is noticed."""
+        await asyncio.sleep(seconds)
+        return await self.status(ref)
 
     def watch(self, status: TrainingJobStatus) -> None:
         """Receive every status while waiting for a job."""

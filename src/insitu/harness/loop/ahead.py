@@ -6,9 +6,10 @@
     EpochTrainer ── next_step ◄── the first informative groups in the order of their start
                        └─► journal: admitted ─► submit ─► rollouts into the step's store ─► wait
 
-There is no loop of its own: `fill` runs whenever something has changed. Groups start in the order of the
-passes, so the journal needs no event for a start: after a crash, whatever no step has used starts again in
-the same order, and rollouts on disk are not run again.
+There is no loop of its own: `fill` runs whenever something has changed. A step that can be submitted goes
+first: the start of many rollouts would hold it up. Groups start in the order of the passes, so the journal
+needs no event for a start: after a crash, whatever no step has used starts again in the same order, and
+rollouts on disk are not run again.
 """
 
 from __future__ import annotations
@@ -168,13 +169,13 @@ class GroupsAhead:
         while True:
             if self._failure is not None:
                 raise self._failure
-            self.fill()
             finished, more = [each.group for each in self._of(epoch)], self._has_more(epoch)
             bounds = self._bounds()
             found = admit(finished, self._loop.state.step, bounds, size, more=more)
             if found is not None:
                 return self._formed(epoch, found, bounds)
             self._changed.clear()
+            self.fill()
             await self._changed.wait()  # each group ends by the deadlines of its rollouts
 
     def admitted(self) -> TrajectoryCollection:
@@ -187,10 +188,12 @@ class GroupsAhead:
         return TrajectoryCollection(groups, self._loop.run.run_id, admitted.epoch, step=number)
 
     def noted(self, line: StepLine) -> None:
-        """Forget the groups of a step that is in the journal; `keep` follows."""
+        """Forget the groups of a step that is in the journal; `keep` follows.
+
+        Others may start in their place: `fill`, once the trainer has its next step.
+        """
         for slot in _slots_of(line):
             self._finished.pop(slot, None)
-        self.fill()
 
     async def keep(self, line: StepLine) -> None:
         """Move the rollouts of a step that is in the journal from its groups' stores to its own."""

@@ -29,6 +29,7 @@ from insitu.harness.files.metrics import (
     write_steps,
 )
 from insitu.harness.files.plots import write_plot
+from insitu.harness.files.trained_tokens import tokens_file
 from insitu.harness.interfaces import events
 from insitu.harness.interfaces.curriculum_state import CurriculumState
 from insitu.harness.interfaces.run import FinetuneRun
@@ -62,9 +63,6 @@ from insitu.harness.verdicts.verdict import show_verdict, with_verdict
 from insitu.plugins import Parts
 
 _POLL_SECONDS = 0.5
-_POLLS_PER_STEP = 40
-"""asynchronous: the next step may be waiting, so its start is late by a small share of a step at most."""
-_MIN_POLL_SECONDS = 0.02
 
 
 class EpochTrainer(Trainer):
@@ -78,8 +76,8 @@ class EpochTrainer(Trainer):
         self._ahead: GroupsAhead | None = None
         """With `schedule: asynchronous`, as `_beside`, from the start of `run`."""
         self._beside: ValidationBeside | None = None
-        self._train_seconds = 0.0
-        """The time that the last step was waited for."""
+        self._keeping: asyncio.Task[None] | None = None
+        """Keeps the figures of the last step's tokens, while the next step begins."""
         self._closed = False
 
     async def bind_components(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
@@ -139,6 +137,7 @@ class EpochTrainer(Trainer):
             await self.run_validation_evaluation(self.state.next_epoch, run_id)
         await self._keep_last_without_validation()
         await self._announce_best()
+        await self._tokens_kept()
         self.loop.note(events.Ended("succeeded", self.state.next_epoch))
         if self.state.open_steps:
             self._write_files()
@@ -217,6 +216,9 @@ class EpochTrainer(Trainer):
                 await self._beside.aclose()
             if self._ahead is not None:
                 await self._ahead.aclose()
+            if self._keeping is not None:
+                self._keeping.cancel()
+                await asyncio.wait([self._keeping])
             await self._initialized.builder.aclose()
             await self._initialized.adapter.aclose()
 
@@ -264,13 +266,10 @@ class EpochTrainer(Trainer):
 
     async def _trained(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the job; if it succeeds, the step is over."""
-        poll_seconds, began = _POLL_SECONDS, time.monotonic()
         if self._ahead is not None:
             self._ahead.fill()
-            poll_seconds = min(_POLL_SECONDS, max(_MIN_POLL_SECONDS, self._train_seconds / _POLLS_PER_STEP))
         try:
-            status = await self.loop.adapter.wait_until_complete(ref, poll_seconds)
-            self._train_seconds = time.monotonic() - began
+            status = await self.loop.adapter.wait_until_complete(ref, _POLL_SECONDS)
         finally:
             self.loop.run.progress.training_ended()
         if status.status is TrainingStatusEnum.COMPLETED:
@@ -288,10 +287,16 @@ class EpochTrainer(Trainer):
                 "step": step if isinstance(step, int) else None,
                 "training": counted,
             }
-            if isinstance(step, int):
-                await self._keep_tokens(step)
             self._step_over(events.StepEnded(epoch, line, submitted.curriculum))
+            if isinstance(step, int):
+                await self._tokens_kept()
+                self._keeping = asyncio.create_task(self._keep_tokens(step))
         return status
+
+    async def _tokens_kept(self) -> None:
+        """Wait until the figures of the last step's tokens are kept."""
+        if self._keeping is not None:
+            await self._keeping
 
     async def _keep_tokens(self, step: int) -> None:
         """Keep the trainer's figures of the tokens, for pages; the run needs none of them."""
@@ -353,6 +358,7 @@ class EpochTrainer(Trainer):
             chosen = ahead.admitted()
             selection = self._selected(chosen, epoch)
         ref = await self._submit(replace(chosen, trajectories=selection.groups), line, curriculum)
+        ahead.fill()
         await ahead.keep(line)  # while it trains
         return ref
 
@@ -370,6 +376,8 @@ class EpochTrainer(Trainer):
 
     async def _validate(self, epoch: int, run_id: str) -> None:
         """Validate the current weights: beside training if it is asynchronous and they can stay served."""
+        if self._ahead is not None:
+            self._ahead.fill()
         if self._beside is None or not self.state.step or not await self._beside.begin(epoch, self._share):
             await self.run_validation_evaluation(epoch, run_id)
 
@@ -435,7 +443,9 @@ class EpochTrainer(Trainer):
     async def _catch_up(self) -> None:
         """Redo the follow-up of the last event, in case a crash prevented it."""
         await self._keep_if_best()
-        path = self.loop.run.directory.path
+        path, step = self.loop.run.directory.path, self.state.step
+        if step and not tokens_file(path, step).exists():
+            self._keeping = asyncio.create_task(self._keep_tokens(step))
         if self.state.steps or (path / STEPS_FILE).exists():  # else it may have those before a restart
             write_steps(path, self.state.steps)
             self._write_files()
