@@ -277,6 +277,34 @@ async def test_engine_keeps_its_gpus_when_it_restarts(
     assert after == before
 
 
+async def test_engines_come_and_go_with_their_gpus(
+    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if num_gpus != 4:
+        pytest.skip("one cluster is enough")
+    monkeypatch.setattr(placement.reserve, "__defaults__", (2.0,))
+    async with aiohttp.ClientSession() as http:
+        host = make_host(GpuDemand("dedicated", 1, 1, 1), tmp_path, http, monkeypatch)
+        try:
+            await host.start()
+            added = [await host.lease.add() for _ in range(2)]
+            assert [replica.id for replica in added] == ["replica-1", "replica-2"]
+            engines = [replica.devices for replica in host.replicas.replicas.values()]
+            ranks = [rank["device"] for rank in host.trainer.ranks]
+            assert sorted([*engines, *ranks]) == ["0", "1", "2", "3"], "each has a GPU of its own"
+            with pytest.raises(DeadlineExceeded, match="1 GPU was needed and 0 became free"):
+                await host.lease.add()
+            assert host.replicas.num_replicas == 3
+            await host.lease.remove(host.replicas.replicas["replica-0"])  # planned at the start
+            tenant = ray.remote(StandinTenant).options(num_gpus=1, num_cpus=0).remote()
+            assert ray.get(tenant.ready.remote(), timeout=60), "its GPU is free for others"
+            ray.kill(tenant)
+            fresh = await host.lease.add()
+            assert (fresh.id, fresh.devices) == ("replica-0", engines[0])
+        finally:
+            await host.stop()
+
+
 async def test_gpus_that_others_hold(num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if num_gpus != 4:
         pytest.skip("one cluster is enough")

@@ -15,8 +15,8 @@ from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.trained.promotion import promote, roll_back
 from insitu.types import LoraSettings, ModelCall, StepSettings
-from tests.integration.test_publication_under_load import check_versions, scored_group
-from tests.support.addition import Rollouts, train
+from tests.integration.test_publication_under_load import check_versions
+from tests.support.addition import Rollouts, random_group, train
 from tests.support.backend import Backend, running_backend
 
 
@@ -56,7 +56,7 @@ async def test_plain_calls_get_the_weights_of_the_promoted_step(tmp_path: Path) 
 
 async def train_step(client: InsituClient, http: aiohttp.ClientSession, backend: Backend) -> None:
     rollouts = Rollouts(http, backend.gateway_url, "load", max_tokens=24)
-    groups = [await scored_group(rollouts) for _ in range(2)]
+    groups = [await random_group(rollouts) for _ in range(2)]
     await train(client, groups, StepSettings(learning_rate=3e-2))
 
 

@@ -14,9 +14,9 @@ import pytest
 from insitu.client import InsituClient
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
-from insitu.types import LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
+from insitu.types import LoraSettings, ModelCall, StepSettings
 from tests.support.adapter_scores import score_gaps
-from tests.support.addition import Rollouts, train
+from tests.support.addition import Rollouts, random_group, train
 from tests.support.backend import Backend, running_backend
 
 NUM_WORKERS = 64
@@ -45,7 +45,7 @@ async def test_calls_under_way_across_publications(
             workers = [asyncio.create_task(keep_calling(rollouts, stop)) for _ in range(NUM_WORKERS)]
             watching = asyncio.create_task(most_held(http, backend, stop))
             for step in range(1, NUM_STEPS + 1):
-                groups = [await scored_group(rollouts) for _ in range(2)]
+                groups = [await random_group(rollouts) for _ in range(2)]
                 job = await train(client, groups, StepSettings(learning_rate=3e-2))
                 assert job.step == step
                 checkpoint = tmp_path / "state" / "runs" / "load" / "checkpoints" / f"{step:06d}"
@@ -115,15 +115,6 @@ async def evaluate(client: InsituClient, rollouts: Rollouts, gateway_url: str) -
         while "load@1" in await served_models(rollouts.http, gateway_url):
             await asyncio.sleep(0.1)
     return made
-
-
-async def scored_group(rollouts: Rollouts) -> TrajectoryGroup:
-    """A random model says nothing sensible: random rewards move its weights well enough."""
-    asked = [{"role": "user", "content": "Say something."}]
-    ids = [uuid.uuid4().hex for _ in range(4)]
-    made = await asyncio.gather(*[rollouts.chat(rollout, asked) for rollout in ids])
-    rated = [Trajectory(r, [call_id], random.random()) for r, (_, call_id) in zip(ids, made, strict=True)]
-    return TrajectoryGroup(uuid.uuid4().hex, "load", rated)
 
 
 async def served_models(http: aiohttp.ClientSession, gateway_url: str) -> set[str]:

@@ -102,6 +102,15 @@ def mean_reward(groups: list[TrajectoryGroup]) -> float:
     return sum(rewards) / len(rewards)
 
 
+async def random_group(rollouts: Rollouts) -> TrajectoryGroup:
+    """A random model says nothing sensible: random rewards move its weights well enough."""
+    asked = [{"role": "user", "content": "Say something."}]
+    ids = [uuid.uuid4().hex for _ in range(4)]
+    made = await asyncio.gather(*[rollouts.chat(rollout, asked) for rollout in ids])
+    rated = [Trajectory(r, [call_id], random.random()) for r, (_, call_id) in zip(ids, made, strict=True)]
+    return TrajectoryGroup(uuid.uuid4().hex, rollouts.run, rated)
+
+
 async def train(
     client: InsituClient, groups: list[TrajectoryGroup], settings: StepSettings, deadline_seconds: float = 600
 ) -> JobInfo:

@@ -346,7 +346,7 @@ class StandinReplicaSet(ReplicaSet):
         self._device = device
         self._scores = scores
 
-    async def _reserve(self, settings: EngineSettings, count: int) -> None:
+    async def _reserve(self, settings: EngineSettings) -> None:
         """Reserve nothing: Ray has no GPU here."""
 
     async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:

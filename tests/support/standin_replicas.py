@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -79,7 +80,7 @@ class StandinReplicas(ReplicaSet):
     unstartable: frozenset[str] = frozenset()
     cleanup: AsyncExitStack
 
-    async def _reserve(self, settings: EngineSettings, count: int) -> None:
+    async def _reserve(self, settings: EngineSettings) -> None:
         """Reserve nothing: there is no cluster."""
 
     async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
@@ -107,7 +108,7 @@ async def standin_engines(folder: Path) -> AsyncIterator[Start]:
     """A function that starts so many engines with a lease; all are gone after the block."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        trainer = cast(TrainerGroup, SimpleNamespace(running=False))
+        trainer = cast(TrainerGroup, SimpleNamespace(running=False, stop=partial(asyncio.sleep, 0)))
 
         async def started(count: int) -> tuple[StandinReplicas, DeviceLease]:
             replicas = StandinReplicas(http, folder, folder, Deadlines())

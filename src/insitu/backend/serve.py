@@ -6,7 +6,7 @@
       ├─ API      :7623          ─► ledger ─┐
       └─ Ray: replicas, trainer ranks       │
                                             ▼
-    loops:  tend    every 0.5 s: gateway, API and replicas alive? table there? status written?
+    loops:  tend    every 0.5 s: gateway, API, replicas alive, and as many as wanted? table, status written?
             watch   every 1 s: does every replica answer?
             work    every 0.1 s: runs that come, go or are promoted, version leases, the oldest queued job
             retain  every hour, with --keep-calls: delete old calls
@@ -55,6 +55,7 @@ from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
+from insitu.backend.serving.scaling import Scaling
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases
 from insitu.backend.state_database import bind
@@ -223,9 +224,10 @@ class Supervisor:
         registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say, phases)
         runner = StepRunner(settings, ledger, records, traffic, phases, self._shares)
         leases = VersionLeases(settings, ledger, traffic)
+        scaling = Scaling(settings.state_dir, traffic, self._say)
         await leases.end_all()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tend(registrar, traffic, tasks))
+            tasks.create_task(self._tend(registrar, traffic, scaling, tasks))
             tasks.create_task(self._watch(registrar, traffic))
             with phases.phase("waiting for the gateway and the API"):
                 await wait_answering(http, self._urls(), settings.logs_dir, self._trust)
@@ -240,7 +242,9 @@ class Supervisor:
                 self._retention = Retention(records, ledger, audit, settings.keep_calls_seconds)
                 tasks.create_task(self._retention.run())
 
-    async def _tend(self, registrar: Registrar, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
+    async def _tend(
+        self, registrar: Registrar, traffic: Traffic, scaling: Scaling, tasks: asyncio.TaskGroup
+    ) -> None:
         while True:
             for child in self._children:
                 if child.keep_alive():
@@ -248,6 +252,7 @@ class Supervisor:
             state = await traffic.refresh()
             if registrar.host is not None:
                 await self._tend_replicas(registrar.host, traffic, tasks)
+                scaling.tend(registrar.host, tasks)
             self._write_status(registrar, state)
             await asyncio.sleep(_TEND_SECONDS)
 

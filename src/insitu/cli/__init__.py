@@ -17,6 +17,7 @@ _COMMANDS = {
     "schema": ("insitu.cli.project.schema", "Print the JSON schema of a configuration, for editors."),
     "migrate": ("insitu.cli.migrate", "Convert a configuration of the NeMo Agent Toolkit."),
     "serve": ("insitu.cli.serve", "Serve a model, record its calls, and train it."),
+    "replicas": ("insitu.cli.replicas", "Change the number of a running backend's engines."),
     "runs": ("insitu.cli.runs", "List, show, fork, close and delete the runs of a backend."),
     "promote": ("insitu.cli.promotion", "Choose the step that calls to a run's name get."),
     "rollback": ("insitu.cli.promotion", "Give them the step that they got before."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypedDict, Unpack, cast
 
@@ -281,32 +280,10 @@ def _settings(options: _Options) -> ServeSettings:
 
 def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings, Plan | None]:
     """Plan for the model of `--model`; without one, each registration is planned when it arrives."""
-    from insitu.backend.plan.serve_plan import planned
+    from insitu.backend.plan.serve_plan import planned, planned_cpu
 
     if settings.model is None:
         return settings, None
     if settings.device == "cuda":
         return planned(settings, settings.model)
-    return _planned_cpu(settings, settings.model, options["max_seq_length"]), None
-
-
-def _planned_cpu(settings: ServeSettings, model: str, asked_length: int | None) -> ServeSettings:
-    """Reject what the RAM or the model does not hold; the default length is at most the model's."""
-    from insitu.backend.plan.cpu_plan import make_cpu_plan
-    from insitu.backend.plan.machine import host_memory
-    from insitu.backend.plan.model_shape import CannotPlan, read_shape
-
-    try:
-        shape = read_shape(model)
-    except CannotPlan:
-        return settings
-    plan = make_cpu_plan(
-        shape,
-        host_memory(),
-        settings.dtype,
-        max_seq_length=asked_length,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        num_replicas=settings.num_replicas,
-        num_ranks=settings.num_ranks,
-    )
-    return replace(settings, max_seq_length=plan.max_seq_length, checkpoint_layers=plan.checkpoint_layers)
+    return planned_cpu(settings, settings.model, options["max_seq_length"]), None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import ray
@@ -136,10 +137,11 @@ class Reservation:
         """Reserve so many for each actor, which finds them on one node; `apart`: actors may be on several."""
         strategy = "PACK" if apart else "STRICT_PACK"
         group = placement_group([{kind: number} for number in numbers], strategy=strategy)
-        if not await asyncio.to_thread(group.wait, seconds):
-            remove_placement_group(group)
-            free = await _count(kind, ray.available_resources)
-            raise _occupied(kind, sum(numbers), free, seconds)
+        async with AsyncExitStack() as on_failure:
+            on_failure.callback(remove_placement_group, group)
+            if not await asyncio.to_thread(group.wait, seconds):
+                raise _occupied(kind, sum(numbers), await _count(kind, ray.available_resources), seconds)
+            on_failure.pop_all()
         return cls(group)
 
     def options(self, index: int) -> dict[str, object]:
@@ -159,7 +161,8 @@ async def _count(kind: str, ask: Callable[[], Mapping[str, float]]) -> int:
 
 def _occupied(kind: str, needed: int, free: int, seconds: float) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"{needed} {kind}{'' if needed == 1 else 's'} were needed and {free} became free in {seconds:.0f} s: "
+        f"{needed} {kind}{' was' if needed == 1 else 's were'} needed and {free} became free in "
+        f"{seconds:.0f} s: "
         "other actors of this Ray cluster hold the rest, or nodes are away",
         hint="`ray list actors` and `ray list nodes` show them; end them, or leave out --ray-address",
     )

@@ -1,4 +1,4 @@
-"""The supervisor's view of the vLLM replicas: started, watched, restarted."""
+"""The supervisor's view of the vLLM replicas: started, watched, restarted, added and removed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class ReplicaSet:
         self._phases = phases
         self._key = key or engine_door.new_key()
         self._parcels = Parcels()
-        self._seats: Reservation | None = None
+        self._seats: dict[str, Reservation | None] = {}
+        """The places of all replicas, by id, also of one that is starting or is not listed meanwhile."""
         self.settings: EngineSettings | None = None
         self.replicas: dict[str, Replica] = {}
         self.devices: list[str] = []
@@ -109,19 +110,46 @@ class ReplicaSet:
     async def start(self, settings: EngineSettings, count: int) -> None:
         """Start `count` engines and wait until all are ready; after a failure, `stop` frees the GPUs."""
         self.settings = settings
-        await self._reserve(settings, count)
+        for index in range(count):
+            self._seats[_name(index)] = await self._reserve(settings)
         started = await all_or_none(self._start_one(index, settings) for index in range(count))
         self.replicas = {replica.id: replica for replica in started}
         self.devices = [device for replica in started for device in replica.devices.split(",") if device]
 
-    async def _reserve(self, settings: EngineSettings, count: int) -> None:
-        self._seats = await reserve(settings.device, [settings.tensor_parallel_size] * count)
+    async def _reserve(self, settings: EngineSettings) -> Reservation | None:
+        return await reserve(settings.device, [settings.tensor_parallel_size])
 
     async def stop(self) -> None:
         """Stop every engine."""
         await asyncio.gather(*[_end(replica.id, replica.actor) for replica in self.replicas.values()])
         self.replicas, self.settings, self.devices = {}, None, []
-        self._release()
+        for name in list(self._seats):
+            self._release(name)
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of engines, with those that are being started again."""
+        return len(self._seats)
+
+    async def add(
+        self, restore: Callable[[EngineClient], Awaitable[None]], turn: AbstractAsyncContextManager[None]
+    ) -> Replica:
+        """Start one engine more, beside the others; `restore` and `turn` as for `restart`."""
+        assert self.settings is not None, "no engine was ever started"
+        index = next(index for index in count() if _name(index) not in self._seats)
+        async with AsyncExitStack() as on_failure:
+            self._seats[_name(index)] = None
+            on_failure.callback(self._release, _name(index))
+            self._seats[_name(index)] = await self._reserve(self.settings)
+            fresh = await self._join(index, self.settings, restore, turn)
+            on_failure.pop_all()
+        return fresh
+
+    async def remove(self, replica: Replica) -> None:
+        """Stop an engine that has no calls, for good, and return its place."""
+        del self.replicas[replica.id]
+        await self.end(replica)
+        self._release(replica.id)
 
     async def restart(
         self,
@@ -140,15 +168,28 @@ class ReplicaSet:
         async with AsyncExitStack() as on_failure:
             on_failure.callback(self.replicas.__setitem__, replica_id, old)
             await self.end(old)
-            # With a GPU, those that compute need no cores for it.
-            in_background = turn is not None and self.settings.device == "cpu"
-            fresh = await self._start_one(_index(replica_id), self.settings, in_background)
+            fresh = await self._join(_index(replica_id), self.settings, restore, turn)
+            on_failure.pop_all()
+        return fresh
+
+    async def _join(
+        self,
+        index: int,
+        settings: EngineSettings,
+        restore: Callable[[EngineClient], Awaitable[None]],
+        turn: AbstractAsyncContextManager[None] | None,
+    ) -> Replica:
+        """Start an engine; restore it, and let it join, inside `turn`."""
+        # With a GPU, those that compute need no cores for it.
+        in_background = turn is not None and settings.device == "cpu"
+        fresh = await self._start_one(index, settings, in_background)
+        async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(self.end, fresh)
             async with turn or nullcontext():
                 await restore(fresh.engine)
                 on_failure.pop_all()
                 fresh.joined = True
-                self.replicas[replica_id] = fresh
+                self.replicas[fresh.id] = fresh
         return fresh
 
     async def end(self, replica: Replica) -> None:
@@ -176,10 +217,11 @@ class ReplicaSet:
     async def _start_one(self, index: int, settings: EngineSettings, in_background: bool = False) -> Replica:
         name = _name(index)
         options: dict[str, object] = {"num_cpus": 0}
-        if self._seats is not None:
-            options |= self._seats.options(index)
+        if (seat := self._seats[name]) is not None:
+            options |= seat.options(0)
         log_path = str(self._log(name))
-        threads = self._threads[index] if index < len(self._threads) else None
+        # One more than planned shares the cores of the last.
+        threads = self._threads[min(index, len(self._threads) - 1)] if self._threads else None
         env = engine_environment(self._scratch)
         actor = Actor(self._actor, options, settings, log_path, env, self._key, threads, this_node())
         async with AsyncExitStack() as on_failure:
@@ -216,10 +258,9 @@ class ReplicaSet:
     def _log(self, name: str) -> Path:
         return self._logs_dir / f"{name}.log"
 
-    def _release(self) -> None:
-        if self._seats is not None:
-            self._seats.release()
-            self._seats = None
+    def _release(self, name: str) -> None:
+        if (seat := self._seats.pop(name)) is not None:
+            seat.release()
 
     async def _exit_report(self, actor: Actor) -> str | None:
         try:

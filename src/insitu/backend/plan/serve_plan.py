@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from insitu.backend.plan import machine
+from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.engine import EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
@@ -109,3 +111,21 @@ def _pinned(engine: EngineSettings) -> dict[str, int | float | None]:
 def _all_given(wanted: Wanted) -> bool:
     given = (wanted.max_seq_length, wanted.micro_batch_tokens, wanted.gpu_memory_utilization)
     return all(value is not None for value in given)
+
+
+def planned_cpu(settings: ServeSettings, model: str, asked_length: int | None) -> ServeSettings:
+    """Reject what the RAM or the model does not hold; the default length is at most the model's."""
+    try:
+        shape = read_shape(model)
+    except CannotPlan:
+        return settings
+    plan = make_cpu_plan(
+        shape,
+        machine.host_memory(),
+        settings.dtype,
+        max_seq_length=asked_length,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        num_replicas=settings.num_replicas,
+        num_ranks=settings.num_ranks,
+    )
+    return replace(settings, max_seq_length=plan.max_seq_length, checkpoint_layers=plan.checkpoint_layers)

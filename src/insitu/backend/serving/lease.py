@@ -181,6 +181,11 @@ class DeviceLease:
                 raise _named([(fresh, again)]) from again
         return results
 
+    @property
+    def exclusive(self) -> bool:
+        """True if engines and trainer use the same devices in turn."""
+        return self._exclusive
+
     def may_go_on_without(self, *dead: Replica) -> bool:
         """Return True if others take calls, and these can start without the devices of the others."""
         return not self._exclusive and any(
@@ -206,19 +211,36 @@ class DeviceLease:
             if self._replicas.replicas.get(replica.id) is replica:
                 await self._replace(replica, None)
 
+    async def add(self) -> Replica:
+        """Start one engine more, which joins in the published state; the others go on meanwhile."""
+        assert not self._exclusive, "engines that sleep for the trainer are as many as were planned"
+        async with self._beside():
+            return await self._replicas.add(self.restore, self._taken())
+
+    async def remove(self, replica: Replica) -> None:
+        """Stop an engine that has left the table and has no calls, unless it was replaced meanwhile."""
+        async with self._taken():
+            if self._replicas.replicas.get(replica.id) is replica:
+                await self._replicas.remove(replica)
+
     async def restored(self, replicas: Sequence[Replica]) -> None:
         """Bring these engines, which have no calls, to the published state at once, inside a block."""
         await self.on_each(self.restore, among=[replica.id for replica in replicas])
 
     async def _start_beside(self, replica: Replica) -> None:
         """Start an engine without the turn; take it to restore the engine's state, and to let it join."""
+        if self._replicas.replicas.get(replica.id) is replica:
+            async with self._beside():
+                await self._replicas.restart(replica.id, self.restore, self._taken())
+
+    @asynccontextmanager
+    async def _beside(self) -> AsyncGenerator[None]:
+        """Be cancelled by `stop` inside this block, which starts an engine without the turn."""
         task = asyncio.current_task()
-        assert task is not None, "revivals run in tasks"
-        if self._replicas.replicas.get(replica.id) is not replica:
-            return
+        assert task is not None, "a coroutine runs in a task"
         self._starting.add(task)
         try:
-            await self._replicas.restart(replica.id, self.restore, self._taken())
+            yield
         finally:
             self._starting.discard(task)
 
