@@ -48,7 +48,7 @@ def gateway(
 
 @contextlib.asynccontextmanager
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)  # vLLM closes an idle one after 5 s
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=120)
     ) as session:

@@ -92,9 +92,9 @@ class Rig:
     urls: list[str]
     session: aiohttp.ClientSession
     traffic: Traffic
+    engines: Engines
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     commands: list[list[str]] = field(default_factory=list[list[str]])
-    engines: Engines | None = None
 
     async def call(self, rollout_id: str, body: bytes) -> int:
         """Call for a rollout; return the status, 0 if the connection broke."""
@@ -110,12 +110,7 @@ class Rig:
         return sum(cpu_seconds(psutil.Process(process.pid)) for process in self.processes)
 
     def engine_cpu(self) -> float:
-        assert self.engines is not None
         return sum(cpu_seconds(psutil.Process(process.pid)) for process in self.engines.processes)
-
-    def open_gates(self) -> None:
-        assert self.engines is not None
-        self.engines.open_gates()
 
     def memory_mb(self) -> list[float]:
         return [round(psutil.Process(each.pid).memory_info().rss / 2**20, 1) for each in self.processes]
@@ -175,7 +170,7 @@ async def rig(count: int, *options: str) -> AsyncIterator[Rig]:
             f"replica-{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(behind.ports)
         }
         traffic.replicas = lambda: addresses
-        made = Rig(urls, session, traffic, engines=behind)
+        made = Rig(urls, session, traffic, behind)
         stack.callback(end, made.processes)
         records = f"sqlite:///{folder}/calls.db"
         RecordStore(records).close()  # as the supervisor does, before any gateway
@@ -235,8 +230,8 @@ async def cpu_part(rounds: int) -> dict[str, Any]:
     return figures
 
 
-async def many(made: Rig, rollouts: Sequence[str], body: bytes, width: int) -> Counter[int]:
-    """Call once for each rollout, so many at a time; count the statuses."""
+async def many(made: Rig, rollouts: Sequence[str], body: bytes, width: int) -> None:
+    """Call once for each rollout, so many at a time; RuntimeError if a call fails."""
     room, statuses = asyncio.Semaphore(width), Counter[int]()
 
     async def one(rollout_id: str) -> None:
@@ -246,7 +241,6 @@ async def many(made: Rig, rollouts: Sequence[str], body: bytes, width: int) -> C
     await asyncio.gather(*map(one, rollouts))
     if set(statuses) != {200}:
         raise RuntimeError(f"statuses: {dict(statuses)}")
-    return statuses
 
 
 async def in_flight_part(num_rollouts: int) -> dict[str, Any]:
@@ -264,7 +258,7 @@ async def in_flight_part(num_rollouts: int) -> dict[str, Any]:
         await until_under_way(made, num_rollouts, deadline)
         state = await made.state()
         at_once, all_in = made.memory_mb(), time.monotonic() - began
-        made.open_gates()
+        made.engines.open_gates()
         statuses = Counter(await asyncio.gather(*calls))
         answered = time.monotonic() - began
         recorded = await until_recorded(made, statuses[200])
@@ -314,7 +308,7 @@ async def killed_part() -> dict[str, Any]:
         made.start(1)
         await wait_listening(made.session, made.urls[1])
         await made.traffic.push()
-        made.open_gates()
+        made.engines.open_gates()
         others = Counter([await calls[each] for each in rollouts if each not in lost])
         await wait_up(made.session, made.urls[1])
         again = Counter([await made.call(f"again-{each}", body) for each in list(lost)[:50]])

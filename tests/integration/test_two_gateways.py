@@ -66,7 +66,7 @@ async def test_rollouts_are_spread_and_all_are_counted(tmp_path: Path) -> None:
     assert sum(calls) == 2 * 8 * 4
     assert status["gateway"]["recorded"] == sum(calls)
     accounts = [line["account"] for line in project.lines("steps.jsonl") if line["step"]]
-    assert [account["total"] for account in accounts] == [32, 32], accounts
+    assert [account["trained"] for account in accounts] == [32, 32], accounts
 
 
 async def test_a_killed_gateway_costs_its_own_rollouts_alone(tmp_path: Path) -> None:
