@@ -1,4 +1,4 @@
-"""Tests, benchmarks and tools find what they import from the project, also those that CI does not run in full."""
+"""Tests, benchmarks and tools find the names that they import from the project, also what CI does not run."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ import orjson
 import pytest
 
 from insitu.gateway.engines.upstream import Engine, ServedModel
-from insitu.gateway.protocols import local_text
-from insitu.gateway.protocols.local_text import Spelling
 from insitu.gateway.sampled_ids.pieces import load_pieces
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.shared.counts import Counts
+from insitu.gateway.texts import local_text
+from insitu.gateway.texts.local_text import Spelling
 from tests.unit.gateway.conftest import API, GatewayUnderTest, StartGateway
 from tests.unit.gateway.drifting_engine import (
     CALL,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
@@ -148,7 +147,7 @@ class Caller:
         rendered = await timed(timings, "render", context.protocol.render(attempt.lane, context.request))
         rollout_id = context.labels.rollout_id
         rendered = await self.restorer.restore(rollout_id, attempt.target, attempt.lane, rendered)
-        attempt.lane = await self._with_decoder(attempt.lane)
+        attempt.lane = await self._with_spelling(attempt.lane)
         if (project := context.project.name) is not None:
             # Calls of others find nothing of this prompt in the engine's prefix cache, and cannot time it.
             rendered = replace(rendered, generate=rendered.generate | {"cache_salt": project})
@@ -157,12 +156,10 @@ class Caller:
         )
         return attempt.choices
 
-    async def _with_decoder(self, lane: Lane) -> Lane:
+    async def _with_spelling(self, lane: Lane) -> Lane:
         """Give an attempt the means to decode its answer here, if the tokenizer is known."""
         pieces = (await self.tokenizers.of(lane.engine, lane.engine_model)).pieces
-        if pieces is None or (spelling := pieces.spelling) is None:
-            return lane
-        return replace(lane, decoder=partial(spelling.start, counts=self.counts, call_id=lane.call_id))
+        return replace(lane, spelling=pieces and pieces.spelling, counts=self.counts)
 
     def submit(
         self, attempt: Attempt, choice: Choice, sample: Sample, answer: JsonObject | None

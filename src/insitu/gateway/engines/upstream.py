@@ -51,6 +51,8 @@ class Engine:
         self.url = url
         self.has_parser: bool | None = None
         """True if the engine parses tools or reasoning; learned on first use."""
+        self.reads_hermes: bool | None = None
+        """True if it reads tool calls as the hermes parser does, and no reasoning; learned on first use."""
         self.unseen: dict[int, bool] = {}
         """By token that ended an answer: True if it has no text of its own; learned on first use."""
         self.ends: dict[int, bool] = {}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from insitu.errors import InsituError
 from insitu.gateway.engines.sample import Generated, Sample
 from insitu.gateway.engines.upstream import Engine
-from insitu.gateway.protocols.local_text import LocalText
 from insitu.gateway.protocols.request import CallRequest
+from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import reading
 from insitu.gateway.shared.settings import Limits
+from insitu.gateway.texts.local_text import Spelling
 
 # Detokenising needs only the last few prompt ids; parsers need all of them.
 SEED_TOKENS = 16
@@ -54,8 +54,9 @@ class Lane:
     model_name: str
     """The resolved name that the answer carries."""
     call_id: str
-    decoder: Callable[[list[int]], LocalText | None] = lambda _prompt_ids: None
-    """Begins the text of an answer to this prompt; None if the engine must decode it."""
+    spelling: Spelling | None = None
+    """Of the model's tokenizer; None if the engine must decode every answer."""
+    counts: Counts = field(default_factory=Counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from insitu.gateway.protocols.derender import (
     decoded,
     derender_context,
     finish_reason,
-    has_parser,
-    local_text,
+    local_message,
+    may_call,
     shown_logprobs,
     without_end,
 )
@@ -39,6 +39,9 @@ from insitu.gateway.protocols.request import (
 )
 from insitu.gateway.shared.faults import reading, text_of
 from insitu.gateway.shared.settings import Limits
+from insitu.gateway.texts import hermes
+from insitu.gateway.texts.hermes import BeforeCalls
+from insitu.gateway.texts.local_text import LocalText
 
 RENDER = "/v1/chat/completions/render"
 _FIELDS = frozenset(
@@ -82,16 +85,25 @@ class ChatProtocol:
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any], sample: Sample
     ) -> Answer:
         """Build the chat completion for a verified sample."""
-        local = None if await has_parser(lane) else local_text(lane, request, rendered)
-        text = "" if local is None else await decoded(lane, local, sample.output_ids)
-        if local is not None and local.alone:
-            message: dict[str, Any] = {"role": "assistant", "content": text}
-            return self._assembled(lane, request, rendered, sample, message, None)
+        local = await local_message(lane, request, rendered)
+        own = None if local is None else await self._read(lane, request, local, generated)
+        if local is not None and local.alone and own is not None:
+            return self._assembled(lane, request, rendered, sample, own, None)
         message, logprobs = await self._derendered(lane, request, rendered, generated)
-        if local is not None:
+        if local is not None and own is not None:
             with reading():
-                local.compare(text_of(message.get("content") or ""))
+                local.compare(hermes.flat(own), text_of(hermes.flat(message)))
         return self._assembled(lane, request, rendered, sample, message, logprobs)
+
+    async def _read(
+        self, lane: Lane, request: CallRequest, local: LocalText, generated: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the message that the tokens are without asking the engine; None if that cannot be."""
+        shown = await without_end(lane, request, generated["choices"][0])
+        text = await decoded(lane, local, shown["token_ids"])
+        if may_call(lane, request):
+            return hermes.message_of(text)
+        return {"role": "assistant", "content": text}
 
     async def _derendered(
         self, lane: Lane, request: CallRequest, rendered: Rendered, generated: dict[str, Any]
@@ -102,14 +114,12 @@ class ChatProtocol:
         shown = await without_end(lane, request, given)
         whole: dict[str, Any] = {"choices": [tokens_only(shown if shown["token_ids"] else given, request)]}
         if lane.engine.has_parser:
-            whole["prompt_token_ids"] = rendered.prompt_ids
+            whole["prompt_token_ids"] = derender["prompt_token_ids"]
         answer = await lane.engine.post(DERENDER, {**derender, "generate_response": whole})
         with reading():
             choice = answer["choices"][0]
             logprobs = shown_logprobs(choice.get("logprobs"), request)
             said = clean(choice["message"])
-            if request.body.get("parallel_tool_calls") is False and "tool_calls" in said:
-                said["tool_calls"] = said["tool_calls"][:1]  # the engine omits the others in streams only
         return said if shown["token_ids"] else {"role": "assistant", "content": ""}, logprobs
 
     def _assembled(
@@ -124,6 +134,8 @@ class ChatProtocol:
         if isinstance(message.get("content"), str):
             message["content"] = StopTrimmer(request).feed(message["content"], sample)
         message.setdefault("content", None)
+        if request.body.get("parallel_tool_calls") is False and "tool_calls" in message:
+            message["tool_calls"] = message["tool_calls"][:1]  # the engine omits the others in streams only
         out: dict[str, Any] = {
             "index": 0,
             "message": message,
@@ -149,8 +161,11 @@ class ChatStream:
     def __init__(self, lane: Lane, request: CallRequest, rendered: Rendered) -> None:
         self._lane, self._request, self._rendered = lane, request, rendered
         self._trimmer = StopTrimmer(request)
-        self._local = local_text(lane, request, rendered)
-        self._derendered = ""
+        self._local: LocalText | None = None
+        self._before_calls: BeforeCalls | None = None
+        self._own = self._derendered = ""
+        self._ids: list[int] = []
+        """The tokens that were read without the engine."""
         self._state: dict[str, Any] | None = None
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._first = True
@@ -163,17 +178,10 @@ class ChatStream:
             "token_ids": generated.token_ids,
             "logprobs": {"content": generated.logprob_entries},
         }
-        if await has_parser(self._lane):
-            self._local = None
-        text = "" if self._local is None else await decoded(self._lane, self._local, generated.token_ids)
-        if self._local is not None and self._local.alone:
-            delta: dict[str, Any] = {"content": text}
-            logprobs = None
-        else:
-            delta, logprobs = await self._derender(part)
-            self._derendered += delta.get("content") or ""
-        if self._local is not None and not self._local.alone and finished is not None:
-            self._local.compare(self._derendered)
+        if self._first:
+            self._local = await local_message(self._lane, self._request, self._rendered)
+            self._before_calls = BeforeCalls() if may_call(self._lane, self._request) else None
+        delta, logprobs = await self._delta(part, last=finished is not None)
         delta["content"] = self._trimmer.feed(delta.get("content") or "", finished)
         if self._first:
             delta = {"role": "assistant", **delta}
@@ -193,6 +201,36 @@ class ChatStream:
                 body["prompt_token_ids"] = self._rendered.prompt_ids
         self._first = False
         return [(None, body)]
+
+    async def _delta(
+        self, part: dict[str, Any], *, last: bool
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return what the tokens add to the message, and their logprobs if the engine told them."""
+        if (local := self._local) is None:
+            return await self._derender(part)
+        shown = await without_end(self._lane, self._request, part)
+        text = await decoded(self._lane, local, shown["token_ids"])
+        if self._before_calls is not None:
+            text = self._before_calls.feed(text)
+        self._own += text
+        if not local.alone:
+            delta, logprobs = await self._derender(part)
+            self._derendered += delta.get("content") or ""
+            if last:
+                local.compare(self._own, self._derendered)
+            return delta, logprobs
+        self._ids += part["token_ids"]
+        if self._before_calls is None or not self._before_calls.opened:
+            return {"content": text}, None
+        return await self._hand_over(local, part, num_sent=len(self._own) - len(text)), None
+
+    async def _hand_over(self, local: LocalText, part: dict[str, Any], num_sent: int) -> dict[str, Any]:
+        """Let the engine read the answer from its beginning: arguments are streamed as it streams them."""
+        self._local = None
+        delta, _ = await self._derender(part | {"token_ids": self._ids})
+        content = delta.get("content") or ""
+        local.compare(self._own, content)
+        return {**delta, "content": content[num_sent:]}
 
     async def _derender(self, part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the delta that the engine makes of the tokens, and their logprobs."""

@@ -63,11 +63,11 @@ class CompletionsProtocol:
     ) -> Answer:
         """Build the completion for a verified sample."""
         local, logprobs = local_text(lane, request, rendered), None
-        said = "" if local is None else await decoded(lane, local, sample.output_ids)
+        said = own = "" if local is None else await decoded(lane, local, sample.output_ids)
         if local is None or not local.alone:
             said, logprobs = await self._derendered(lane, request, rendered, generated)
         if local is not None and not local.alone:
-            local.compare(said)
+            local.compare(own, said)
         said = StopTrimmer(request).feed(said, sample)
         out: dict[str, Any] = {
             "index": 0,
@@ -113,7 +113,7 @@ class CompletionsStream:
         self._lane, self._request, self._rendered = lane, request, rendered
         self._trimmer = StopTrimmer(request)
         self._local = local_text(lane, request, rendered)
-        self._derendered = ""
+        self._own = self._derendered = ""
         self._state: dict[str, Any] | None = None
         self._text = ""
 
@@ -122,10 +122,11 @@ class CompletionsStream:
         local, logprobs = self._local, None
         said = "" if local is None else await decoded(self._lane, local, generated.token_ids)
         if local is None or not local.alone:
+            self._own += said
             said, logprobs = await self._derender(generated, finished)
             self._derendered += said
         if local is not None and not local.alone and finished is not None:
-            local.compare(self._derendered)
+            local.compare(self._own, self._derendered)
         said = self._trimmer.feed(said, finished)
         self._text += said
         out: dict[str, Any] = {

@@ -7,20 +7,41 @@ from typing import Any, cast
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import Sample
 from insitu.gateway.protocols.base import SEED_TOKENS, Lane, Rendered
-from insitu.gateway.protocols.local_text import LocalText
 from insitu.gateway.protocols.parts import tool_calls
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.shared.faults import reading, text_of
+from insitu.gateway.texts import hermes
+from insitu.gateway.texts.local_text import LocalText, Spelling
 
 DERENDER = "/v1/chat/completions/derender"
 _DERENDER_TEXT = "/v1/completions/derender"
+_THINKING = ("chat_template_kwargs", "reasoning_effort")
 _DECODING = ("skip_special_tokens", "spaces_between_special_tokens")
 
 
-def local_text(lane: Lane, request: CallRequest, rendered: Rendered) -> LocalText | None:
-    """Begin an answer that is text alone; None if its message or its logprobs need the engine."""
+def local_text(
+    lane: Lane, request: CallRequest, rendered: Rendered, *, spells_special: bool = False
+) -> LocalText | None:
+    """Begin an answer that is text alone; None if its text or its logprobs need the engine."""
     shows_text = request.num_logprobs is None and all(request.body[key] for key in _DECODING)
-    return lane.decoder(rendered.prompt_ids) if shows_text else None
+    if lane.spelling is None or not shows_text:
+        return None
+    return lane.spelling.start(rendered.prompt_ids, lane.counts, lane.call_id, spells_special=spells_special)
+
+
+async def local_message(lane: Lane, request: CallRequest, rendered: Rendered) -> LocalText | None:
+    """Begin an answer whose message can be read here; None if that needs the engine's parsers."""
+    if not await has_parser(lane):
+        return local_text(lane, request, rendered)
+    if not await _reads_hermes(lane, request):
+        return None
+    return local_text(lane, request, rendered, spells_special=True)
+
+
+def may_call(lane: Lane, request: CallRequest) -> bool:
+    """Return True if the engine looks for tool calls in an answer that the model may also give as text."""
+    choice = request.body.get("tool_choice")
+    return bool(lane.engine.has_parser and request.body.get("tools")) and choice in (None, "auto")
 
 
 async def decoded(lane: Lane, text: LocalText, ids: list[int]) -> str:
@@ -39,13 +60,16 @@ async def has_parser(lane: Lane) -> bool:
 
 
 async def derender_context(lane: Lane, request: CallRequest, rendered: Rendered) -> dict[str, Any]:
-    """Return what derender needs of the request: everything for an engine with parsers, else little."""
+    """Return what derender needs of the request: everything for unknown parsers, else little."""
     context: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": len(rendered.prompt_ids)}
-    if await has_parser(lane):
-        context["prompt_token_ids"] = rendered.prompt_ids
-        context["chat_request"] = {**request.body, "model": lane.engine_model}
-        return context
     context["prompt_token_ids"] = rendered.prompt_ids[-SEED_TOKENS:]
+    if await has_parser(lane):
+        context["chat_request"] = {**request.body, "model": lane.engine_model}
+        if await _reads_hermes(lane, request):
+            context["chat_request"]["messages"] = []
+        else:
+            context["prompt_token_ids"] = rendered.prompt_ids
+        return context
     decoding = {key: request.body[key] for key in _DECODING}
     if not all(decoding.values()):
         context["chat_request"] = {"messages": [], **decoding}
@@ -84,6 +108,38 @@ async def _learn_parser(lane: Lane) -> bool:
     except InvalidRequest:
         return True
     return False
+
+
+async def _reads_hermes(lane: Lane, request: CallRequest) -> bool:
+    """Return True if the engine reads the answer as the hermes parser does; it is asked once."""
+    if request.body.get("tool_choice") not in (None, "auto", "none"):
+        return False  # the answer is then JSON alone
+    if any(request.body.get(key) is not None for key in _THINKING):
+        return False  # they can turn a parser for reasoning on, which the probe did not see
+    if lane.engine.reads_hermes is None and lane.spelling is not None:
+        lane.engine.reads_hermes = await _learn_hermes(lane, lane.spelling)
+    return bool(lane.engine.reads_hermes)
+
+
+async def _learn_hermes(lane: Lane, spelling: Spelling) -> bool:
+    """Let the engine read a text that only this parser, without one for reasoning, reads as we do."""
+    ids = spelling.some_ids(hermes.PROBE)
+    if ids is None:
+        return False
+    function: dict[str, Any] = {"name": hermes.PROBE_TOOL, "parameters": {"type": "object", "properties": {}}}
+    asked: dict[str, Any] = {"messages": [], "tools": [{"type": "function", "function": function}]}
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": None}
+    probe: dict[str, Any] = {"model": lane.engine_model, "prompt_tokens": 1, "prompt_token_ids": ids[:1]}
+    probe |= {"chat_request": asked, "generate_response": {"choices": [choice], "prompt_token_ids": ids[:1]}}
+    try:
+        answer = await lane.engine.post(DERENDER, probe)
+    except InvalidRequest:
+        return False
+    expected = hermes.message_of("".join(hermes.PROBE))
+    with reading():
+        message = answer["choices"][0]["message"]
+        same = expected is not None and hermes.flat(message) == hermes.flat(expected)
+        return same and not message.get("reasoning")
 
 
 def clean(message: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Required, TypedDict, cast
 
 import orjson
 
-from insitu.gateway.protocols.local_text import Spelling
+from insitu.gateway.texts.local_text import Spelling
 from insitu.json_values import JsonObject, JsonValue, as_list, as_object
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"

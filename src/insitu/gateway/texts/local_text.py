@@ -41,13 +41,32 @@ class Spelling:
                 text = one.decode("utf-8", "replace")
                 self.texts[token] = one if text.endswith(_BROKEN) or text.encode() != one else text
 
-    def start(self, prompt_ids: Sequence[int], counts: Counts, call_id: str) -> LocalText | None:
-        """Begin an answer; None if the engine must decode it."""
+    def start(
+        self, prompt_ids: Sequence[int], counts: Counts, call_id: str, *, spells_special: bool = False
+    ) -> LocalText | None:
+        """Begin an answer; None if the engine must decode it.
+
+        `spells_special`: special tokens are part of the text, as for the parsers of an engine.
+        """
         if self.differed or not self._ends_cleanly(prompt_ids[-_PROMPT_TAIL:]):
             return None
         number, self._num_started = self._num_started, self._num_started + 1
         alone = number >= _COMPARED_FIRST and number % _COMPARED_EVERY != 0
-        return LocalText(self, counts, call_id, alone=alone)
+        return LocalText(self, counts, call_id, alone=alone, spells_special=spells_special)
+
+    def some_ids(self, parts: Sequence[str]) -> list[int] | None:
+        """Return tokens of a text, not those that a model would choose; None if there are none.
+
+        Each part is one token if there is such a token, else one for each byte.
+        """
+        tokens = {text.encode() if isinstance(text, str) else text: t for t, text in enumerate(self.texts)}
+        tokens |= {data: token for token, data in self.special.items()}
+        found = [
+            tokens.get(piece)
+            for part in parts
+            for piece in ([part.encode()] if part.encode() in tokens else [bytes([b]) for b in part.encode()])
+        ]
+        return None if None in found else [token for token in found if token is not None]
 
     def of(self, token: int) -> str | bytes | None:
         return self.texts[token] if 0 <= token < len(self.texts) else None
@@ -61,15 +80,19 @@ class Spelling:
 class LocalText:
     """The text of one answer as its tokens arrive."""
 
-    def __init__(self, spelling: Spelling, counts: Counts, call_id: str, *, alone: bool) -> None:
+    def __init__(
+        self, spelling: Spelling, counts: Counts, call_id: str, *, alone: bool, spells_special: bool
+    ) -> None:
         self.alone = alone
         """False if the engine decodes the answer too, to compare."""
         self._spelling, self._counts, self._call_id = spelling, counts, call_id
+        self._spells_special = spells_special
         self._held = b""
-        self._said: list[str] = []
 
     def unsure(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens whose text only the engine knows."""
+        if self._spells_special:
+            return []
         return [token for token in ids if self._spelling.of(token) is None]
 
     def feed(self, ids: Sequence[int], unseen: Mapping[int, bool]) -> str:
@@ -78,7 +101,8 @@ class LocalText:
         for token in ids:
             one = self._spelling.of(token)
             if one is None:
-                one = b"" if unseen[token] else self._spelling.special.get(token, b"")
+                omitted = not self._spells_special and unseen[token]
+                one = b"" if omitted else self._spelling.special.get(token, b"")
             if isinstance(one, str):
                 if not self._held:
                     parts.append(one)
@@ -89,21 +113,17 @@ class LocalText:
             if text and not text.endswith(_BROKEN):
                 parts.append(text)
                 self._held = b""
-        text = "".join(parts)
-        if not self.alone:
-            self._said.append(text)
-        return text
+        return "".join(parts)
 
-    def compare(self, said: str) -> None:
-        """Compare the whole text with the engine's; stop using the shortcut if they differ."""
-        own = "".join(self._said)
+    def compare(self, own: str, said: str) -> None:
+        """Compare the whole answer with the engine's; stop using the shortcut if they differ."""
         if own == said or self._spelling.differed:
             return
         self._spelling.differed = True
         self._counts.shortcuts_ended["decoding"] += 1
         at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, said, strict=False)))
         _log.error(
-            "call %s: the gateway decodes %r where the engine decodes %r, at character %d; from now on the "
-            "engine decodes every answer",
+            "call %s: the gateway reads %r where the engine reads %r, at character %d; from now on the "
+            "engine reads every answer",
             *(self._call_id, own[at : at + _SHOWN_CHARS], said[at : at + _SHOWN_CHARS], at),
         )

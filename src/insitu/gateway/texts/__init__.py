@@ -1,0 +1,1 @@
+"""Answers as text and tool calls, read without the engine."""
