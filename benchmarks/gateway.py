@@ -2,13 +2,14 @@
 
     python benchmarks/gateway.py --json
 
-Five parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
+Six parts. *Engine*: the tiny model on a real vLLM, rounds of direct and gateway calls in turn, at 32
 concurrent (throughput) and at 1 (latency), whole and streamed, without and with a tool parser. "direct" asks
 for the ids and logprobs that training needs, "direct_plain" for the text only; the gateway's client sends the
 plain request. *Streams* and *turns*: the gateway's CPU time per streamed token, and per turn of rollouts that
-grow to 32k tokens in 100 turns, in front of a stand-in. *Load*: a stand-in upstream in its own process
-(5-15 s a call, 20-KB answers) with 1,000 calls in flight. *Recording*: one call at a time, in turn through
-this gateway and through one that answers before the call is safe from `kill -9`
+grow to 32k tokens in 100 turns, in front of a stand-in. *Rendering*: the share of generation that template
+and tokenizer take in rollouts of 8 and of 128 turns, on a real vLLM. *Load*: a stand-in upstream in its own
+process (5-15 s a call, 20-KB answers) with 1,000 calls in flight. *Recording*: one call at a time, in turn
+through this gateway and through one that answers before the call is safe from `kill -9`
 (benchmarks/forgetful_gateway.py), first and later calls of a rollout, with a stand-in that takes 50 ms a call
 and with one that answers at once. The first call's note of its rollout is written while the engine works.
 Each figure is compared with the bound it must meet.
@@ -41,6 +42,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import show  # noqa: E402
 from benchmarks.gateway_cpu import streams_part, turns_part  # noqa: E402
+from benchmarks.gateway_rendering import rendering_part  # noqa: E402
 from benchmarks.gateway_sides import call, client, gateway, standin, wait_up  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.vllm_server import vllm_server  # noqa: E402
@@ -304,7 +306,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parts = ["engine", "streams", "turns", "load", "recording", "all"]
+    parts = ["engine", "streams", "turns", "rendering", "load", "recording", "all"]
     parser.add_argument("--part", choices=parts, default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=1000)
@@ -321,6 +323,8 @@ def main() -> None:
         figures |= asyncio.run(streams_part(given.rounds))
     if given.part in ("turns", "all"):
         figures |= asyncio.run(turns_part())
+    if given.part in ("rendering", "all"):
+        figures |= asyncio.run(rendering_part())
     if given.part in ("load", "all"):
         figures |= asyncio.run(load_part(given.in_flight, given.seconds, given.load_tokens))
     if given.part in ("recording", "all"):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.gateway_process import (
     wait_up,
     worst_difference,
 )
+from tests.support.replaying_engine import ReplayingEngine
 from tests.support.vllm_server import VllmServer, vllm_server
 
 pytestmark = pytest.mark.timeout(600)
@@ -254,3 +256,86 @@ async def test_forced_tool_calls_come_back_parsed(vllm_tools: VllmServer, tmp_pa
         streamed = (records[-1].answer or {})["tool_calls"][0]["function"]
         assert streamed["arguments"] == "".join(d.function.arguments or "" for d in deltas)
         assert json.loads(streamed["arguments"]) == json.loads(function["arguments"])
+
+
+TWICE = '<tool_call>{"name": "look", "arguments": {}}</tool_call>' * 2
+SAID = [
+    "It is 7.",
+    "é < 3, and <tool is no call",
+    'Let me look. <tool_call>\n{"name": "look", "arguments": {"far": true, "at": "é"}}\n</tool_call>',
+    TWICE,
+    '<tool_call>{"name": "look", "arguments": {"far": tr',
+    "<think>x</think>y",
+]
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls_are_read_here_as_the_engine_reads_them(
+    vllm_tools: VllmServer, tmp_path: Path, stream: bool
+) -> None:
+    async with ReplayingEngine(vllm_tools.url) as engine:
+        for gateway in start_gateway(replace(vllm_tools, url=engine.url), tmp_path):
+            await wait_up(gateway)
+            await gateway.put_table()
+            reader = Reader(gateway, engine, stream)
+            asked = [(text, options) for text in SAID for options in ({"tools": [LOOK]}, {})]
+            first = [await reader.read(text, **options) for text, options in asked]
+            again = [await reader.read(text, **options) for text, options in asked]
+            for (text, options), (theirs, _), (ours, num_asked) in zip(asked, first, again, strict=True):
+                assert ours == theirs, (text, options)
+                # Arguments are streamed by the engine, and it reads calls that are broken off.
+                left = "<tool_call>" in text and options and (stream or not text.endswith("</tool_call>"))
+                assert (num_asked > 0) == bool(left), (text, options)
+            assert all(num_asked > 0 for _, num_asked in first[:8]), "compared"
+            _, num_asked = await reader.read("Yes", tools=[LOOK], chat_template_kwargs={"thinking": True})
+            assert num_asked > 0, "the probe did not see what such a request turns on"
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"{gateway.url}/metrics", headers=API) as got,
+            ):
+                metrics = await got.text()
+            assert "insitu_gateway_calls_recorded_total" in metrics
+            assert "shortcut=" not in metrics, "a difference was found"
+
+
+class Reader:
+    """Lets the engine say texts, and reads the answers as a client does."""
+
+    def __init__(self, gateway: Running, engine: ReplayingEngine, stream: bool) -> None:
+        self._gateway, self._engine, self._stream = gateway, engine, stream
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(tiny())
+
+    async def read(self, text: str, **options: Any) -> tuple[dict[str, Any], int]:
+        """Return the message, and how many requests it took the engine to read it."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        self._engine.output = [*ids, self._tokenizer.eos_token_id]
+        before = len(self._engine.calls_to("/v1/chat/completions/derender"))
+        message = await whole_message(self._gateway, self._stream, options)
+        return message, len(self._engine.calls_to("/v1/chat/completions/derender")) - before
+
+
+async def whole_message(gateway: Running, stream: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """Return content and calls of an answer, without the ids of the calls."""
+    body: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "look"}],
+        "max_tokens": 200,
+    } | options
+    extra: Any = {"extra_body": {key: body.pop(key) for key in ("chat_template_kwargs",) if key in body}}
+    client: Any = gateway.client()
+    if not stream:
+        choice = (await client.chat.completions.create(**body, **extra)).choices[0]
+        functions = [
+            (call.function.name, call.function.arguments) for call in choice.message.tool_calls or []
+        ]
+        return {"content": choice.message.content or "", "calls": functions, "end": choice.finish_reason}
+    content, calls, end = "", dict[int, list[str]](), None
+    async for chunk in await client.chat.completions.create(**body, **extra, stream=True):
+        delta, end = chunk.choices[0].delta, chunk.choices[0].finish_reason
+        content += delta.content or ""
+        for call in delta.tool_calls or []:
+            name_and_arguments = calls.setdefault(call.index, ["", ""])
+            name_and_arguments[0] += call.function.name or ""
+            name_and_arguments[1] += call.function.arguments or ""
+    return {"content": content, "calls": [tuple(one) for one in calls.values()], "end": end}

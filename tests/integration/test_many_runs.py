@@ -28,6 +28,8 @@ RANKS = (32, 16, 8, 4)
 NUM_RUNS = 16
 NUM_STEPS = 2
 NUM_CALLERS = 8
+NUM_HELD = 32
+"""Adapters that an engine holds in memory: `--max-cpu-loras` of its command."""
 SETTINGS = StepSettings(learning_rate=1e-2)
 ARGUMENTS = ["--model", str(tiny()), "--model-name", "tiny", "--dtype", "float32"]
 ARGUMENTS += ["--publication", "adapter", "--placement", "dedicated", "--max-seq-length", "256"]
@@ -89,6 +91,41 @@ def worst_difference(
         assert any(tensor.abs().max() > 0 for part, tensor in mine.items() if "lora_B" in part)
         worst = max(worst, *(float((mine[part] - alone[part]).abs().max()) for part in mine))
     return worst
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1200)
+async def test_an_adapter_that_left_the_engines_memory_comes_back(tmp_path: Path) -> None:
+    names = [f"run-{number}" for number in range(NUM_HELD + 4)]
+    trained = names[:3]
+    async with running_backend(tmp_path / "state", *ARGUMENTS) as backend:
+        async with backend.client() as client, aiohttp.ClientSession() as http:
+            rollouts = await registered(client, http, backend, dict.fromkeys(trained, LoraSettings(rank=4)))
+            for name in trained:
+                groups = await sampled(rollouts[name], 2)
+                assert (await train(client, groups, SETTINGS)).state == "succeeded"
+            before = {name: await greedy(http, backend, name) for name in ["tiny", *trained]}
+            rest = dict.fromkeys(names[len(trained) :], LoraSettings(rank=4))
+            rollouts |= await registered(client, http, backend, rest)
+            shuffled = random.Random(6).sample(names, len(names)) * 2
+            for name in shuffled:  # one attempt each: a 404 fails the test
+                await rollouts[name].chat(uuid.uuid4().hex, [{"role": "user", "content": "Say something."}])
+            after = {name: await greedy(http, backend, name) for name in before}
+    print(f"\n{len(shuffled)} calls to {len(names)} runs on an engine that holds {NUM_HELD}, none failed")
+    for name, logprobs in before.items():
+        assert after[name] == pytest.approx(logprobs, abs=1e-4)
+    for name in trained:
+        assert before[name] != pytest.approx(before["tiny"], abs=1e-3), "the adapter is not in effect"
+
+
+async def greedy(http: aiohttp.ClientSession, backend: Backend, model: str) -> list[float]:
+    """Return the logprobs of the most likely answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
+    body |= {"temperature": 0, "logprobs": True, "ignore_eos": True}
+    url = f"{backend.gateway_url}/v1/chat/completions"
+    async with http.post(url, json=body, headers={"Authorization": "Bearer default"}) as answer:
+        assert answer.status == 200, await answer.text()
+        return [token["logprob"] for token in (await answer.json())["choices"][0]["logprobs"]["content"]]
 
 
 @pytest.mark.sweep
