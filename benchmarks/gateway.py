@@ -43,15 +43,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.figures import show  # noqa: E402
 from benchmarks.gateway_cpu import streams_part, turns_part  # noqa: E402
 from benchmarks.gateway_rendering import rendering_part  # noqa: E402
-from benchmarks.gateway_sides import call, client, gateway, standin, wait_up  # noqa: E402
+from benchmarks.gateway_sides import TOOLS, call, client, gateway, standin, wait_up  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from tests.support.vllm_server import vllm_server  # noqa: E402
 
 ADMIN = {"authorization": "Bearer admin"}
 PARSER_ARGUMENTS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-TOOLS = [
-    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-]
 BOUNDS = {
     **{
         f"throughput_ratio_32{kind}": (">=", 0.95)
@@ -60,6 +57,7 @@ BOUNDS = {
     **{f"added_p50_ms_1{kind}": ("<=", 5.0) for kind in ("", "_streamed", "_parser", "_streamed_parser")},
     "cpu_us_per_streamed_token": ("<=", 60.0),
     "cpu_us_per_streamed_token_parser": ("<=", 60.0),
+    "cpu_us_per_streamed_token_other_parser": ("<=", 60.0),
     "turn_cost_ratio": ("<=", 1.5),
     "load_errors": ("<=", 0),
     "load_recorded_per_second": (">=", 90.0),

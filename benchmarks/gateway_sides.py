@@ -21,6 +21,9 @@ sys.path.insert(0, str(ROOT))
 from tests.support.vllm_server import free_port  # noqa: E402
 
 API = {"authorization": "Bearer default", "content-type": "application/json"}
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+]
 
 
 @contextlib.contextmanager

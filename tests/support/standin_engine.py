@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import math
 import random
-import string
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+
+from insitu.gateway.texts import hermes
 
 PROMPT_IDS = [1, 9690, 198, 2683]
 _SPELLED = 100_000  # a token for each character, beyond the fixed ones
@@ -43,7 +44,8 @@ def write_tokenizer(folder: Path, num_tokens: int) -> Path:
     """Write the `tokenizer.json` with which tokens have the text that derender gives them."""
     names = {f"Ġw{i}": 1000 + i for i in range(num_tokens)}
     names |= {f"p{token}": token for token in (*PROMPT_IDS, *_ROLES.values())}
-    names |= {letter: spell(letter)[0] for letter in string.ascii_letters}
+    spelled = {chr(code): chr(code) for code in range(33, 127)} | {"Ġ": " ", "Ċ": "\n"}
+    names |= {name: spell(character)[0] for name, character in spelled.items()}
     data = {"model": {"type": "BPE", "vocab": names}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
     (folder / "tokenizer.json").write_bytes(orjson.dumps(data))
     return folder
@@ -102,6 +104,8 @@ class Behaviour:
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
     parser: bool = False
+    hermes: bool = False
+    """True if the parser is `hermes`; whole answers only, as the gateway's probe for it."""
     fault: str | None = None
     """One of the names in `_FAULTS`, applied to generate until it is cleared."""
     fault_count: int = -1
@@ -357,7 +361,9 @@ class StandinEngine:
         if not body.get("stream"):
             choice = body["generate_response"]["choices"][0]
             message = {"role": "assistant", "content": self._text(choice["token_ids"]), "refusal": None}
-            if self.behaviour.parser and body["chat_request"].get("tools"):
+            if self.behaviour.hermes and body["chat_request"].get("tools"):
+                message = hermes.message_of(self._text(choice["token_ids"])) or message
+            elif self.behaviour.parser and body["chat_request"].get("tools"):
                 function = {"name": "look", "arguments": "{}"}
                 message |= {
                     "content": None,
@@ -484,7 +490,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
         chunk_seconds=arguments.chunk_seconds,
         keeps_interval=True,
         root=arguments.root,
-        parser=arguments.parser,
+        parser=arguments.parser or arguments.hermes,
+        hermes=arguments.hermes,
         texts=["x" * arguments.text_chars] if arguments.text_chars else [],
     )
     async with StandinEngine(behaviour, port=arguments.port, keep_seen=False):
@@ -500,6 +507,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--chunk-seconds", type=float, default=0.0)
     parser.add_argument("--parser", action="store_true", help="an engine that parses tools")
+    parser.add_argument("--hermes", action="store_true", help="one whose parser is `hermes`")
     parser.add_argument("--text-chars", type=int, default=0, help="answers of one token a character")
     parser.add_argument("--root", help="the directory of a tokenizer that write_tokenizer wrote")
     asyncio.run(_serve(parser.parse_args()))
