@@ -1,7 +1,7 @@
-"""How much of a rollout's generation goes into rendering its prompts anew, on a real engine.
+"""The share of a rollout's generation that goes into rendering its prompts anew, on a real engine.
 
 Every turn sends the whole conversation as text, so the engine applies the template and tokenises all of it
-again, although the gateway then puts the sampled ids back. This is the share that "re-tokenising" has of the
+again, although the gateway then restores the sampled ids. This is the share that "re-tokenising" has of the
 time in which tokens are generated; it grows with the number of turns.
 """
 
