@@ -32,11 +32,11 @@ RANK = "ray::_RankActor"
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if (reason := ray_nodes.missing()) is not None:
         pytest.skip(reason)
     tiny()
-    with running_cluster(2) as made:
+    with running_cluster(getattr(request, "param", 2)) as made:
         for name, value in made.env.items():
             monkeypatch.setenv(name, value)
         (made.folder / "tmp").mkdir()
@@ -92,6 +92,24 @@ async def test_each_node_is_lost_and_comes_back(cluster: Cluster) -> None:
         for node in cluster.nodes:
             assert not node.has(ENGINE), "an engine outlives the backend"
             assert not node.has(RANK), "a rank outlives the backend"
+    check_records(state, trained)
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+async def test_two_ranks_on_two_nodes_train_as_one_does(cluster: Cluster) -> None:
+    state = cluster.folder / "state"
+    trained: list[list[TrajectoryGroup]] = []
+    async with running_backend(state, *arguments(), "--trainer-ranks", "2") as backend:
+        assert sorted(node.has(RANK) + 2 * node.has(ENGINE) for node in cluster.nodes) == [1, 1, 2]
+        async with backend.client() as client, aiohttp.ClientSession() as http:
+            await client.register_run(RUN, "tiny", lora=LORA)
+            await client.wait_run_ready(RUN, 400)
+            rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=16, attempts=300)
+            for _ in range(2):
+                groups = [spread_rewards(await rollouts.group("Say something.", "7", 4)) for _ in range(2)]
+                job = await train(client, groups, SETTINGS, 900)
+                assert job.state == "succeeded", job
+                trained.append(groups)
     check_records(state, trained)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="nodes are Ray's")
 
 from insitu.backend.fleet import node as node_module
-from insitu.backend.fleet.node import Node, Parcels, digest_of, read_files, write_files
+from insitu.backend.fleet.node import Node, Parcels, digest_of, interface_of, read_files, write_files
 from insitu.errors import CorruptCheckpoint
 
 FILES = {"adapter/config.json": b"{}", "state.json": b"1"}
@@ -116,3 +117,9 @@ async def test_a_directory_that_cannot_be_read_is_read_again_by_the_next_sender(
             pass
     async with parcels.opened(tmp_path) as (digest, _):
         assert digest == tmp_path.name
+
+
+def test_an_interface_is_known_by_its_address() -> None:
+    loopback = interface_of("127.0.0.1")
+    assert loopback in psutil.net_if_addrs()
+    assert interface_of("192.0.2.1") is None, "an address for documentation is no machine's"

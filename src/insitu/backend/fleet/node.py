@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import ray
 
 from insitu.backend.fleet.cluster import check_room
@@ -30,6 +31,12 @@ Files = dict[str, bytes]
 def this_node() -> str:
     """Return Ray's id of the node that this process runs on."""
     return ray.get_runtime_context().get_node_id()
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of this node's network interface with an address; None if no interface has it."""
+    named = psutil.net_if_addrs().items()
+    return next((name for name, found in named if any(one.address == address for one in found)), None)
 
 
 def read_files(directory: Path) -> Files:

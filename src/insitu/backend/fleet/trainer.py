@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from insitu.backend.fleet.cluster import Actor, ActorDied, check_room, ended, gather
-from insitu.backend.fleet.node import Files, Node, Place, put_files, read_files, this_node, write_files
+from insitu.backend.fleet.node import (
+    Files,
+    Node,
+    Place,
+    interface_of,
+    put_files,
+    read_files,
+    this_node,
+    write_files,
+)
 from insitu.backend.fleet.placement import Reservation, reserve, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
 from insitu.backend.fleet.ray_door import LOOPBACK
@@ -67,6 +76,8 @@ class _RankActor:
         if not arguments.get("four_bit"):
             # PEFT imports it wherever it is installed; that takes seconds, and nothing else uses it.
             sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
+        if arguments["master_address"] != LOOPBACK:
+            _meet_by(ray.util.get_node_ip_address())
         from insitu.backend.fleet.trainer_rank import TrainerRank
 
         self._rank = TrainerRank(**arguments)
@@ -80,6 +91,19 @@ class _RankActor:
         with tempfile.TemporaryDirectory() as folder:
             self.do("save", run, folder)
             return read_files(Path(folder))
+
+
+def _meet_by(address: str) -> None:
+    """Let ranks on other nodes reach this one by its address; by itself, Gloo may tell them the loopback one.
+
+    Whoever started Ray on this node may have chosen an interface already.
+    """
+    interface = interface_of(address)
+    if interface is None:
+        log.warning("no network interface here has the address %s: Gloo and NCCL choose one", address)
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, interface)
 
 
 class TrainerGroup:
