@@ -268,6 +268,8 @@ SAID = [
     "<think>x</think>y",
 ]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALLS: dict[str, Any] = {"tools": [LOOK]}
+OPTIONS: list[dict[str, Any]] = [CALLS, {}, CALLS | {"tool_choice": "none"}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -279,17 +281,21 @@ async def test_tool_calls_are_read_here_as_the_engine_reads_them(
             await wait_up(gateway)
             await gateway.put_table()
             reader = Reader(gateway, engine, stream)
-            asked = [(text, options) for text in SAID for options in ({"tools": [LOOK]}, {})]
-            first = [await reader.read(text, **options) for text, options in asked]
-            again = [await reader.read(text, **options) for text, options in asked]
-            for (text, options), (theirs, _), (ours, num_asked) in zip(asked, first, again, strict=True):
+            for text in SAID + SAID[:2]:
+                _, num_asked = await reader.read(text, **CALLS)
+                assert num_asked > 0, "the first eight are compared"
+            for text, options in [(text, options) for text in SAID for options in OPTIONS]:
+                # Such an argument could turn on a parser for reasoning that the probe did not see.
+                theirs, num_asked = await reader.read(
+                    text, **options, chat_template_kwargs={"thinking": True}
+                )
+                assert num_asked > 0, (text, options)
+                ours, num_asked = await reader.read(text, **options)
                 assert ours == theirs, (text, options)
                 # Arguments are streamed by the engine, and it reads calls that are broken off.
-                left = "<tool_call>" in text and options and (stream or not text.endswith("</tool_call>"))
-                assert (num_asked > 0) == bool(left), (text, options)
-            assert all(num_asked > 0 for _, num_asked in first[:8]), "compared"
-            _, num_asked = await reader.read("Yes", tools=[LOOK], chat_template_kwargs={"thinking": True})
-            assert num_asked > 0, "the probe did not see what such a request turns on"
+                called = "<tool_call>" in text and options == CALLS
+                left = called and (stream or not text.endswith("</tool_call>"))
+                assert (num_asked > 0) == left, (text, options)
             async with (
                 aiohttp.ClientSession() as http,
                 http.get(f"{gateway.url}/metrics", headers=API) as got,
