@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from insitu.backend.batch import make_batch
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.backend.ledger.checkpoint_files import checkpoint_path, run_directory
+from insitu.client import InsituClient
 from insitu.records.store import RecordStore
 from insitu.testing.models import tiny
 from insitu.types import LoraSettings, StepSettings, TrajectoryGroup
@@ -74,10 +75,7 @@ async def test_each_node_is_lost_and_comes_back(cluster: Cluster) -> None:
             rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=16, attempts=300)
 
             async def step() -> None:
-                groups = [spread_rewards(await rollouts.group("Say something.", "7", 4)) for _ in range(2)]
-                job = await train(client, groups, SETTINGS, 900)
-                assert job.state == "succeeded", job
-                trained.append(groups)
+                trained.append(await one_step(client, rollouts))
 
             for _ in range(3):
                 await step()
@@ -106,11 +104,16 @@ async def test_two_ranks_on_two_nodes_train_as_one_does(cluster: Cluster) -> Non
             await client.wait_run_ready(RUN, 400)
             rollouts = Rollouts(http, backend.gateway_url, RUN, max_tokens=16, attempts=300)
             for _ in range(2):
-                groups = [spread_rewards(await rollouts.group("Say something.", "7", 4)) for _ in range(2)]
-                job = await train(client, groups, SETTINGS, 900)
-                assert job.state == "succeeded", job
-                trained.append(groups)
+                trained.append(await one_step(client, rollouts))
     check_records(state, trained)
+
+
+async def one_step(client: InsituClient, rollouts: Rollouts) -> list[TrajectoryGroup]:
+    """Roll out and train one step; return its groups."""
+    groups = [spread_rewards(await rollouts.group("Say something.", "7", 4)) for _ in range(2)]
+    job = await train(client, groups, SETTINGS, 900)
+    assert job.state == "succeeded", job
+    return groups
 
 
 async def cut_off(node: RayNode, backend: Backend, http: aiohttp.ClientSession) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 
 pytest.importorskip("ray", reason="the engines are Ray actors")
@@ -22,11 +21,11 @@ from insitu.backend.serving.host import ModelHost
 from insitu.backend.serving.lease import DeviceLease
 from insitu.backend.serving.publication import AdapterPublisher
 from insitu.backend.serving.scaling import Scaling
-from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, ChildFailed, Conflict, DeadlineExceeded, NotFound
-from insitu.wire.routing_table import Served, ServedBase
-from tests.support.standin_control import StandinGateway, standin_gateway
-from tests.support.standin_replicas import StandinReplicas, standin_engines
+from insitu.wire.routing_table import Served
+from tests.support.standin_control import StandinGateway
+from tests.support.standin_replicas import StandinReplicas
+from tests.support.standin_serving import standin_serving
 
 
 @dataclass
@@ -68,19 +67,10 @@ class Backend:
 async def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Backend]:
     monkeypatch.setattr(scaling_module, "check_cluster", lambda _settings: None)  # there is no cluster
     monkeypatch.setattr(replica_request, "_POLL_SECONDS", 0.02)
-    async with (
-        standin_gateway() as gateway,
-        standin_engines(tmp_path) as start,
-        aiohttp.ClientSession() as http,
-    ):
-        replicas, lease = await start(2)
-        base = ServedBase("tiny", "tiny", "base")
-        traffic = Traffic(http, [gateway.url], "admin", push_seconds=2.0, hold_seconds=60.0, base=base)
-        traffic.replicas = lambda: {replica.id: replica.engine.url for replica in replicas.joined()}
-        publisher = AdapterPublisher(lease, Served("tiny", "base"))
-        await traffic.push()
-        scaling = Scaling(tmp_path, traffic, lambda _line: None)
-        made = Backend(tmp_path, replicas, lease, publisher, gateway, scaling)
+    async with standin_serving(tmp_path, 2) as serving:
+        publisher = AdapterPublisher(serving.lease, Served("tiny", "base"))
+        scaling = Scaling(tmp_path, serving.traffic, lambda _line: None)
+        made = Backend(tmp_path, serving.replicas, serving.lease, publisher, serving.gateway, scaling)
         tending = asyncio.create_task(made.tend())
         yield made
         tending.cancel()

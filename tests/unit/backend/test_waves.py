@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import aiohttp
 import pytest
 
 pytest.importorskip("ray", reason="the engines are Ray actors")
@@ -23,9 +22,10 @@ from insitu.backend.serving.publication import AdapterPublisher, MergedPublisher
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.waves import Waves
 from insitu.errors import DeadlineExceeded, ProbeFailed, UpstreamError
-from insitu.wire.routing_table import Served, ServedBase
-from tests.support.standin_control import StandinGateway, standin_gateway
-from tests.support.standin_replicas import StandinReplicas, standin_engines
+from insitu.wire.routing_table import Served
+from tests.support.standin_control import StandinGateway
+from tests.support.standin_replicas import StandinReplicas
+from tests.support.standin_serving import standin_serving
 
 
 @dataclass
@@ -69,19 +69,11 @@ class Backend:
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     (model := tmp_path / "model").mkdir()
-    async with (
-        standin_gateway() as gateway,
-        standin_engines(tmp_path) as start,
-        aiohttp.ClientSession() as http,
-    ):
-        replicas, lease = await start(4)
-        base = ServedBase("tiny", "tiny", "base")
-        traffic = Traffic(http, [gateway.url], "admin", push_seconds=2.0, hold_seconds=60.0, base=base)
-        traffic.replicas = lambda: {replica.id: replica.engine.url for replica in replicas.joined()}
+    async with standin_serving(tmp_path, 4) as serving:
+        lease, traffic = serving.lease, serving.traffic
         trainer = cast(TrainerGroup, None)
         publisher = MergedPublisher(lease, Served("tiny", "base"), str(model), trainer, tmp_path / "runs")
-        await traffic.push()
-        yield Backend(replicas, lease, publisher, traffic, Waves(traffic), gateway, model)
+        yield Backend(serving.replicas, lease, publisher, traffic, Waves(traffic), serving.gateway, model)
 
 
 async def agreed(_names: list[str]) -> None:
