@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
+CPU_TORCH := torch==2.13.0+cpu
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
 LIGHT := .venv-light
 # The unit tests of the light half. Left out: training/ is torch throughout. A test elsewhere that needs Ray skips itself.
 LIGHT_TESTS := tests/unit --ignore=tests/unit/training
@@ -37,7 +40,9 @@ setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[backend-cpu,data,dev,frameworks]'
+	# PyPI has no CPU build of torch. Where no other source of pip has one, PyTorch's own index is asked.
+	index=; $(BIN)/pip install --quiet --dry-run --no-deps '$(CPU_TORCH)' 2>/dev/null || index='--extra-index-url $(CPU_INDEX)'; \
+	$(BIN)/pip install --quiet $$index --constraint constraints.txt --editable '.[backend-cpu,data,dev,frameworks]'
 	# vLLM pulls CUDA builds of these; text models need none of them and transformers fails to import them.
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

@@ -22,6 +22,7 @@ import yaml
 
 from insitu.cli import cli
 from insitu.config.values.document import read_document
+from insitu.system.torch_builds.installing import TORCH_CPU_INDEX
 from tests.support.literals import literals
 
 PRINTED = re.compile(r"(: |`|next: )?\binsitu ([a-z]+(?: (?:-[\w-]+(?:=\S+)?|[A-Z…<]\S*|\S*[./@…]\S*))*)")
@@ -98,6 +99,19 @@ def test_shell_parses(block: Block) -> None:
 def test_commands_exist_with_their_options(block: Block) -> None:
     for words in commands(block.text):
         check_command(words)
+
+
+def test_every_line_that_installs_the_cpu_backend_names_the_index_of_its_torch() -> None:
+    pages = [*PAGES, *(ROOT / "src").rglob("*.md"), *(ROOT / "deploy").rglob("*")]
+    lines = [
+        (path.name, line)
+        for path in pages
+        if path.is_file()
+        for line in path.read_text().splitlines()
+        if "install" in line and "backend-cpu" in line and "decisions" not in path.parts
+    ]
+    assert len(lines) >= 5
+    assert [each for each in lines if f"--extra-index-url {TORCH_CPU_INDEX} " not in each[1]] == []
 
 
 def commands(text: str) -> Iterator[list[str]]:

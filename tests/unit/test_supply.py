@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
 
+from insitu.system.torch_builds.installing import TORCH_CPU_INDEX
 from tools.audit import judged
 from tools.lock import locked, version_of
 from tools.lock_file import read_lock
@@ -69,6 +70,9 @@ def test_every_package_has_hashes_and_is_needed_by_another() -> None:
 def test_no_file_names_an_index(path: str) -> None:
     """pip's default is PyPI; another index in a committed file would be trusted by everybody."""
     text = (ROOT / path).read_text()
+    if path == "Makefile":  # PyPI has no CPU build of torch, so `make setup` may ask PyTorch's own index
+        assert text.count(f"CPU_INDEX := {TORCH_CPU_INDEX}\n") == 1
+        text = text.replace("--extra-index-url $(CPU_INDEX)", "")
     assert not re.search(r"--(extra-)?index-url|--find-links|://(?!github\.com|pypi\.org)\S*simple", text)
     if path.startswith("requirements"):
         assert "://" not in text

@@ -17,9 +17,14 @@ import click
     help="Folder for the demo's files; an interrupted demo in it is continued.",
 )
 @click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory of a model on this machine. Default: SmolLM2-135M-Instruct, which is downloaded once.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="End with one line of figures; all else goes to standard error."
 )
-def demo(folder: Path, as_json: bool) -> None:
+def demo(folder: Path, model: Path | None, as_json: bool) -> None:
     """Teach a small model to add: model, backend, rollouts, training, and the gain with its interval.
 
     Takes a few minutes on two cores and needs the extra `backend-cpu`. At the end nothing runs any more, and
@@ -34,6 +39,7 @@ def demo(folder: Path, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the backend then too
     screen = sys.stderr if as_json else sys.stdout
-    figures = Demo(folder.resolve(), lambda line: click.echo(line, file=screen), screen).run()
+    model = model.resolve() if model else None
+    figures = Demo(folder.resolve(), lambda line: click.echo(line, file=screen), screen, model).run()
     if as_json:
         click.echo(json.dumps(asdict(figures)))

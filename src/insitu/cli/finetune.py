@@ -77,12 +77,14 @@ ACCEPT_CHANGES = "--accept-changes"
     is_flag=True,
     help="With --dry-run: print the whole configuration too, with every default and without secrets.",
 )
+@click.option("--no-next-commands", is_flag=True, hidden=True, help="For callers that print their own.")
 def finetune(
     config_file: Path,
     override: tuple[tuple[str, str], ...],
     accept_changes: bool,
     dry_run: bool,
     show_config: bool,
+    no_next_commands: bool,
     **given: str | float | None,
 ) -> None:
     """Run your agent on a dataset, score its answers, train its model, and repeat.
@@ -103,7 +105,7 @@ def finetune(
         from insitu.harness.dry_run import dry_run as check
 
         sys.exit(0 if asyncio.run(check(loaded, click.echo, show_config=show_config)) else 1)
-    sys.exit(_run(loaded, accept_changes=accept_changes))
+    sys.exit(_run(loaded, accept_changes=accept_changes, next_commands=not no_next_commands))
 
 
 def resume_arguments(given: Sequence[str]) -> list[str]:
@@ -111,7 +113,7 @@ def resume_arguments(given: Sequence[str]) -> list[str]:
     return [word for word in given if word != ACCEPT_CHANGES]
 
 
-def _run(loaded: LoadedConfig, *, accept_changes: bool) -> int:
+def _run(loaded: LoadedConfig, *, accept_changes: bool, next_commands: bool) -> int:
     import asyncio
     import shlex
     import sys
@@ -129,7 +131,7 @@ def _run(loaded: LoadedConfig, *, accept_changes: bool) -> int:
             summary = asyncio.run(until_signal(run(loaded, progress, command, accept_changes=accept_changes)))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # stopped before the run directory was opened
-    print_lines(lines(summary))
+    print_lines(lines(summary, next_commands=next_commands))
     return exit_code(summary)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from insitu.client import InsituClient
 from insitu.errors import CannotHonour, InvalidRequest, Unavailable
 from insitu.json_values import JsonObject, JsonValue
+from insitu.system.torch_builds.installing import install_command
 from insitu.types import StepSettings, policy_name
 from insitu.wire.art import ArtModel, DeleteBody, Deleted, Done, Lenient, TrainBody, TrainReceipt
 from insitu.wire.message import Malformed, read_object
@@ -37,7 +38,7 @@ else:
     except ImportError as error:
         raise ImportError(
             f"insitu.compat.art needs ART, which cannot be imported: {error}\n"
-            "  next: pip install 'insitu[art]'"
+            f"  next: {install_command('insitu[art]')}"
         ) from error
 
 _OWN_SETTINGS = frozenset(field.name for field in fields(StepSettings))

@@ -8,6 +8,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from insitu.errors import CannotHonour
+from insitu.system.torch_builds.installing import install_command
 
 VARIABLE = "INSITU_DATABASE_URL"
 EXAMPLE = "postgresql+psycopg://user:password@host/database"
@@ -32,7 +33,7 @@ def check_url(text: str) -> str:
     if find_spec("psycopg") is None:
         raise CannotHonour(
             f"the database URL {shown(text)} needs psycopg, which is not installed",
-            hint="pip install 'insitu[postgres]'",
+            hint=install_command("insitu[postgres]"),
         )
     return url.set(drivername=_DRIVER).render_as_string(hide_password=False)
 

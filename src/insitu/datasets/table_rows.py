@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest, describe, foreign_code
+from insitu.system.torch_builds.installing import install_command
 
 Row = Mapping[str, object]
 Line = Sequence[object]
@@ -118,5 +119,5 @@ def _library(name: str) -> ModuleType:
     except ImportError as error:
         raise InvalidRequest(
             f"this type of dataset needs {name.partition('.')[0]}, which is not installed",
-            hint="pip install 'insitu[data]'",
+            hint=install_command("insitu[data]"),
         ) from error

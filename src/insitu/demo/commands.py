@@ -9,6 +9,8 @@ from pathlib import Path
 
 MODEL_NAME = "smollm2"
 CONFIG_FILE = "config.yml"
+RUN_NAME = "adder"
+"""As the demo's configuration names it."""
 _STATE = "state"
 _SMALL = ("--max-seq-length", "512", "--max-num-seqs", "64")
 """Short sequences leave memory for everything else on the machine."""

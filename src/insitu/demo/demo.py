@@ -20,10 +20,12 @@ from shutil import copytree, ignore_patterns
 from typing import TextIO
 from urllib.error import HTTPError
 
-from insitu.demo.commands import CONFIG_FILE, Commands, as_typed
+from insitu.demo.commands import CONFIG_FILE, RUN_NAME, Commands, as_typed
 from insitu.demo.figures import Figures, read_answers, read_figures
 from insitu.errors import Conflict, InsituError, InvalidRequest
+from insitu.harness.screen.summary import ask_command
 from insitu.system.processes import end_child, free_port, guarded, spawn, tail
+from insitu.system.torch_builds.installing import install_command
 
 _NEEDED = ("torch", "vllm", "ray", "peft", "gguf")
 _LOG = "serve.log"
@@ -44,27 +46,36 @@ class Demo:
     say: Say
     screen: TextIO
     """Receives the output of the training."""
+    model: Path | None = None
+    """The directory of a model to train; None: SmolLM2-135M-Instruct, downloaded at the first start."""
 
     def run(self) -> Figures:
         """Run all of it, stop the backend, and return what was gained."""
         began = time.monotonic()
         check_installed()
         write_project(self.folder)
-        self.say("[1/3] Model: SmolLM2-135M-Instruct; the first start downloads 96 MB and converts them.")
-        commands = Commands(fetch_model(), self.folder, free_port(), free_port())
+        commands = Commands(self._model(), self.folder, free_port(), free_port())
         self.say(f"[2/3] Backend, with its log in {self.folder / _LOG}:\n      {as_typed(commands.serve)}")
         backend = spawn([*Cli, *commands.serve], self.folder / _LOG)
         try:
             self._until_ready(backend, commands.port)
             training = commands.finetune()
             self.say(f"[3/3] Training, in {self.folder}:\n      {as_typed(training)}")
-            self._train([*Cli, *training])
+            self._train([*Cli, *training, "--no-next-commands"])
         finally:
             self.say("      stopping the backend")
             end_child(backend, _STOP_SECONDS)
         figures = read_figures(self.folder / _OUTPUT, time.monotonic() - began)
         self._tell(figures, commands)
         return figures
+
+    def _model(self) -> Path:
+        """Return the directory of the model; the first demo on a machine downloads it."""
+        if self.model is not None:
+            self.say(f"[1/3] Model: {self.model}")
+            return self.model
+        self.say("[1/3] Model: SmolLM2-135M-Instruct; the first start downloads 96 MB and converts them.")
+        return fetch_model()
 
     def _until_ready(self, backend: subprocess.Popen[bytes], port: int) -> None:
         """Wait for the backend, and say from time to time what it waits for."""
@@ -106,14 +117,18 @@ class Demo:
         for answers in read_answers(self.folder / _OUTPUT, figures.step):
             self.say(f"  {answers.question}\n    before: {answers.before}\n    after:  {answers.after}")
         self.say(f"\nEverything is in {self.folder}; the model is in {commands.model}.")
-        self.say("Nothing runs any more. Look at single rollouts, with every token:")
-        self.say(f"  insitu trajectories list {shlex.quote(str(self.folder / _OUTPUT))}")
-        self.say(f"Serve the trained model again, as `adder` at http://127.0.0.1:{commands.gateway_port}/v1:")
-        self.say(f"  {as_typed(commands.serve)}")
-        self.say("Then the curl command above asks it.")
         self.say(
-            f"Your own agent: replace agent.py, reward.py and data in {self.folder}; see docs/finetune.md."
+            "The backend is stopped. Look at the run in a browser, or at single rollouts with every token:"
         )
+        output = shlex.quote(str(self.folder / _OUTPUT))
+        self.say(f"  insitu view {output}\n  insitu trajectories list {output}")
+        self.say("Serve the trained model again:")
+        self.say(f"  {as_typed(commands.serve)}")
+        self.say("When that says `ready`, ask it from a second terminal:")
+        question = "What is 3 + 5? Reply with the number only."
+        self.say(f"  {ask_command(f'http://127.0.0.1:{commands.gateway_port}', RUN_NAME, question)}")
+        self.say("Start a project with an agent, a reward and data of your own:")
+        self.say("  insitu init my-agent")
 
 
 def check_installed() -> None:
@@ -122,7 +137,7 @@ def check_installed() -> None:
     if missing:
         raise InvalidRequest(
             f"the demo trains on this machine and needs {', '.join(missing)}",
-            hint="pip install 'insitu[backend-cpu]'",
+            hint=install_command("insitu[backend-cpu]"),
         )
 
 

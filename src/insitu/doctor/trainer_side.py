@@ -21,6 +21,7 @@ from insitu.backend.plan.engine import Device
 from insitu.doctor.finding import NO_CUDA, Figure, Finding, failed, measured, skipped
 from insitu.doctor.trainer_report import Lesson, Scores, TrainerReport
 from insitu.errors import ChildFailed, InsituError, describe, foreign_code
+from insitu.system.torch_builds.installing import install_command
 from insitu.training.attention_check import AttentionShape, attention_shape, tree_row_error
 from insitu.training.model.branch_verdict import device_name, keep_verdict, vllm_version
 from insitu.training.model.loading import model_directory
@@ -76,7 +77,7 @@ def _device(device: Device, *, has_nvidia: bool) -> Finding:
             "device",
             "failed",
             detail=f"this machine has an NVIDIA device that torch cannot use ({versions})",
-            hint="pip install 'insitu[backend]', then nvidia-smi to see the driver's version",
+            hint=f"{install_command('insitu[backend]')}, then nvidia-smi to see the driver's version",
         )
     return Finding("device", "ok", detail=f"{device_name(torch.device(device))}, {versions}")
 

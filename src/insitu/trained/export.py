@@ -18,6 +18,7 @@ from pathlib import Path
 from insitu.client import InsituClient
 from insitu.errors import CannotHonour, Conflict, InvalidRequest, NotFound
 from insitu.json_values import JsonObject
+from insitu.system.torch_builds.installing import install_command
 from insitu.trained.download import download_adapter, read_config
 from insitu.trained.model_card import ModelCard
 from insitu.trained.run_view import RunView, read_run
@@ -126,7 +127,8 @@ def _merge(base: str, adapter: Path, target: Path, dtype: str | None, run: str, 
     except ModuleNotFoundError as error:
         raise CannotHonour(
             f"merged weights are made with torch, and this installation has no {error.name}",
-            hint="pip install 'insitu[backend-cpu]' or 'insitu[backend]'; or leave --merged out",
+            hint=f"{install_command('insitu[backend-cpu]')} (or 'insitu[backend]' with a GPU); "
+            "or leave --merged out",
         ) from error
     merge(base, adapter, target, dtype, run, step)
     shutil.rmtree(adapter)

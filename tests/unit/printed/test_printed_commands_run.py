@@ -323,6 +323,9 @@ def the_end_of_the_demo(place: Place, template: str) -> None:
     assert "row-0" in place.followed(whole, template)
     settings = place.served(place.told(whole, "serve --model … --model-name … --state-dir … --port …"))
     assert settings.port == 7001
+    assert "http://127.0.0.1:7002/v1/chat/completions" in whole
+    (start,) = re.findall(r"^  insitu (init .*)$", whole, re.MULTILINE)
+    assert "insitu try config.yml" in place.passed(*shlex.split(start))
 
 
 def the_demo_in_another_folder(place: Place, template: str) -> None:
@@ -508,6 +511,10 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("demo/demo.py", "demo --dir NAME"): the_demo_in_another_folder,
     ("demo/demo.py", "demo --dir …"): a_demo_whose_training_fails,
     ("demo/demo.py", "trajectories list …"): the_end_of_the_demo,
+    ("demo/demo.py", "view …"): Elsewhere(
+        "tests/unit/view/test_view_command.py::test_the_command_serves_a_run_until_it_is_interrupted",
+        "it serves until it is interrupted",
+    ),
     ("demo/figures.py", "trajectories list …"): a_gain_without_an_interval,
     ("doctor/backend.py", "serve --model DIRECTORY_OR_HUB_ID"): the_doctor_finds_no_backend,
     ("doctor/device.py", "doctor --device --model DIRECTORY_OR_HUB_ID"): DOCTOR,
@@ -536,6 +543,10 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("harness/verdicts/rules.py", "trajectories list {output_dir}"): a_constant_reward,
     ("harness/verdicts/rules.py", "trajectories list {output_dir} --ending {ending}"): most_rollouts_fail,
     ("scaffold/project.py", "init …"): a_name_that_is_none,
+    ("testing/models.py", "demo --model DIRECTORY"): Elsewhere(
+        "tests/unit/demo/test_model_download.py::test_a_model_on_this_machine_needs_no_download",
+        "the demo itself takes minutes",
+    ),
     ("trained/fork.py", "runs show …"): show_a_run_to_fork,
     ("trained/promotion.py", "promote … --newest"): a_promotion_that_cannot_be_served,
     ("trained/promotion.py", "promote …@STEP"): roll_back_without_a_promotion,

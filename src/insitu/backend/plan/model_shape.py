@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from insitu.errors import CannotHonour, NotFound
+from insitu.system.torch_builds.installing import install_command
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` whose weights are counted exactly; SmolLM2 is a llama."""
@@ -185,7 +186,7 @@ def _from_hub(model: str, names: Sequence[str]) -> Path:
     except ImportError as error:
         raise CannotPlan(
             f"{model} is not a directory, and huggingface_hub, which would download it, is missing",
-            hint="give the model's directory, or: pip install huggingface_hub",
+            hint=f"give the model's directory, or: {install_command('huggingface_hub')}",
         ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=list(names)))

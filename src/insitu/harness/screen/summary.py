@@ -69,9 +69,9 @@ def exit_code(summary: Summary) -> int:
     return _EXIT_CODES[summary.outcome]
 
 
-def lines(summary: Summary) -> list[str]:
-    """Return the lines to print at the end."""
-    return [*_headline(summary), *_results(summary), *_commands(summary)]
+def lines(summary: Summary, *, next_commands: bool = True) -> list[str]:
+    """Return the lines to print at the end; without `next_commands` only what the run came to."""
+    return [*_headline(summary), *_results(summary), *(_commands(summary) if next_commands else [])]
 
 
 def _headline(summary: Summary) -> list[str]:
@@ -135,7 +135,10 @@ def _best(summary: Summary) -> str | None:
 def _commands(summary: Summary) -> list[str]:
     if not summary.updates and not summary.best_step:
         return []
-    commands = ["Query its newest step through the gateway:", f"  {_curl(summary)}"]
+    commands = [
+        "Query its newest step through the gateway:",
+        f"  {ask_command(summary.gateway_url, summary.model_name)}",
+    ]
     if summary.checkpoint_path and summary.best_step:
         commands += [
             "Serve the best checkpoint with vLLM, on the machine that has its files:",
@@ -144,10 +147,11 @@ def _commands(summary: Summary) -> list[str]:
     return commands
 
 
-def _curl(summary: Summary) -> str:
+def ask_command(gateway_url: str, model: str, question: str = "Hello") -> str:
+    """Return the command that asks a model at the gateway."""
     # Not `name@best`: older steps are not served everywhere.
-    body = json.dumps({"model": summary.model_name, "messages": [{"role": "user", "content": "Hello"}]})
-    url = f"{summary.gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
+    url = f"{gateway_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
     # The shell reads the key, so that it never appears on screen.
     headers = "-H \"Authorization: Bearer ${INSITU_API_KEY:-default}\" -H 'Content-Type: application/json'"
     return f"curl {shlex.quote(url)} {headers} -d {shlex.quote(body)}"

@@ -11,6 +11,7 @@ from types import ModuleType
 from insitu.errors import InvalidRequest, foreign_code
 from insitu.harness.rollouts.rollout import Rollout
 from insitu.json_values import JsonObject
+from insitu.system.torch_builds.installing import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def library(name: str, package: str) -> ModuleType:
     def missing(error: BaseException) -> InvalidRequest:
         return InvalidRequest(
             f"the sink `{name}` needs the package {package}: {type(error).__name__}: {error}",
-            hint=f"pip install {package}; or take the sink out of `sinks`",
+            hint=f"{install_command(package)}; or take the sink out of `sinks`",
         )
 
     with foreign_code(missing):

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig
 
 from insitu.errors import CannotHonour
+from insitu.system.torch_builds.installing import install_command
 
 
 def quantization(dtype: torch.dtype) -> BitsAndBytesConfig:
@@ -21,7 +22,7 @@ def quantization(dtype: torch.dtype) -> BitsAndBytesConfig:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise CannotHonour(
             "a 4-bit base needs bitsandbytes, which is not installed",
-            hint="pip install 'insitu[four-bit]'",
+            hint=install_command("insitu[four-bit]"),
         )
     return BitsAndBytesConfig(
         load_in_4bit=True,
