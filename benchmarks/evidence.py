@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -29,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.evidence_part import PLANNED, Part  # noqa: E402
-from benchmarks.evidence_results import result_of  # noqa: E402
+from benchmarks.evidence_results import greedy, result_of, validations  # noqa: E402
 from benchmarks.evidence_table import write_table  # noqa: E402
 from insitu.backend.plan.compute import this_cpu  # noqa: E402
 from insitu.testing.models import smollm2  # noqa: E402
@@ -38,6 +40,9 @@ from tests.support.backend import Backend, running_backend  # noqa: E402
 SERVE = ("--model-name", "smollm2", "--max-seq-length", "512", "--max-num-seqs", "64")
 SHORT_MINUTES = 5
 STOP_SECONDS = 60
+EVAL_SECONDS = 600
+GREEDY = {"greedy": "play", "greedy_shots": "play_with_shots"}
+"""Measurements at temperature 0, by the task's entry: as it is trained, and with demonstrations in the prompt."""
 PAGE = ROOT / "docs" / "evidence.md"
 
 
@@ -67,6 +72,24 @@ class Run:
 
 def finetune_command(run: Run, backend: Backend) -> list[str]:
     """Return the command that a user would run, with this backend's addresses and the part's overrides."""
+    samples = ["--validation_interval=1000", f"--validation_samples={run.samples}"]
+    return ["finetune", *_files(run), *samples, *_flags(run, backend)]
+
+
+def eval_command(run: Run, backend: Backend, step: int, folder: Path, *more: str) -> list[str]:
+    """Return the command that measures the base model and the trained one at temperature 0."""
+    models = ["base", f"{run.part.name}@{step}", "--temperature=0", "--samples=1", f"--output_dir={folder}"]
+    return ["eval", *models, *_files(run), *_flags(run, backend), *more]
+
+
+def _files(run: Run) -> list[str]:
+    return [
+        f"--config_file=benchmarks/tasks/{run.part.task}.yml",
+        f"--validation_dataset={run.held_out}",
+    ]
+
+
+def _flags(run: Run, backend: Backend) -> list[str]:
     part = run.part
     overrides = {
         "llms.player.base_url": f"{backend.gateway_url}/v1",
@@ -76,17 +99,15 @@ def finetune_command(run: Run, backend: Backend) -> list[str]:
         **part.overrides,
         **run.overrides,
     }
-    flags = [word for path, value in overrides.items() for word in ("-o", path, value)]
-    files = [f"--config_file=benchmarks/tasks/{part.task}.yml", f"--validation_dataset={run.held_out}"]
-    samples = ["--validation_interval=1000", f"--validation_samples={run.samples}"]
-    return [sys.executable, "-m", "insitu.cli", "finetune", *files, *samples, *flags]
+    return [word for path, value in overrides.items() for word in ("-o", path, value)]
 
 
 async def run_for(command: list[str], log: Path, seconds: float) -> tuple[int | None, float]:
     """Run the command for so long at most. Return its exit code, None if it was stopped, and the seconds."""
     began = time.monotonic()
     with log.open("ab") as out:
-        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=out, stderr=out)
+        cli = [sys.executable, "-m", "insitu.cli", *command]
+        process = await asyncio.create_subprocess_exec(*cli, cwd=ROOT, stdout=out, stderr=out)
         try:
             code = await asyncio.wait_for(process.wait(), seconds)
         except TimeoutError:
@@ -119,6 +140,8 @@ async def train(run: Run, backend: Backend) -> dict[str, Any]:
     if code not in (0, None):
         said = log.read_text(errors="replace")[-2000:]
         raise SystemExit(f"insitu finetune of {run.part.name} ended with {code}:\n{said}")
+    if code == 0:
+        await measure_greedy(run, backend)
     return {
         "part": run.part.name,
         "task": run.part.task,
@@ -128,7 +151,26 @@ async def train(run: Run, backend: Backend) -> dict[str, Any]:
         "minutes": sum(seconds) / 60,
         "machine": this_cpu(),
         **result_of(run.output),
+        **{name: greedy(run.work / name) for name in GREEDY if (run.work / name).exists()},
     }
+
+
+async def measure_greedy(run: Run, backend: Backend) -> None:
+    """Measure the model before and after at temperature 0; with demonstrations too, where the task has any."""
+    step = validations(run.output)[-1]["step"]
+    for name, entry in GREEDY.items():
+        module = importlib.import_module(f"benchmarks.tasks.{run.part.task}")
+        folder = run.work / name
+        if folder.exists() or not hasattr(module, entry):
+            continue
+        more = ["-o", "workflow.entry", f"{module.__name__}:{entry}"]
+        os.environ["INSITU_EVIDENCE_SEED"] = str(run.part.seed)  # which rows are demonstrations
+        command = eval_command(run, backend, step, folder, *more)
+        code, _ = await run_for(command, run.work / f"{name}.log", EVAL_SECONDS)
+        if code != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            said = (run.work / f"{name}.log").read_text(errors="replace")[-2000:]
+            raise SystemExit(f"insitu eval of {run.part.name} ended with {code}:\n{said}")
 
 
 async def serve_and_train(run: Run) -> dict[str, Any]:

@@ -33,16 +33,23 @@ def validations(output: Path) -> list[Line]:
 
 def held_out(output: Path, entry: Line) -> dict[str, Any]:
     """Return success and the task's other figures in a validation."""
-    lines = read_lines(_validation_file(output, entry))
+    side = _side(read_lines(_validation_file(output, entry)))
+    return {"step": entry["step"], "reward": entry["avg_reward"], **side}
+
+
+def greedy(folder: Path) -> dict[str, Any]:
+    """Return what `insitu eval` at temperature 0 measured of both models, in the order of its arguments."""
+    sides = [_side(read_lines(path)) for path in sorted(folder.glob("[12]-*.jsonl"))]
+    return dict(zip(("before", "after"), sides, strict=True))
+
+
+def _side(lines: Sequence[Line]) -> dict[str, Any]:
     scored = [line for line in lines if line["reward"] is not None]
     success = _success(scored)
     return {
-        "step": entry["step"],
         "success": success.mean,
         "standard_error": success.standard_error,
-        "reward": entry["avg_reward"],
         "figures": figures(scored),
-        "num_examples": len(success.rewards),
         "num_rollouts": len(lines),
         "num_failed": len(lines) - len(scored),
     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -32,6 +35,7 @@ NAMES = tuple(name for name, _, _ in SHOP)
 COLUMNS = ("price", "stock")
 LIMITS = (3, 4, 5, 7, 8, 9, 10, 20, 30, 50)
 MAX_TURNS = 2
+NUM_SHOTS = 8
 NUM_HELD_OUT = 24
 MAX_SECONDS = 0.5
 RULES = "Table items(name, price, stock). Reply with one SQL query."
@@ -99,9 +103,19 @@ async def play(question: str, context: WorkflowContext) -> dict[str, Any]:
     return await episode(question, model(context))
 
 
-async def episode(question: str, ask: Ask) -> dict[str, Any]:
+async def play_with_shots(question: str, context: WorkflowContext) -> dict[str, Any]:
+    """Play with training questions and their queries in the prompt: what a user would try before training."""
+    return await episode(question, model(context), shots(int(os.environ["INSITU_EVIDENCE_SEED"])))
+
+
+def shots(seed: int) -> list[tuple[str, str]]:
+    """Return training questions of a split with their queries."""
+    return random.Random(seed).sample(halves(questions(), seed, NUM_HELD_OUT)["train"], NUM_SHOTS)
+
+
+async def episode(question: str, ask: Ask, examples: Sequence[tuple[str, str]] = EXAMPLES) -> dict[str, Any]:
     """Return the queries and the last result; a query without a result may be written again once."""
-    conversation = Conversation(ask, RULES, EXAMPLES)
+    conversation = Conversation(ask, RULES, examples)
     queries: list[str] = []
     said, result = question, None
     while result is None and len(queries) < MAX_TURNS:
