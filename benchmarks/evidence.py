@@ -42,7 +42,7 @@ SHORT_MINUTES = 5
 STOP_SECONDS = 60
 EVAL_SECONDS = 600
 GREEDY = {"greedy": "play", "greedy_shots": "play_with_shots"}
-"""Measurements at temperature 0, by the task's entry: as it is trained, and with demonstrations in the prompt."""
+"""Measurements at temperature 0, by the task's entry: as trained, and with demonstrations in the prompt."""
 PAGE = ROOT / "docs" / "evidence.md"
 
 
@@ -156,7 +156,7 @@ async def train(run: Run, backend: Backend) -> dict[str, Any]:
 
 
 async def measure_greedy(run: Run, backend: Backend) -> None:
-    """Measure the model before and after at temperature 0; with demonstrations too, where the task has any."""
+    """Measure the model before and after at temperature 0, with demonstrations too if the task has any."""
     step = validations(run.output)[-1]["step"]
     for name, entry in GREEDY.items():
         module = importlib.import_module(f"benchmarks.tasks.{run.part.task}")

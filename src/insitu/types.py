@@ -64,6 +64,8 @@ class TrainingSequence:
     their logprobs: a grammar, top_p and the like."""
     temperature_s: NDArray[np.float32]
     """The temperature at which its tokens are scored; 1 if it is not trained on."""
+    stale_s: NDArray[np.bool_]
+    """True if its tokens were sampled by weights of an earlier step than those in training."""
     teacher_t: NDArray[np.float32] | None = None
     """A teacher's log-probability of each token that enters the loss, if another program computed it."""
     calls: tuple[str, ...] = ()

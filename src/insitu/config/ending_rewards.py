@@ -24,13 +24,15 @@ class EndingRewards(Section):
 
     context_overflow: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
     """Reward of a rollout whose conversation outgrew the context."""
+    step_limit: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+    """Reward of a rollout whose agent gave up at its own limit of steps or turns."""
     timeout: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
     """Reward of a rollout that took longer than `rollout_timeout_seconds`."""
 
     @property
     def given(self) -> dict[Ending, float]:
         """The rewards that are set."""
-        rewards = {Ending.CONTEXT_OVERFLOW: self.context_overflow, Ending.TIMEOUT: self.timeout}
+        rewards = {ending: getattr(self, ending) for ending in POLICY_FAILURES}
         return {ending: reward for ending, reward in rewards.items() if reward is not None}
 
     @model_validator(mode="before")
@@ -39,7 +41,7 @@ class EndingRewards(Section):
         for ending in Ending:
             if ending not in POLICY_FAILURES and ending in (as_object(value) or {}):
                 why = _NO_REWARD.get(ending, "it says nothing about the policy")
-                allowed = " and ".join(POLICY_FAILURES)
+                allowed = " and ".join([", ".join(POLICY_FAILURES[:-1]), POLICY_FAILURES[-1]])
                 text = f"{ending} cannot have a reward here, because {why}; {allowed} can"
                 raise PydanticCustomError("insitu", "{text}", {"text": text})
         return value

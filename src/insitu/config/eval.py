@@ -72,6 +72,9 @@ class EvalGeneral(Section):
     """Destination of the results."""
     dataset: DatasetEntry | None = None
     """The examples."""
+    cluster_key: str | None = Field(default=None, min_length=1)
+    """Field of a row that names what it belongs to, such as its document, customer or template. Examples with
+    the same value are not independent: intervals draw them together."""
     workflow_alias: str | None = None
     """The title of the plot."""
     evaluator_timeout_seconds: float = Field(default=120.0, gt=0)

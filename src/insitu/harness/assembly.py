@@ -18,6 +18,7 @@ from insitu.datasets.dataset import Dataset
 from insitu.datasets.dataset_config import DatasetConfig, StructureConfig, dataset_config
 from insitu.datasets.example import Example
 from insitu.errors import DeadlineExceeded, InvalidRequest
+from insitu.harness.gains.clusters import read_clusters
 from insitu.harness.interfaces.run import Agent, Task
 from insitu.harness.interfaces.trained_model import TrainedModel
 from insitu.harness.interfaces.trainer_adapter import TrainerAdapter
@@ -150,6 +151,8 @@ class Assembly:
         """Build the validation task, with its own temperature; return None without a validation dataset."""
         task = await self._validation_task(training, model)
         temperature = self.config.finetuning.run_configuration.validation_temperature
+        if task is not None:
+            read_clusters(task.examples, self.config.eval.general.cluster_key)  # rejects a key that rows lack
         if task is None or temperature is None:
             return task
         return task.with_binding(at_temperature(task.agent.binding, temperature))

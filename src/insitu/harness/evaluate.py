@@ -31,6 +31,7 @@ from insitu.harness.compared_model import (
 )
 from insitu.harness.files.redaction import Redaction
 from insitu.harness.files.rollout_store import RolloutStore
+from insitu.harness.gains.clusters import read_clusters
 from insitu.harness.gains.comparison import Comparison, MeasuredModel
 from insitu.harness.gains.measurement import Measurement
 from insitu.harness.gateway_check import served_models
@@ -61,6 +62,7 @@ async def evaluate(
         if any(model.label == BASE for model in models):
             check_base(adapter.trained_model)
         task = await parts.evaluation_task(adapter.trained_model)
+        clusters = read_clusters(task.examples, loaded.config.eval.general.cluster_key)
         if len(keys) < len(models):
             await adapter.check()
         if output_dir is None:
@@ -71,7 +73,7 @@ async def evaluate(
             progress.info(note)
         evaluation = _Evaluation(loaded, task, adapter, progress, folder, f"eval_{secrets.token_hex(4)}")
         before, after = [await evaluation.measure(number, model) for number, model in enumerate(models, 1)]
-        comparison = Comparison(before, after, len(task.examples), evaluation.num_samples)
+        comparison = Comparison(before, after, len(task.examples), evaluation.num_samples, clusters)
         if output_dir is not None:
             text = orjson.dumps(comparison.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
             write_atomic(folder / RESULT_FILE, text)
@@ -155,7 +157,10 @@ class _Evaluation:
         config = self.loaded.config
         general, finetuning = config.eval.general, config.finetuning
         limits = Limits(
-            general.max_concurrency, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds
+            general.max_concurrency,
+            finetuning.rollout_timeout_seconds,
+            general.evaluator_timeout_seconds,
+            finetuning.ending_rewards.given,
         )
         targets = Targets(run, frozenset(finetuning.target_functions), binding.gateway_url, binding.model)
         task = self.task.with_binding(binding)

@@ -10,8 +10,7 @@ from typing import cast
 from insitu.errors import InvalidRequest
 from insitu.harness.files.metrics import ValidationEntry
 from insitu.harness.files.run_directory import CONFIG_FILE
-from insitu.harness.gains.gain import Gain, GainFields
-from insitu.harness.gains.interval import Interval
+from insitu.harness.gains.gain import Gain
 from insitu.harness.gains.measurement import plus_minus
 from insitu.json_values import JsonObject, JsonValue, as_object, parse_json
 
@@ -61,21 +60,15 @@ def _figures(entries: Sequence[ValidationEntry], step: int) -> list[str]:
         + (f"; before training {_reward(before[0])}." if before else ".")
     ]
     gain = chosen.get("gain")
-    return said if gain is None else [*said, f"Gain over the model before training: {_gain(gain).figures()}."]
+    if gain is None:
+        return said
+    return [*said, f"Gain over the model before training: {Gain.from_dict(gain).figures()}."]
 
 
 def _reward(entry: ValidationEntry) -> str:
     mean = entry["avg_reward"]
     shown = "none" if mean is None else plus_minus(mean, entry.get("standard_error"), 4)
     return f"{shown} on {entry['num_examples']} examples"
-
-
-def _gain(fields: GainFields) -> Gain:
-    low, high = fields["low"], fields["high"]
-    interval = None if low is None or high is None else Interval(low, high, fields["confidence"])
-    return Gain(
-        fields["difference"], interval, fields["confidence"], fields["num_examples"], fields["num_unpaired"]
-    )
 
 
 def _described(section: JsonObject) -> str:

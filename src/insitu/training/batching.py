@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from insitu.training.packing import CONSTRAINED, SAMPLED, Columns, Part
+from insitu.training.packing import CONSTRAINED, SAMPLED, STALE, Columns, Part
 from insitu.training.trie import Ints, lay_out
 
 _FILLER_IDS = [0, 0]
@@ -36,6 +36,8 @@ class MicroBatch:
     """The pair u of each sampled token."""
     sampler_t: Tensor
     """The log-probability that the sampler recorded."""
+    stale_t: Tensor
+    """True where earlier weights than those in training had sampled the token."""
     constrained_t: Tensor
     """True where more than the temperature changed the distribution behind `sampler_t`."""
     advantage_t: Tensor
@@ -101,6 +103,7 @@ def _gather(columns: Columns, ids: Ints, paths: Sequence[Ints], ids_bl: Tensor) 
         torch.from_numpy(pairs.targets_u),
         torch.from_numpy(pick_t),
         sampler_t=torch.from_numpy(columns.sampler_t.copy()),
+        stale_t=torch.from_numpy((columns.flags_l[at_t] & STALE).astype(np.bool_)),
         constrained_t=torch.from_numpy(constrained_t),
         advantage_t=torch.from_numpy(advantage_t),
         weight_t=torch.from_numpy(np.repeat(columns.weight_n, columns.sampled_n)),
@@ -143,6 +146,7 @@ def score_batch(rows: Sequence[Sequence[int]], is_filler: bool = False) -> Micro
         torch.tensor(targets),
         torch.arange(len(targets)),
         sampler_t=zeros_t,
+        stale_t=zeros_t.bool(),
         constrained_t=zeros_t.bool(),
         advantage_t=zeros_t,
         weight_t=zeros_t,

@@ -148,25 +148,33 @@ MISMATCH_SUMS = frozenset(
         "mismatch/weight",
         "mismatch/weight_squared",
         "mismatch/num_capped",
+        "mismatch/num_stale",
+        "mismatch/kl_of_stale",
     }
 )
 
 
 @torch.no_grad()
-def mismatch_sums(old_t: Tensor, sampler_t: Tensor, constrained_t: Tensor, cap: float | None) -> Sums:
+def mismatch_sums(
+    old_t: Tensor, sampler_t: Tensor, constrained_t: Tensor, cap: float | None, stale_t: Tensor
+) -> Sums:
     """Compare trainer and sampler by raw ratios, before any cap.
 
     Constrained tokens are excluded: a grammar changes the sampler's distribution, so a difference says
-    nothing about the engine.
+    nothing about the engine. Stale tokens are summed on their own: earlier weights differ from those in
+    training however exact the engine is.
     """
     free_t = ~constrained_t
     sampler_t = torch.where(free_t, sampler_t, old_t)
     difference_t = old_t - sampler_t
     weight_t = torch.exp(difference_t) * free_t
+    kl_t = k3_kl(sampler_t, old_t)
     sums = {
         "mismatch/num_tokens": free_t.sum(),
         "mismatch/abs": difference_t.abs().sum(),
-        "mismatch/kl": k3_kl(sampler_t, old_t).sum(),
+        "mismatch/kl": kl_t.sum(),
+        "mismatch/num_stale": (free_t & stale_t).sum(),
+        "mismatch/kl_of_stale": (kl_t * stale_t).sum(),
         "mismatch/weight": weight_t.sum(),
         "mismatch/weight_squared": weight_t.square().sum(),
     }
@@ -180,7 +188,13 @@ def mismatch_metrics(totals: Totals) -> Metrics:
     count, weight = totals["mismatch/num_tokens"], totals["mismatch/weight"]
     if not count:
         return {}
-    return {
+    num_stale, kl_of_stale = totals["mismatch/num_stale"], totals["mismatch/kl_of_stale"]
+    parts: Metrics = {}
+    if num_stale < count:
+        parts["mismatch/fresh_kl"] = (totals["mismatch/kl"] - kl_of_stale) / (count - num_stale)
+    if num_stale:
+        parts["mismatch/stale_kl"] = kl_of_stale / num_stale
+    return parts | {
         "mismatch/mean_abs": totals["mismatch/abs"] / count,
         "mismatch/kl": totals["mismatch/kl"] / count,
         "mismatch/mean_weight": weight / count,

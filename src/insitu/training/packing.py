@@ -31,7 +31,7 @@ from insitu.types import StepSettings, TrainingSequence
 Shares = Sequence[Share]
 
 Number = TypeVar("Number", np.int32, np.float32)
-SAMPLED, CONSTRAINED = np.uint8(1), np.uint8(2)
+SAMPLED, CONSTRAINED, STALE = np.uint8(1), np.uint8(2), np.uint8(4)
 """Flags of a token: it is in the loss; more than the temperature changed its distribution."""
 
 
@@ -247,7 +247,7 @@ def _columns(shares: Shares, shared: Sequence[int]) -> Columns:
     sampler_t = np.empty(places_n[-1], np.float32)
     for n, sequence in enumerate(sequences):
         here, length = slice(token_n[n], token_n[n + 1]), int(length_n[n])
-        flags = SAMPLED * sequence.trained_s + CONSTRAINED * sequence.constrained_s
+        flags = SAMPLED * sequence.trained_s + CONSTRAINED * sequence.constrained_s + STALE * sequence.stale_s
         ids_l[here] = sequence.token_ids[:length]
         flags_l[here] = flags.repeat(sequence.length_s)[:length]
         sampler_t[places_n[n] : places_n[n + 1]] = sequence.logprobs[sequence.mask]

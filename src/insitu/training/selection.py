@@ -149,7 +149,7 @@ def build_batch(
         if settings.method == "dpo":
             lessons = _pair(lessons, stored, settings, account)
         for whole, of_calls in lessons:
-            sequences += _sequences(stored, whole, of_calls, settings, account)
+            sequences += _sequences(stored, whole, of_calls, settings, account, step)
     return Batch(sequences, account.metrics(), frozenset(account.sampling))
 
 
@@ -243,6 +243,7 @@ def _sequences(
     advantages: Sequence[float],
     settings: StepSettings,
     account: _Account,
+    step: int,
 ) -> list[TrainingSequence]:
     calls = [stored[call_id] for call_id in trajectory.call_ids]
     made, breaks = build_sequences(
@@ -252,6 +253,7 @@ def _sequences(
         stored=stored,
         mask_constrained=settings.mask_constrained,
         as_sampled=settings.method == "grpo",
+        step=step,
     )
     trained = [call for call in calls if not (settings.mask_constrained and call.constrained)]
     account.counts["trained" if made else "constrained"] += 1

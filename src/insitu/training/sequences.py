@@ -24,6 +24,7 @@ class _Stretch:
     advantage: float = 0.0
     constrained: bool = False
     temperature: float = 1.0
+    stale: bool = False
 
 
 _READ = _Stretch()
@@ -77,6 +78,7 @@ def _sequence(
         np.array([stretch.advantage for stretch, _ in kept], np.float32),
         np.array([stretch.constrained for stretch, _ in kept], np.bool_),
         np.array([stretch.temperature for stretch, _ in kept], np.float32),
+        np.array([stretch.stale for stretch, _ in kept], np.bool_),
         calls=tuple(calls),
     )
 
@@ -132,6 +134,7 @@ def build_sequences(
     stored: Mapping[str, CallTokens] | None = None,
     mask_constrained: bool = False,
     as_sampled: bool = True,
+    step: int | None = None,
 ) -> tuple[list[TrainingSequence], int]:
     """Join calls whose prompt continues an earlier call exactly; start a new sequence otherwise.
 
@@ -143,7 +146,8 @@ def build_sequences(
 
     `stored` has the calls that these are stored against, if any. `mask_constrained` excludes tokens sampled
     under a grammar from the loss: they stay as context, and a sequence with no other sampled tokens is
-    dropped. Without `as_sampled` tokens are scored at temperature 1, whatever they were sampled at.
+    dropped. Without `as_sampled` tokens are scored at temperature 1, whatever they were sampled at. Calls
+    that were answered before `step`, that of the weights in training, are marked as stale.
     """
     strands = Strands(stored or {})
     every: list[list[_Member]] = []
@@ -157,12 +161,14 @@ def build_sequences(
             every.append(members)
         members.append(_Member(call, place, advantage, not (mask_constrained and call.constrained)))
         index.put(members)
-    made = [_joined(rollout_id, members, as_sampled) for members in every]
+    made = [_joined(rollout_id, members, as_sampled, step) for members in every]
     sequences = [sequence for sequence in made if not mask_constrained or sequence.trained_s.any()]
     return sequences, max(0, len(every) - 1)
 
 
-def _joined(rollout_id: str, members: Sequence[_Member], as_sampled: bool) -> TrainingSequence:
+def _joined(
+    rollout_id: str, members: Sequence[_Member], as_sampled: bool, step: int | None
+) -> TrainingSequence:
     """Write out calls of which each continues the one before."""
     last = members[-1].place
     logprobs = np.zeros(last.end, np.float32)
@@ -173,7 +179,9 @@ def _joined(rollout_id: str, members: Sequence[_Member], as_sampled: bool) -> Tr
         constrained = _differs(member.call) or (not as_sampled and temperature != 1)
         answer = _Stretch(constrained=constrained)
         if member.trained:
-            answer = _Stretch(True, member.advantage, constrained, temperature if as_sampled else 1.0)
+            stale = step is not None and member.call.policy_step < step
+            scored_at = temperature if as_sampled else 1.0
+            answer = _Stretch(True, member.advantage, constrained, scored_at, stale)
             logprobs[place.num_prompt : place.end] = floats_of(member.call.logprobs)
         runs += [(_READ, place.num_prompt - written), (answer, place.end - place.num_prompt)]
         written = place.end

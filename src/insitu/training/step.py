@@ -126,7 +126,9 @@ def _sums(scored: _Scored, batch: MicroBatch, objective: Objective, settings: St
     sums = terms.entropy_sums(scored.entropy_t)
     if settings.is_on_policy:
         cap = settings.max_sampler_weight
-        sums |= terms.mismatch_sums(scored.old_t, batch.sampler_t, batch.constrained_t, cap)
+        sums |= terms.mismatch_sums(
+            scored.old_t, batch.sampler_t, batch.constrained_t, cap, stale_t=batch.stale_t
+        )
     if settings.method == "grpo":
         clip_low = None if objective.surrogate == "cispo" else objective.clip_low
         sums |= terms.clip_sums(scored.ratio_t, batch.advantage_t, clip_low, objective.clip_high)

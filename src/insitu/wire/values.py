@@ -44,6 +44,7 @@ class Ending(StrEnum):
     COMPLETED = "completed"
     LENGTH = "length"
     CONTEXT_OVERFLOW = "context_overflow"
+    STEP_LIMIT = "step_limit"
     TOOL_ERROR = "tool_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
@@ -53,7 +54,7 @@ class Ending(StrEnum):
 
 SCORED = (Ending.COMPLETED, Ending.LENGTH)
 """Endings whose reward is the evaluator's."""
-POLICY_FAILURES = (Ending.CONTEXT_OVERFLOW, Ending.TIMEOUT)
+POLICY_FAILURES = (Ending.CONTEXT_OVERFLOW, Ending.STEP_LIMIT, Ending.TIMEOUT)
 """Endings that the policy may have caused: `finetuning.ending_rewards` may give them a reward."""
 REWARDED = (*SCORED, *POLICY_FAILURES)
 """Endings of rollouts that may be trained on."""

@@ -23,6 +23,19 @@ _OVERFLOW_TEXT = re.compile(
     r"maximum\s+context\s+length|maximum\s+model\s+length|context_length_exceeded|max_model_len",
     re.IGNORECASE,
 )
+_STEP_LIMIT_ERRORS = frozenset(
+    {
+        "GraphRecursionError",  # LangGraph
+        "ModelCallLimitExceededError",  # LangChain's middleware
+        "ToolCallLimitExceededError",
+        "MaxTurnsExceeded",  # OpenAI Agents
+        "LlmCallsLimitExceededError",  # Google ADK
+        "UsageLimitExceeded",  # PydanticAI
+        "AgentMaxStepsError",  # smolagents
+        "PipelineMaxComponentRuns",  # Haystack
+    }
+)
+_STEP_LIMIT_TEXT = re.compile(r"^Max iterations of \d+ reached")  # LlamaIndex has no class for it
 _MAX_CHAIN = 100
 
 
@@ -61,6 +74,8 @@ def _ending_of_one(error: BaseException) -> Ending | None:
         return Ending.CONTEXT_OVERFLOW
     if names & _CONNECTION_ERRORS:
         return Ending.INFRASTRUCTURE
+    if names & _STEP_LIMIT_ERRORS or _STEP_LIMIT_TEXT.match(message_of(error)):
+        return Ending.STEP_LIMIT
     status = status_of(error)
     if status is None:
         return None

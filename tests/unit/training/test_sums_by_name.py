@@ -26,9 +26,9 @@ LOGPROBS, FREE = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([False, False, T
     [
         (terms.clip_sums(RATIO, ADVANTAGE, 0.2, 0.2), terms.CLIP_SUMS, frozenset[str]()),
         (terms.clip_sums(RATIO, ADVANTAGE, None, 0.2), terms.CLIP_SUMS, frozenset({"clip/num_low"})),
-        (terms.mismatch_sums(LOGPROBS, LOGPROBS, FREE, 2.0), terms.MISMATCH_SUMS, frozenset[str]()),
+        (terms.mismatch_sums(LOGPROBS, LOGPROBS, FREE, 2.0, FREE), terms.MISMATCH_SUMS, frozenset[str]()),
         (
-            terms.mismatch_sums(LOGPROBS, LOGPROBS, FREE, None),
+            terms.mismatch_sums(LOGPROBS, LOGPROBS, FREE, None, FREE),
             terms.MISMATCH_SUMS,
             frozenset({"mismatch/num_capped"}),
         ),

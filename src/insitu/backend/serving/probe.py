@@ -62,6 +62,8 @@ class ProbeResult:
     applied: float | None
     num_tokens: int
     noise: Noise = NO_NOISE
+    update: float | None = None
+    """Mean |Δlogprob| of the trainer's own scores: how much the step has changed the model."""
     doubt: float = 0.0
     """Four standard deviations of the part of `applied` that is noise."""
 
@@ -78,6 +80,8 @@ class ProbeResult:
     def metrics(self) -> dict[str, float]:
         values = {"probe/mean_abs": self.mean_abs, "probe/max_abs": self.max_abs}
         values |= {"probe/noise": self.noise.mean_abs, "probe/can_tell": float(self.can_tell)}
+        if self.update is not None:
+            values["probe/update"] = self.update
         if self.moved is not None and self.applied is not None:
             values |= {"probe/moved": self.moved, "probe/applied": self.applied}
         return values
@@ -135,14 +139,15 @@ def compare(
     change = [y - x for x, y in zip(t0, t1, strict=True)]
     energy = math.fsum(d * d for d in change)
     mean_abs, max_abs = math.fsum(gaps) / max(1, len(gaps)), max(gaps, default=0.0)
+    update = math.fsum(map(abs, change)) / len(change) if change else None
     if energy == 0.0:
-        return ProbeResult(mean_abs, max_abs, None, None, len(gaps), noise)
+        return ProbeResult(mean_abs, max_abs, None, None, len(gaps), noise, update)
     shown = [y - x for x, y in zip(s0, s1, strict=True)]
     applied = math.fsum(a * d for a, d in zip(shown, change, strict=True)) / energy
     by_noise = len(shown) * (_NOISE_ALLOWANCE * noise.rms) ** 2
     moved = math.sqrt(max(0.0, math.fsum(a * a for a in shown) - by_noise) / energy)
     doubt = _DEVIATIONS * noise.rms / math.sqrt(energy)
-    return ProbeResult(mean_abs, max_abs, moved, applied, len(gaps), noise, doubt)
+    return ProbeResult(mean_abs, max_abs, moved, applied, len(gaps), noise, update, doubt)
 
 
 def judge(

@@ -74,7 +74,8 @@ class AgentRollouts:
             recorded, outcome = await self._recorded(self._gateway, rollout_id, outcome)
             outcome = recorded.corrected(outcome)
         rollout = replace(finished_rollout(plan, rollout_id, outcome, recorded), started_at=started_at)
-        rollout = with_ending_reward(rollout, recorded, self._limits.ending_rewards)
+        on_record = None if self._gateway is None else recorded
+        rollout = with_ending_reward(rollout, on_record, self._limits.ending_rewards)
         if rollout.ending in SCORED and self._evaluator is not None:
             rollout = await self._scored(self._evaluator, plan.example, rollout, recorded)
         return rollout

@@ -24,11 +24,16 @@ def check_ending_rewards(config: FinetuningConfig, builder: TrajectoryBuilder) -
         )
 
 
-def with_ending_reward(rollout: Rollout, recorded: RecordedCalls, rewards: Mapping[Ending, float]) -> Rollout:
-    """Return a failed rollout with the reward of its ending, or with the reason for none."""
+def with_ending_reward(
+    rollout: Rollout, recorded: RecordedCalls | None, rewards: Mapping[Ending, float]
+) -> Rollout:
+    """Return a failed rollout with the reward of its ending, or with the reason for none.
+
+    Without a record of its calls nothing says that somebody else was at fault.
+    """
     if rollout.ending not in rewards:
         return rollout
-    if why := recorded.why_not_the_policy:
+    if recorded is not None and (why := recorded.why_not_the_policy):
         reason = "; ".join(filter(None, [rollout.reason, f"not given the reward of its ending: {why}"]))
         return replace(rollout, reason=reason)
     return replace(rollout, reward=rewards[rollout.ending])

@@ -14,6 +14,7 @@ from typing import Literal, NotRequired, TypedDict
 import orjson
 
 from insitu.harness.gains.gain import GainFields
+from insitu.harness.gains.measurement import Measurement
 from insitu.system.durable import write_atomic
 
 
@@ -114,6 +115,16 @@ class AlarmLine(TypedDict):
     """The setting to try."""
 
 
+class GroupRewards(TypedDict):
+    """The rewards of one example's rollouts in a step."""
+
+    mean: float | None
+    """None if no rollout has a reward."""
+    num_rewarded: int
+    num_failed: int
+    """Rollouts without a reward that the policy may have caused."""
+
+
 class StepLine(EpochLine):
     """A line of steps.jsonl. The epochs of earlier releases, one step each, have none of its own keys."""
 
@@ -133,6 +144,8 @@ class StepLine(EpochLine):
     """Hash of the dataset's ids."""
     example_rewards: NotRequired[Mapping[str, float | None]]
     """Mean reward of each example, None without spread; only with a curriculum."""
+    group_rewards: NotRequired[Mapping[str, GroupRewards]]
+    """By example: what the verdict compares from pass to pass."""
     positions: NotRequired[list[int]]
     """asynchronous: the examples that it used up, by position in the dataset, in the order of their start."""
     stale: NotRequired[StaleFields]
@@ -162,10 +175,19 @@ class ValidationEntry(TypedDict):
     """Rollouts per example."""
     rewards: NotRequired[Mapping[str, Sequence[float]]]
     """Of each example; only in the journal."""
+    failed: NotRequired[Mapping[str, int]]
+    """Rollouts without a reward, by example; only in the journal."""
+    clusters: NotRequired[Mapping[str, str]]
+    """The cluster of each example, with `eval.general.cluster_key`; only in the journal."""
     remeasured: NotRequired[bool]
     """True if the step was measured again because it was the best."""
     gain: NotRequired[GainFields | None]
     """The difference from step 0, of a step that was measured again."""
+
+
+def measurement_of(entry: ValidationEntry) -> Measurement:
+    """Return what a validation in the journal has measured."""
+    return Measurement(entry.get("rewards", {}), entry.get("failed", {}))
 
 
 STEPS_FILE, ALARMS_FILE = "steps.jsonl", "alarms.jsonl"

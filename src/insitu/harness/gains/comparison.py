@@ -44,11 +44,13 @@ class Comparison:
     after: MeasuredModel
     num_examples: int
     num_samples: int
+    clusters: Mapping[str, str] | None = None
+    """The cluster of each example; None where every example stands for itself."""
 
     @property
     def gain(self) -> Gain | None:
         """The difference; None if no example has a reward on both sides."""
-        return compare(self.before.measurement, self.after.measurement)
+        return compare(self.before.measurement, self.after.measurement, clusters=self.clusters)
 
     @property
     def sentence(self) -> str:

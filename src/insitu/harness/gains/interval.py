@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MIN_EXAMPLES = 5
-"""With fewer, a bootstrap has too few different values to choose from."""
+MIN_EXAMPLES = 8
+"""With fewer examples or clusters, a bootstrap has too few different values to choose from."""
 RESAMPLES = 10_000
 _VALUES_AT_ONCE = 2_000_000
 _ROUNDING = 1e-12
@@ -39,16 +39,29 @@ class Interval:
 
 
 def difference_interval(
-    differences: Sequence[float], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
+    differences: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    clusters: Sequence[str] | None = None,
 ) -> Interval | None:
-    """Return the interval of the mean difference, given one per example; None with too few examples."""
+    """Return the interval of the mean difference, given one per example; None with too few examples.
+
+    Examples of one of the `clusters`, one name per example, are drawn together, and too few clusters have no
+    interval.
+    """
     import numpy as np  # here, because the rest of the command does without it
 
-    count = len(differences)
+    numbers: dict[str, int] = {}
+    names = clusters or [str(index) for index in range(len(differences))]
+    of_example = [numbers.setdefault(name, len(numbers)) for name in names]
+    count = len(numbers)
     if count < MIN_EXAMPLES:
         return None
-    values = np.asarray(differences, dtype=float)
-    means = np.concatenate([weights @ values for weights in _resamples(count, seed, resamples)])
+    values, sizes = np.bincount(of_example, differences), np.bincount(of_example)
+    draws = _resamples(count, seed, resamples)
+    means = np.concatenate([(weights @ values) / (weights @ sizes) for weights in draws])
     means[np.abs(means) < _ROUNDING * np.abs(values).max()] = 0.0  # no difference is not a tiny one
     tail = _widened((1 - confidence) / 2, count)
     low, high = np.quantile(means, (tail, 1 - tail))

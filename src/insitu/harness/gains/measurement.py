@@ -5,24 +5,43 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One or several rewards for each example. Rollouts without a reward are not among them."""
+    """One or several rewards for each example, and the rollouts without one."""
 
     rewards: Mapping[str, Sequence[float]]
     """By example id; examples without any reward are left out."""
+    failed: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Rollouts without a reward, by example id; examples without any are left out."""
 
     @staticmethod
     def of(samples: Iterable[tuple[str, float | None]]) -> Measurement:
         """Group the rewards of rollouts by example id; None stands for a rollout without a reward."""
         rewards: dict[str, list[float]] = {}
+        failed: dict[str, int] = {}
         for example_id, reward in samples:
-            if reward is not None:
+            if reward is None:
+                failed[example_id] = failed.get(example_id, 0) + 1
+            else:
                 rewards.setdefault(example_id, []).append(reward)
-        return Measurement(rewards)
+        return Measurement(rewards, failed)
+
+    @property
+    def num_failed(self) -> int:
+        """Rollouts without a reward."""
+        return sum(self.failed.values())
+
+    def with_failures_at(self, reward: float) -> Measurement:
+        """Return the measurement in which every failed rollout has this reward."""
+        return Measurement(
+            {
+                example_id: [*self.rewards.get(example_id, ()), *[reward] * self.failed.get(example_id, 0)]
+                for example_id in {**self.rewards, **self.failed}
+            }
+        )
 
     @property
     def example_means(self) -> dict[str, float]:

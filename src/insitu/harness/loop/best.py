@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from insitu.errors import InsituError
-from insitu.harness.files.metrics import ValidationEntry
+from insitu.harness.files.metrics import ValidationEntry, measurement_of
 from insitu.harness.gains.gain import Gain, compare
-from insitu.harness.gains.measurement import Measurement, plus_minus
+from insitu.harness.gains.measurement import plus_minus
 from insitu.harness.interfaces import events
 from insitu.harness.loop.running_loop import RunningLoop
 from insitu.harness.loop.state import LoopState
@@ -54,9 +54,10 @@ def gain_of(state: LoopState) -> Gain | None:
         return None
     candidates = {each["step"] for each in state.validations if each["avg_reward"] is not None} - {0}
     return compare(
-        Measurement(start["rewards"]),
-        Measurement(again["rewards"]),
+        measurement_of(start),
+        measurement_of(again),
         num_candidates=max(1, len(candidates)),
+        clusters=again.get("clusters"),
     )
 
 

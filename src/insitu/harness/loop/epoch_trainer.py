@@ -314,7 +314,7 @@ class EpochTrainer(Trainer):
     def _step_over(self, ended: events.StepEnded) -> None:
         loop = self.loop
         settings = RunSettings.of(loop.run, loop.adapter.method, given=not loop.builder.runs_agent)
-        line = with_verdict(self.state.comparable_steps, ended.line, settings)
+        line = with_verdict(self.state.comparable_steps, ended.line, settings, self.state.validations)
         line = with_alarms(self.state.steps, self.state.num_steps_before_change, line, settings)
         self.loop.note(replace(ended, line=line))
         append_step(self.loop.run.directory.path, self.state.steps[-1])

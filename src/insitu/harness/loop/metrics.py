@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from insitu.harness.files.metrics import EpochLine, Statistics, StepLine
+from insitu.harness.files.metrics import EpochLine, GroupRewards, Statistics, StepLine
 from insitu.harness.loop.account import Account, make_account, sum_accounts
 from insitu.harness.loop.curriculum import Selection, usable_reward
 from insitu.harness.rollouts.episode import Trajectory, TrajectoryCollection
-from insitu.types import Ending
+from insitu.types import POLICY_FAILURES, Ending
 
 Number = TypeVar("Number", int, float)
+_BY_POLICY = (*POLICY_FAILURES, Ending.TOOL_ERROR)
+"""Endings without a reward that tell something about the policy, in contrast to an outage."""
 _COUNTS = "account/"
 """Figures of the backend that add up; the others are averaged over an epoch."""
 
@@ -43,6 +45,7 @@ def step_line(
         **statistics(collection.trajectories),
         "num_rewarded": len(rewards),
         "reward_std": figures.pstdev(rewards) if rewards else None,
+        "group_rewards": _group_rewards(collection.trajectories),
         "num_truncated": sum(t.ending is Ending.LENGTH for group in collection.trajectories for t in group),
         "temperature": _temperature(collection.trajectories),
         "filtered_avg_reward": selected["avg_reward"],
@@ -89,6 +92,19 @@ def epoch_line(steps: Sequence[StepLine]) -> EpochLine:
 
 def _rewards(groups: Sequence[Sequence[Trajectory]]) -> list[float]:
     return [reward for group in groups for t in group if (reward := usable_reward(t)) is not None]
+
+
+def _group_rewards(groups: Sequence[Sequence[Trajectory]]) -> dict[str, GroupRewards]:
+    found: dict[str, GroupRewards] = {}
+    for group in groups:
+        rewards = _rewards([group])
+        for rollout in group[:1]:
+            found[rollout.example_id] = {
+                "mean": figures.fmean(rewards) if rewards else None,
+                "num_rewarded": len(rewards),
+                "num_failed": sum(each.reward is None and each.ending in _BY_POLICY for each in group),
+            }
+    return found
 
 
 def _temperature(groups: Sequence[Sequence[Trajectory]]) -> float | None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from insitu.config.finetuning import EarlyStopping, FinetuningConfig
 from insitu.errors import InvalidRequest
 from insitu.harness.files.metrics import ValidationEntry
+from insitu.harness.gains.clusters import read_clusters
 from insitu.harness.gains.measurement import Measurement, plus_minus
 from insitu.harness.interfaces.eval_plan import EvalPlan
 from insitu.harness.interfaces.run import FinetuneRun
@@ -79,7 +80,7 @@ def entry_of(
     """Compute the entry of validation_history.json."""
     figures = statistics([trajectories])
     measurement = Measurement.of((each.example_id, usable_reward(each)) for each in trajectories)
-    return {
+    entry: ValidationEntry = {
         "epoch": epoch,
         "step": step,
         "run_id": run_id,
@@ -93,7 +94,13 @@ def entry_of(
         "num_failed": sum(each.reward is None for each in trajectories),
         "endings": dict(Counter(str(each.ending) for each in trajectories)),
         "rewards": measurement.rewards,
+        "failed": measurement.failed,
     }
+    if run.validation is not None:
+        clusters = read_clusters(run.validation.examples, run.config.eval.general.cluster_key)
+        if clusters is not None:
+            entry["clusters"] = clusters
+    return entry
 
 
 def early_stop(validations: Sequence[ValidationEntry], settings: EarlyStopping | None) -> str:

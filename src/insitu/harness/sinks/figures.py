@@ -12,7 +12,7 @@ from insitu.json_values import JsonObject, JsonValue, as_object
 _STEP, _EPOCH = "step", "epoch"
 _PREFIXES = {_STEP: "step", _EPOCH: "epoch", "validated": "validation", "remeasured": "remeasured"}
 """Events with figures, and the first part of the figures' names."""
-_LEFT_OUT = ("example_rewards", "timestamp")
+_LEFT_OUT = ("example_rewards", "group_rewards", "timestamp")
 """As many as the dataset has examples; or the figures' own time."""
 
 

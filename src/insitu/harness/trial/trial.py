@@ -79,7 +79,8 @@ class _Trial:
     @property
     def _limits(self) -> Limits:
         general, finetuning = self.loaded.config.eval.general, self.loaded.config.finetuning
-        return Limits(1, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds)
+        rewards = finetuning.ending_rewards.given
+        return Limits(1, finetuning.rollout_timeout_seconds, general.evaluator_timeout_seconds, rewards)
 
     async def example(self, index: int, example: Example) -> TriedExample:
         """Run the agent once, score its answer, and score made-up ones."""

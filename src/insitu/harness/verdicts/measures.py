@@ -6,19 +6,26 @@ it stays silent.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from insitu.harness.files.metrics import StepLine
+from insitu.harness.files.metrics import StepLine, ValidationEntry
+from insitu.harness.verdicts.held_out import HeldOut, measure_held_out
 from insitu.harness.verdicts.run_settings import RunSettings
-from insitu.harness.verdicts.trend import Trend, fit
+from insitu.harness.verdicts.trend import Trend, fit, step_levels
 from insitu.types import Ending, Method
 
 RECENT_STEPS = 5
 """Steps that shares and medians are taken over."""
+LEAST_RISE = 0.15
+"""Rise over the planned updates, as a share of the range of rewards, that a run without one is told from."""
+POWER = 3.0
+"""Standard errors that fit into such a rise before its absence is said."""
 _LEAST_WINDOW = 10
+_LEAST_PLANNED = 10
 _ENTROPY_STEPS = 3
 _FAILED, _EQUAL = "failed", "zero_variance"
 """Reasons in an account's `dropped`."""
@@ -42,19 +49,28 @@ class Measures:
     latest half of the run and at least ten steps."""
     overall: Trend | None = None
     """The same over the whole run."""
+    with_failures: Trend | None = None
+    """The overall trend with failures at the lowest reward; None if nothing failed through the policy."""
+    held_out: HeldOut | None = None
+    """None before the second validation."""
+    scale: float = 0.0
+    """The range of the rewards so far, or the loss at the start: a rise counts in relation to it."""
     courses: Sequence[float] = field(default_factory=tuple[float, ...])
     """The mean reward or the loss of each step that has one."""
 
 
-def measure(lines: Sequence[StepLine], settings: RunSettings) -> Measures:
-    """Measure a run after the last of these lines."""
+def measure(
+    lines: Sequence[StepLine], settings: RunSettings, validations: Sequence[ValidationEntry] = ()
+) -> Measures:
+    """Measure a run after the last of these lines, with the validations so far."""
     recent = lines[-RECENT_STEPS:]
     figures: dict[str, float] = {"planned_updates": settings.planned_updates}
     words = settings.words()
     figures |= _rewards(lines, recent) | _shares(recent, words) | _training(lines, recent, words)
-    points = _points(lines, _loss if settings.given else _reward)
-    sign = -1 if settings.given else 1
-    better = [(updates, sign * value) for updates, value in points]
+    course = _losses(lines) if settings.given else _reward_levels(lines)
+    overall = course.trend()
+    scale = abs(course.raw[0]) if settings.given and course.raw else figures.get("reward_range", 0.0)
+    figures |= _needed_updates(overall, scale, settings.planned_updates)
     return Measures(
         num_steps=len(lines),
         num_updates=sum(map(_updated, lines)),
@@ -62,31 +78,94 @@ def measure(lines: Sequence[StepLine], settings: RunSettings) -> Measures:
         words=words,
         method=settings.method,
         by_loss=settings.given,
-        trend=fit(better[-max(_LEAST_WINDOW, len(points) // 2) :]),
-        overall=fit(better),
-        courses=[value for _, value in points],
+        trend=course.trend(max(_LEAST_WINDOW, len(course.raw) // 2)),
+        overall=overall,
+        with_failures=None if settings.given else _with_failures(lines),
+        held_out=measure_held_out(validations),
+        scale=scale,
+        courses=course.raw,
     )
 
 
-def _reward(line: StepLine) -> float | None:
-    return line.get("avg_reward")
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """A series of the run whose rise is good."""
+
+    points: Sequence[tuple[float, float]]
+    """Over the updates that the policy had."""
+    weights: Sequence[float]
+    raw: Sequence[float]
+    """What people see of it."""
+
+    def trend(self, latest: int = 0) -> Trend | None:
+        """Fit a line to all of it, or to the latest points."""
+        return fit(self.points[-latest:], self.weights[-latest:])
 
 
-def _loss(line: StepLine) -> float | None:
-    return (line.get("training") or {}).get("loss")
+def _losses(lines: Sequence[StepLine]) -> _Course:
+    known = [
+        (updates, loss)
+        for updates, line in _updates_before(lines)
+        if (loss := (line.get("training") or {}).get("loss")) is not None
+    ]
+    points = [(updates, -loss) for updates, loss in known]
+    return _Course(points, [1.0] * len(known), [loss for _, loss in known])
 
 
-def _points(
-    lines: Sequence[StepLine], value: Callable[[StepLine], float | None]
-) -> list[tuple[float, float]]:
-    """Return a figure of each step over the updates that its policy had."""
-    points: list[tuple[float, float]] = []
+def _reward_levels(lines: Sequence[StepLine], floor: float | None = None) -> _Course:
+    """Return the reward of each step, without what its examples differ by where the lines tell them apart."""
+    known = [
+        (updates, line) for updates, line in _updates_before(lines) if line.get("avg_reward") is not None
+    ]
+    raw = [line["avg_reward"] or 0.0 for _, line in known]
+    of_groups = [_group_means(line, floor) for _, line in known]
+    if not all(of_groups):
+        return _Course([(x, y) for (x, _), y in zip(known, raw, strict=True)], [1.0] * len(raw), raw)
+    levels = step_levels(of_groups) if of_groups else []
+    points = [(x, level) for (x, _), level in zip(known, levels, strict=True)]
+    return _Course(points, [float(len(groups)) for groups in of_groups], raw)
+
+
+def _group_means(line: StepLine, floor: float | None) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, group in line.get("group_rewards", {}).items():
+        mean, number, failed = group["mean"], group["num_rewarded"], group["num_failed"]
+        if floor is not None and failed:
+            found[name] = ((mean or 0.0) * number + floor * failed) / (number + failed)
+        elif mean is not None:
+            found[name] = mean
+    return found
+
+
+def _with_failures(lines: Sequence[StepLine]) -> Trend | None:
+    """Return the trend with failures at the lowest reward of the run; None if none is the policy's."""
+    lows = [low for line in lines if (low := line.get("min_reward")) is not None]
+    groups = [group for line in lines for group in line.get("group_rewards", {}).values()]
+    if not lows or not any(group["num_failed"] for group in groups):
+        return None
+    return _reward_levels(lines, min(lows)).trend()
+
+
+def _updates_before(lines: Sequence[StepLine]) -> Iterator[tuple[float, StepLine]]:
+    """Yield each line with the updates that its policy had."""
     num_updates = 0
     for line in lines:
-        if (found := value(line)) is not None:
-            points.append((num_updates, found))
+        yield num_updates, line
         num_updates += _updated(line)
-    return points
+
+
+def _needed_updates(overall: Trend | None, scale: float, planned: int) -> dict[str, float]:
+    """Return how many updates it takes to tell a rise from none, and the planned ones as a share of that.
+
+    The error of a slope falls with the number of steps to the power of 1.5.
+    """
+    needed = float(_LEAST_PLANNED)
+    if overall is not None and overall.num_points >= _LEAST_WINDOW and scale > 0:
+        steps = overall.num_points
+        of_all_planned = steps * (POWER * overall.error * planned / (LEAST_RISE * scale)) ** (2 / 3)
+        alone = steps * (POWER * overall.error * steps / (LEAST_RISE * scale)) ** 2
+        needed = max(needed, of_all_planned if of_all_planned <= planned else alone)
+    return {"needed_updates": math.ceil(needed), "planned_share": planned / needed}
 
 
 def _updated(line: StepLine) -> bool:
@@ -148,7 +227,9 @@ def _training(
     medians = {
         "temperature": [line.get("temperature") for line in recent],
         "applied": [training.get("probe/applied") for training in told],
-        "mismatch": [training.get("mismatch/kl") for training in trained],
+        "mismatch": [training.get("mismatch/fresh_kl", training.get("mismatch/kl")) for training in trained],
+        "stale_mismatch": [training.get("mismatch/stale_kl") for training in trained],
+        "update": [training.get("probe/update") for training in trained],
         "loss": [training.get("loss") for training in trained],
     }
     for name, values in medians.items():

@@ -24,7 +24,10 @@ class State(StrEnum):
     LEARNING = "learning"
     LEVEL = "level"
     """The rewards have risen and rise no more."""
+    OVERFITTING = "overfitting"
+    """The rewards of training rise, those of validations do not."""
     NOT_LEARNING = "not_learning"
+    """No rise, and one that matters would have been seen."""
     FALLING = "falling"
 
 
@@ -112,11 +115,35 @@ RULES = (
         conditions=(Condition("mismatch", ">", 0.03, 0.02),),
         states=ALWAYS,
         steps=2,
-        sentence="the model that answers and the model in training disagree (mismatch/kl {mismatch:.2g}, "
-        "healthy is below 0.01)",
+        sentence="the model that answers and the model in training disagree (mismatch/kl {mismatch:.2g} on "
+        "fresh tokens, healthy is below 0.01)",
         setting="serve with --dtype float32 or float16, or lower {training}.learning_rate",
         source="simulation: the corrected gradient keeps a cosine of 0.98 at 0.011 and of 0.92 at 0.042",
         methods=ON_POLICY,
+    ),
+    Rule(
+        name="stale_rollouts",
+        conditions=(Condition("stale_mismatch", ">", 0.03, 0.02), Condition("mismatch", "<", 0.03, 0.04)),
+        states=UNLESS_RISING,
+        steps=2,
+        sentence="rollouts of earlier weights are far from the model in training (mismatch/stale_kl "
+        "{stale_mismatch:.2g}; on fresh tokens {mismatch:.2g})",
+        setting="lower {training}.max_staleness or {training}.learning_rate, or set "
+        "finetuning.max_mismatch_kl to 0.03",
+        source="simulation: staleness alone gave 0.011 to 0.036 at a bound of one step",
+        methods=ON_POLICY,
+    ),
+    Rule(
+        name="all_truncated",
+        conditions=(Condition("truncated", ">", 0.9, 0.8),),
+        states=ALWAYS,
+        steps=1,
+        sentence="{truncated:.0%} of the rollouts were cut off at the token limit, and those are not trained "
+        "on",
+        setting="raise {llm}.max_tokens, or ask for shorter answers in the prompt; see the answers with "
+        "`insitu trajectories list {output_dir}`",
+        source="certain at the first step: less than a tenth of the rollouts can teach",
+        covers=("truncated", "too_few_updates"),
     ),
     Rule(
         name="context_overflow",
@@ -138,6 +165,7 @@ RULES = (
         sentence="{failed:.0%} of the rollouts failed, most with `{ending}`",
         setting="see why with `insitu trajectories list {output_dir} --ending {ending}`",
         source="chosen: with a third of the rollouts missing, a group of 8 is one of 5",
+        covers=("too_few_updates",),
     ),
     Rule(
         name="low_temperature",
@@ -155,7 +183,7 @@ RULES = (
         name="constant_reward",
         conditions=(Condition("reward_range", "<", 1e-9, 1e-9), Condition("num_rewarded", ">", 15, 15)),
         states=ALWAYS,
-        steps=2,
+        steps=1,
         sentence="every rollout so far has earned the same reward, {reward:.4g}",
         setting="check {evaluator} on a few rollouts (`insitu trajectories list {output_dir}`), give part of "
         "the reward for partial success, or begin with easier examples",
@@ -227,13 +255,24 @@ RULES = (
         methods=ON_POLICY,
     ),
     Rule(
+        name="small_updates",
+        conditions=(Condition("update", "<", 0.002, 0.003),),
+        states=frozenset({State.NOT_LEARNING}),
+        steps=4,
+        sentence="an update changes the model's log-probabilities by {update:.1g} on average, hardly at all",
+        setting="double {training}.learning_rate",
+        source="chosen: runs that learn change them by 0.01 to 0.1",
+        methods=ON_POLICY,
+    ),
+    Rule(
         name="too_few_updates",
-        conditions=(Condition("planned_updates", "<", 10, 10),),
-        states=frozenset({State.TOO_EARLY, State.NOT_LEARNING}),
+        conditions=(Condition("planned_share", "<", 1, 1),),
+        states=frozenset({State.TOO_EARLY}),
         steps=1,
-        sentence="the whole run is planned for {planned_updates:.0f} updates, and a rise takes ten or more",
+        sentence="the whole run is planned for {planned}, and it takes about {needed_updates:.0f} to tell a "
+        "rise from chance",
         setting="raise finetuning.num_epochs, or lower finetuning.groups_per_step",
-        source="decision 0007: 5 to 11 updates to half of the reward, at a high learning rate",
+        source="the scatter between the steps so far; before ten steps, ten updates",
         methods=ON_POLICY,
     ),
 )

@@ -52,4 +52,5 @@ class RunSettings:
             "builder": f"trajectory_builders.{self.builder}",
             "evaluator": f"eval.evaluators.{self.evaluator}",
             "output_dir": shlex.quote(self.output_dir),
+            "planned": f"{self.planned_updates} update{'' if self.planned_updates == 1 else 's'}",
         }

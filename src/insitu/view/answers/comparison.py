@@ -43,7 +43,7 @@ def compare_view(
 ) -> CompareView:
     """Compare `before` of one run with `after` of another, or of the same."""
     old, new = _side(run, before), _side(other, after)
-    gain = compare(old.measurement, new.measurement)
+    gain = compare(old.measurement, new.measurement, clusters=other.files.clusters() or run.files.clusters())
     rows = _examples(old, new)
     start = 0
     if cursor is not None:

@@ -10,8 +10,7 @@ from datetime import datetime
 
 from insitu.harness.files.metrics import StepLine, ValidationEntry, VerdictFields
 from insitu.harness.files.run_directory import JOURNAL_FILE, epoch_name
-from insitu.harness.gains.gain import Gain, GainFields
-from insitu.harness.gains.interval import Interval
+from insitu.harness.gains.gain import Gain
 from insitu.harness.rollouts.capture import Capture
 from insitu.harness.rollouts.fields import members
 from insitu.harness.verdicts.verdict import needs_change
@@ -108,7 +107,16 @@ def verdict_view(verdict: VerdictFields | None) -> VerdictView | None:
 def gain_view(gain: Gain, before: str, after: str) -> GainView:
     """Return a paired difference with its sentence."""
     fields = gain.to_dict()
-    return GainView(**fields, sentence=gain.sentence(before, after))
+    return GainView(
+        difference=fields["difference"],
+        low=fields["low"],
+        high=fields["high"],
+        confidence=fields["confidence"],
+        num_examples=fields["num_examples"],
+        num_unpaired=fields["num_unpaired"],
+        verdict=fields["verdict"],
+        sentence=gain.sentence(before, after),
+    )
 
 
 def _summary(run: ViewedRun, files: RunFiles, indexed: float) -> RunSummary:
@@ -251,14 +259,8 @@ def _validation(entry: ValidationEntry, lines: Sequence[StepLine], stores: set[s
         num_samples=entry.get("num_samples", 1),
         num_failed=entry["num_failed"],
         remeasured=remeasured,
-        gain=None if gain is None else gain_view(_gain(gain), "step 0", f"step {entry['step']}"),
+        gain=None if gain is None else gain_view(Gain.from_dict(gain), "step 0", f"step {entry['step']}"),
     )
-
-
-def _gain(fields: GainFields) -> Gain:
-    low, high, confidence = fields["low"], fields["high"], fields["confidence"]
-    interval = None if low is None or high is None else Interval(low, high, confidence)
-    return Gain(fields["difference"], interval, confidence, fields["num_examples"], fields["num_unpaired"])
 
 
 def _stores(db: sqlite3.Connection) -> list[StoreView]:

@@ -73,6 +73,13 @@ class RunFiles:
         """Return the events of the run, oldest first."""
         return self._journal.records()
 
+    def clusters(self) -> dict[str, str] | None:
+        """Return the cluster of each validation example; None where every one stands for itself."""
+        for record in reversed(self.journal()):
+            if found := (as_object(record.get("entry")) or {}).get("clusters"):
+                return texts(found)
+        return None
+
     def validations(self) -> list[ValidationEntry]:
         """Return the entries of validation_history.json."""
         file = self.path / _VALIDATIONS_FILE
