@@ -1,7 +1,8 @@
 """Pairs: two settings of a task compared by the area under their curves, seed by seed.
 
 The area is the mean success of the rollouts while a run learns, over as many rollouts or seconds as the
-shorter run of the pair has. One ratio for each seed, their geometric mean, and its bootstrap interval.
+shorter run of the pair has. One ratio for each seed, their geometric mean, and its interval by Student's t.
+Runs of different machines are not compared by the second.
 "As good" needs the whole interval within 10 % of 1, "better" and "worse" need it to exclude 1.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from insitu.harness.gains.seeds import seeds_interval
 
 Result = Mapping[str, Any]
 Curve = Sequence[tuple[float, float]]
@@ -82,15 +85,8 @@ def ratio_of_areas(pairs: Sequence[tuple[Curve, Curve]]) -> Ratio | None:
 
 def ratio_of(logarithms: Sequence[float]) -> Ratio:
     """Return the ratio whose logarithms were found for the seeds."""
-    low, high = _interval(logarithms)
+    low, high = seeds_interval(logarithms, CONFIDENCE)
     return Ratio(tuple(map(math.exp, logarithms)), math.exp(low), math.exp(high))
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the bootstrap interval of the mean, over every way to draw as many values again: n^n of them."""
-    means = sorted(statistics.fmean(drawn) for drawn in itertools.product(values, repeat=len(values)))
-    cut = (1 - CONFIDENCE) / 2 * (len(means) - 1)
-    return means[math.floor(cut)], means[math.ceil(len(means) - 1 - cut)]
 
 
 def compared(results: Sequence[Result], task: str, other: str) -> list[str]:
@@ -109,7 +105,9 @@ def compared(results: Sequence[Result], task: str, other: str) -> list[str]:
         "| area under the curve of success | ratio (95 %) | of each seed | verdict |",
         "|---|---|---|---|",
     ]
-    for name, curve_of in (("per rollout", by_rollouts), ("per second", by_seconds)):
+    machines = {known[seed, settings]["machine"] for seed in seeds for settings in ("default", other)}
+    kinds = {"per rollout": by_rollouts} | ({"per second": by_seconds} if len(machines) == 1 else {})
+    for name, curve_of in kinds.items():
         ratio = ratio_of_areas([(curve_of(known[s, "default"]), curve_of(known[s, other])) for s in seeds])
         if ratio is None:
             lines.append(f"| {name} | – | – | a run had no success at all |")

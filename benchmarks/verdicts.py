@@ -84,7 +84,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was said of the runs of a row."""
+    """The verdicts on the runs of a row, counted."""
 
     name: str
     runs: int

@@ -36,7 +36,7 @@ def _add(series: Series, prefix: str, step: int, line: dict[str, Any]) -> None:
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         for key, each in value.items():
-            if key != "example_rewards":
+            if key not in ("example_rewards", "group_rewards"):
                 yield from _numbers(f"{name}/{key}", each)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, value

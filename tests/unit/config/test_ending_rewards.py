@@ -25,7 +25,7 @@ def test_no_other_ending_may(ending: Ending) -> None:
     with pytest.raises(ValidationError) as error:
         FinetuningConfig.model_validate({"ending_rewards": {"timeout": 0.0, ending.value: 0.0}})
     assert f"{ending} cannot have a reward here, because" in str(error.value)
-    assert "; context_overflow and timeout can" in str(error.value)
+    assert "; context_overflow, step_limit and timeout can" in str(error.value)
 
 
 @pytest.mark.parametrize(

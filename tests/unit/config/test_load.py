@@ -315,5 +315,5 @@ def test_an_ending_that_says_nothing_about_the_policy_gets_no_reward(write: Writ
     message = refused(write(basic + "  ending_rewards: {infrastructure: 0}\n"))
     assert message.splitlines()[1:] == [
         "  finetuning.ending_rewards: infrastructure cannot have a reward here, because it says nothing "
-        "about the policy; context_overflow and timeout can"
+        "about the policy; context_overflow, step_limit and timeout can"
     ]

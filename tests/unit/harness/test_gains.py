@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from insitu.harness.gains.gain import GainOutcome, compare
+from insitu.datasets.example import Example
+from insitu.errors import InvalidRequest
+from insitu.harness.gains.clusters import read_clusters
+from insitu.harness.gains.gain import Gain, GainOutcome, compare
 from insitu.harness.gains.interval import MIN_EXAMPLES, difference_interval
 from insitu.harness.gains.measurement import Measurement, plus_minus
 from tests.support.simulated_gains import Population, Runs, coverage
@@ -54,7 +57,7 @@ def test_a_clear_difference_is_real_in_both_directions() -> None:
     assert gain.outcome is GainOutcome.BETTER
     assert gain.interval.low < gain.difference < gain.interval.high
     assert gain.sentence("base", "run@3").startswith(
-        "The difference is real: run@3 is better than base (+0.4"
+        "The difference of these two checkpoints is real: run@3 is better than base (+0.4"
     )
     back = compare(high, low)
     assert back is not None
@@ -159,3 +162,99 @@ def test_a_run_without_a_change_is_rarely_announced_as_an_improvement() -> None:
 
 def test_a_real_gain_is_announced() -> None:
     assert Runs(BETTER, 64, 4).announced(40) >= 0.8
+
+
+# Failures and clusters
+
+
+def with_failures(*examples: tuple[float | None, ...]) -> Measurement:
+    return Measurement.of((str(index), reward) for index, row in enumerate(examples) for reward in row)
+
+
+def test_a_model_that_fails_where_it_is_wrong_is_not_better() -> None:
+    before = with_failures(*[(1.0, 0.0, 0.0, 0.0)] * 20)
+    after = with_failures(*[(1.0, None, None, None)] * 20)
+    gain = compare(before, after)
+    assert gain is not None
+    assert gain.difference == 0.75
+    assert gain.with_failures is not None
+    assert gain.with_failures.value == 0.0
+    assert gain.outcome is GainOutcome.UNCLEAR
+    assert gain.num_failed == (0, 60)
+    sentence = gain.sentence("base", "run@3")
+    assert "run@3 is better only while failed rollouts are left out (+0.750" in sentence
+    assert sentence.endswith(
+        "0 rollouts failed before and 60 after; at the lowest reward they make it +0.000, 95 % interval "
+        "+0.000 to +0.000."
+    )
+    assert Gain.from_dict(gain.to_dict()) == gain
+
+
+def test_a_gain_that_holds_with_failures_is_real() -> None:
+    before = with_failures(*[(0.0, 0.0, 0.0, 0.0)] * 20)
+    gain = compare(before, with_failures(*[(1.0, 1.0, 1.0, None)] * 20))
+    assert gain is not None
+    assert gain.outcome is GainOutcome.BETTER
+    assert "at the lowest reward they make it +0.750" in gain.sentence("base", "run@3")
+
+
+def test_the_backwards_case_is_called_better_in_two_percent_at_most() -> None:
+    """Worse by 0.05 in truth, and half of the wrong rollouts overflow: 45 % were called better before."""
+    random, better = np.random.default_rng(3), 0
+    for _ in range(200):
+        rates = np.clip(random.beta(1, 1, 64), 0.02, 0.98)
+        right = random.random((64, 4)) < 0.9 * rates[:, None]
+        failed = ~right & (random.random((64, 4)) < 0.5)
+        rows = [
+            tuple(None if gone else float(is_right) for is_right, gone in zip(*pair, strict=True))
+            for pair in zip(right, failed, strict=True)
+        ]
+        first = random.random((64, 4)) < rates[:, None]
+        gain = compare(with_failures(*[tuple(map(float, row)) for row in first]), with_failures(*rows))
+        assert gain is not None
+        better += gain.outcome is GainOutcome.BETTER
+    assert better <= 4
+
+
+@pytest.mark.parametrize(("examples", "clusters", "effect"), [(60, 12, 0.8), (100, 10, 0.8)])
+def test_clusters_without_a_mean_effect_are_seldom_called_real(
+    examples: int, clusters: int, effect: float
+) -> None:
+    random, real, runs = np.random.default_rng(11), 0, 500
+    names = {str(index): str(index * clusters // examples) for index in range(examples)}
+    each = examples // clusters
+    for _ in range(runs):
+        odds = random.normal(0, 0.7, clusters).repeat(each) + random.normal(0, 0.5, examples)
+        shifted = odds + random.normal(0, effect, clusters).repeat(each)
+        sides = [
+            Measurement(
+                {
+                    str(index): [float(hit) for hit in random.random(4) < 1 / (1 + np.exp(-own))]
+                    for index, own in enumerate(side)
+                }
+            )
+            for side in (odds, shifted)
+        ]
+        gain = compare(*sides, clusters=names)
+        assert gain is not None
+        assert gain.num_clusters == clusters
+        real += gain.outcome in (GainOutcome.BETTER, GainOutcome.WORSE)
+    assert real / runs <= 0.06
+
+
+def test_clusters_are_named_and_too_few_of_them_are_told() -> None:
+    first, second = measured(*[(0.0,)] * 32), measured(*[(1.0,)] * 32)
+    gain = compare(first, second, clusters={str(index): str(index % 4) for index in range(32)})
+    assert gain is not None
+    assert gain.outcome is GainOutcome.TOO_FEW
+    assert "Too few clusters to compare b with a: 8 are needed (+1.000, 32 examples in 4 clusters)." in (
+        gain.sentence("a", "b")
+    )
+
+
+def test_a_key_that_rows_lack_is_rejected() -> None:
+    rows = [Example("a", "?", "!", {"document": 3}), Example("b", "?", "!", {"document": 4})]
+    assert read_clusters(rows, None) is None
+    assert read_clusters(rows, "document") == {"a": "3", "b": "4"}
+    with pytest.raises(InvalidRequest, match=r"cluster_key names 'dokument', which example 'a' does"):
+        read_clusters(rows, "dokument")

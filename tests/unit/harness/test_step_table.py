@@ -33,7 +33,7 @@ def test_rows_at_80_columns() -> None:
     assert "   5   0.277  validation ± 0.040, +0.173 since the first, 32 examples x 4" in said
     assert "    52 × tool_error: KeyError: 'result', at agent.py:41 in add (first:" in said
     assert "      `insitu trajectories list output --ending tool_error`" in said, "a command is not broken"
-    assert sum("learning" in line for line in said) == NUM_DONE - 4 + 1
+    assert sum("learning" in line for line in said) == NUM_DONE - 7 + 1
 
 
 def test_a_wide_terminal_has_counts_and_the_change_from_the_last_step() -> None:

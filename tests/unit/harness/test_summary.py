@@ -152,5 +152,6 @@ def test_the_gain_is_shown_with_its_errors_and_the_second_measurement() -> None:
     text = "\n".join(lines(measured))
     assert "0.4000 ± 0.0500 before, 0.6000 ± 0.0410 after (+0.2000, 1.50 times)" in text
     assert "step 15, reward 0.6160 ± 0.0410 measured again (0.6500 when chosen), /data" in text
-    assert "  gain               The difference is real: step 15 is better than step 0 (+0.216, " in text
+    said = "The difference of these two checkpoints is real: step 15 is better than step 0 (+0.216, "
+    assert f"  gain               {said}" in text
     assert "gain" not in "\n".join(lines(GOOD))

@@ -13,7 +13,8 @@ TOLD = {
     ALWAYS: "always",
     UNLESS_RISING: "unless learning",
     UNLESS_LEARNT: "not learning or falling",
-    frozenset({State.TOO_EARLY, State.NOT_LEARNING}): "too early or not learning",
+    frozenset({State.NOT_LEARNING}): "not learning",
+    frozenset({State.TOO_EARLY}): "too early",
 }
 PLACES = {
     "llm": "llms.<name>",

@@ -17,13 +17,13 @@ from insitu.harness.files.metrics import StepLine
 from insitu.harness.interfaces.progress import Progress
 from insitu.harness.loop.metrics import epoch_line
 from insitu.harness.verdicts.rules import RULES, State
-from insitu.harness.verdicts.trend import fit
-from insitu.harness.verdicts.verdict import show_verdict
+from insitu.harness.verdicts.trend import deviate, fit, step_levels
+from insitu.harness.verdicts.verdict import judge, show_verdict, with_verdict
 from tests.support.recorded_runs import SETTINGS, judged, read_run
 
 HEALTHY = ("small-0", "small-1", "small-2")
 DECISION = Path(__file__).resolve().parents[3] / "docs" / "decisions" / "0007-the-default-loss.md"
-WORDS = {*SETTINGS.words(), "ending", "sampling", "reward"}
+WORDS = {*SETTINGS.words(), "ending", "sampling", "reward", "needed_updates"}
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -81,7 +81,10 @@ def test_a_run_that_does_not_learn_is_told_so_with_the_setting_to_try() -> None:
     lines = judged(read_run("slow"))
     assert set(codes(lines)) == {State.TOO_EARLY, State.NOT_LEARNING}
     assert num_changes(codes(lines)) == 1
-    assert "try twice the trainer_adapters.backend.training.learning_rate" in sentence(lines)
+    assert "no cause shows in the metrics: read rollouts with `insitu trajectories list output`" in sentence(
+        lines
+    )
+    assert "learning_rate" not in sentence(lines), "no rate is changed without a cause"
 
 
 def test_a_run_that_gets_worse_is_told_so() -> None:
@@ -143,6 +146,11 @@ PROVOKED: dict[str, tuple[Change, str]] = {
     "updates_skipped": (figures(skipped=1.0, updated=0.0), "100% of the latest updates were skipped"),
     "not_arriving": (figures(probe__applied=0.09), "Only 9% of what training changes reaches the model"),
     "mismatch": (figures(mismatch__kl=0.08), "mismatch/kl 0.08"),
+    "stale_rollouts": (
+        figures(mismatch__fresh_kl=0.001, mismatch__stale_kl=0.05), "mismatch/stale_kl 0.05"
+    ),
+    "small_updates": (figures(probe__update=0.0005), "double trainer_adapters.backend.training"),
+    "all_truncated": (lambda line: (flat(line), line.update(num_truncated=62)), "97% of the rollouts"),
     "context_overflow": (failed("context_overflow"), "larger --max-seq-length"),
     "failed_rollouts": (failed("timeout"), "insitu trajectories list output --ending timeout"),
     "low_temperature": (cold, "set llms.adder.temperature to 1"),
@@ -171,8 +179,8 @@ def test_a_run_of_few_updates_is_told_at_once() -> None:
     lines = judged(read_run("small-0")[:2], replace(SETTINGS, planned_updates=3))
     assert causes(lines) == [["too_few_updates"]] * 2
     assert sentence(lines) == (
-        "too early to tell after 2 steps. The whole run is planned for 3 updates, and a rise takes ten or "
-        "more: raise finetuning.num_epochs, or lower finetuning.groups_per_step"
+        "too early to tell after 2 steps. The whole run is planned for 3 updates, and it takes about 10 to "
+        "tell a rise from chance: raise finetuning.num_epochs, or lower finetuning.groups_per_step"
     )
 
 
@@ -260,18 +268,100 @@ def test_a_slow_rise_in_noise_is_found() -> None:
 
 def test_few_points_need_a_clearer_trend() -> None:
     # t = 3.355 has the probability of z = 2.576 at 8 degrees of freedom.
+    assert deviate(3.355, 8) == pytest.approx(2.576, abs=0.01)
     points = [(float(x), x + 1.0 * (-1) ** x) for x in range(10)]
     trend = fit(points)
     assert trend is not None
-    t = trend.slope / trend.error
-    assert trend.z < t
-    scaled = replace(trend, slope=3.355, error=1.0)
-    assert scaled.z == pytest.approx(2.576, abs=0.01)
+    assert trend.z < trend.slope / trend.error
     assert fit(points[:3]) is None
     assert fit([(1.0, 0.5)] * 8) is None
     flat_trend = fit([(float(x), 0.3) for x in range(8)])
     assert flat_trend is not None
     assert flat_trend.z == 0.0
+
+
+# What the examples differ by, failures, validations
+
+
+def test_what_examples_differ_by_is_taken_away_from_the_second_pass_on() -> None:
+    easy, hard = {"a": 0.9, "b": 0.8}, {"c": 0.2, "d": 0.1}
+    assert step_levels([easy, hard]) == pytest.approx([0.85, 0.15]), "nothing comes twice"
+    levels = step_levels([easy, hard, {"a": 1.0, "c": 0.3}, {"b": 0.9, "d": 0.2}])
+    assert max(levels[:2]) - min(levels[:2]) < 0.3, "0.7 between the means"
+    assert sum(levels[2:]) - sum(levels[:2]) == pytest.approx(0.2, abs=0.02)
+
+
+def groups_of(rewards: list[dict[str, float]], failed: Callable[[int], int] = lambda _: 0) -> list[StepLine]:
+    """Lines of a run whose steps have these mean rewards by example."""
+    template: Any = read_run("small-0")[0]
+    return [
+        {
+            **template,
+            "step": number + 1,
+            "min_reward": 0.0,
+            "max_reward": 1.0,
+            "avg_reward": sum(group.values()) / len(group),
+            "group_rewards": {
+                name: {"mean": mean, "num_rewarded": 8 - failed(number), "num_failed": failed(number)}
+                for name, mean in group.items()
+            },
+        }
+        for number, group in enumerate(rewards)
+    ]
+
+
+def passes_of(rise: float, steps: int = 26) -> list[dict[str, float]]:
+    """A rise that drowns in what examples differ by, until they come again."""
+    generator = random.Random(1)
+    ease = {f"{index}": generator.random() * 0.7 for index in range(16)}
+    order = [name for _ in range(steps) for name in generator.sample(list(ease), 16)]
+    return [
+        {
+            name: ease[name] + rise * step / steps + generator.gauss(0, 0.03)
+            for name in order[4 * step : 4 * step + 4]
+        }
+        for step in range(steps)
+    ]
+
+
+def test_a_rise_that_only_a_second_pass_shows_is_found() -> None:
+    lines = groups_of(passes_of(0.15))
+    assert State.LEARNING in codes(judged(lines))
+    raw: list[Any] = [{key: value for key, value in line.items() if key != "group_rewards"} for line in lines]
+    assert State.LEARNING not in codes(judged(raw))
+
+
+def test_a_rise_by_failing_on_what_is_hard_is_not_learning() -> None:
+    def growing(step: int) -> int:
+        return min(6, step // 4)
+
+    assert State.LEARNING in codes(judged(groups_of(passes_of(0.15))))
+    assert State.LEARNING not in codes(judged(groups_of(passes_of(0.15), growing)))
+
+
+def validation(step: int, level: float) -> Any:
+    generator = random.Random(step)
+    rewards = {f"{index}": [level + index / 100 + generator.gauss(0, 0.01)] for index in range(24)}
+    return {"epoch": 0, "step": step, "avg_reward": level, "rewards": rewards, "failed": {}}
+
+
+def test_held_out_rewards_that_do_not_follow_are_told() -> None:
+    lines, done = groups_of(passes_of(0.3)), []
+    behind = [validation(0, 0.3), validation(8, 0.3), validation(16, 0.31)]
+    for line in lines:
+        done.append(with_verdict(done, line, SETTINGS, behind))
+    assert done[-1]["verdict"]["code"] == State.OVERFITTING
+    assert "on held-out examples: train on more examples" in done[-1]["verdict"]["sentence"]
+    following = [validation(0, 0.3), validation(8, 0.4), validation(16, 0.5)]
+    assert judge(done, SETTINGS, following).state is State.LEARNING
+
+
+def test_a_gain_on_held_out_examples_is_learning_before_the_trend_shows_it() -> None:
+    lines = groups_of(passes_of(0.02, steps=12))
+    assert codes(judged(lines))[-1] == State.TOO_EARLY
+    found = judge(judged(lines), SETTINGS, [validation(0, 0.3), validation(12, 0.4)])
+    assert found.state is State.LEARNING
+    assert "held-out reward up by 0.1" in found.sentence
 
 
 # Files

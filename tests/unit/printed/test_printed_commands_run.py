@@ -542,6 +542,9 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("harness/trial/resampling.py", "runs list"): Filled((), "the backend would have to be busy for minutes"),
     ("harness/verdicts/rules.py", "trajectories list {output_dir}"): a_constant_reward,
     ("harness/verdicts/rules.py", "trajectories list {output_dir} --ending {ending}"): most_rollouts_fail,
+    ("harness/verdicts/verdict.py", "trajectories list …"): Filled(
+        ("output",), "it takes a dozen steps without any change"
+    ),
     ("scaffold/project.py", "init …"): a_name_that_is_none,
     ("testing/models.py", "demo --model DIRECTORY"): Elsewhere(
         "tests/unit/demo/test_model_download.py::test_a_model_on_this_machine_needs_no_download",

@@ -144,13 +144,13 @@ def test_a_comparison_has_the_paired_interval_of_evaluation(viewed):
     ]
     expected = compare(*sides)
     assert expected is not None
-    assert expected.interval is not None
+    assert expected.interval is None, "six examples are too few for one"
     view = compare_view(viewed, "validation-0000", viewed, "validation-0003", None, 4)
     assert view.gain is not None
     assert (view.gain.difference, view.gain.low, view.gain.high) == (
         expected.difference,
-        expected.interval.low,
-        expected.interval.high,
+        None,
+        None,
     )
     assert view.gain.verdict == expected.outcome
     assert view.total == 6

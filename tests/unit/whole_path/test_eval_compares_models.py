@@ -73,7 +73,9 @@ async def test_two_steps_are_compared_and_nothing_is_left_behind(
         assert found.gain.outcome is GainOutcome.BETTER
         assert found.gain.difference == pytest.approx(0.6)
         assert (found.num_examples, found.num_samples, found.after.num_rollouts) == (8, 2, 16)
-        assert found.sentence.startswith("The difference is real: small@2 is better than base (+0.600, 95 % ")
+        assert found.sentence.startswith(
+            "The difference of these two checkpoints is real: small@2 is better than base (+0.600, 95 % "
+        )
         table = comparison_lines(found)
         assert table[1].split() == ["base", "0.050", "±", "0.000", "16", "0"]
         assert table[2].split() == ["small@2", "0.650", "±", "0.000", "16", "0"]
@@ -144,7 +146,7 @@ async def test_the_command_prints_json_on_standard_output_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_bench(tmp_path, monkeypatch) as bench:
-        bench.project.write_rows("validation.json", 6, start=1000)
+        bench.project.write_rows("validation.json", 8, start=1000)
         bench.project.configure(finetuning={"num_epochs": 1})
         assert (await bench.run()).outcome == "succeeded"
         command = [sys.executable, "-m", "insitu.cli", "eval", "base", "small@1", "--config_file=config.yml"]
@@ -157,8 +159,8 @@ async def test_the_command_prints_json_on_standard_output_alone(
         assert process.returncode == 0, err.decode()
         found = json.loads(out)
         assert [model["name"] for model in found["models"]] == ["base", "small@1"]
-        assert [model["num_rollouts"] for model in found["models"]] == [18, 18]
-        assert found["gain"]["num_examples"] == 6
+        assert [model["num_rollouts"] for model in found["models"]] == [24, 24]
+        assert found["gain"]["num_examples"] == 8
         assert found["gain"]["low"] <= found["gain"]["difference"] <= found["gain"]["high"]
 
 

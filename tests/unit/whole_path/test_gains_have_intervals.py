@@ -70,7 +70,9 @@ async def test_the_best_step_is_measured_again_and_compared_with_step_0(
         # By hand: step 2 answers with 0.7 and 0.75 when measured again, step 0 with 0.1 and 0.15.
         assert summary.gain is not None
         said = summary.gain.sentence("step 0", "step 2")
-        assert said.startswith("The difference is real: step 2 is better than step 0 (+0.600, ")
+        assert said.startswith(
+            "The difference of these two checkpoints is real: step 2 is better than step 0 (+0.600, "
+        )
         assert "96.67 % interval" in said, "three steps were compared"
         assert (summary.best_remeasured, summary.best_reward) == ("0.7250 ± 0.0000", pytest.approx(0.925))
         again = bench.records("remeasured-000002")

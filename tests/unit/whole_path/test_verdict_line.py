@@ -108,14 +108,13 @@ async def test_failing_rollouts_are_told_with_their_ending(tmp_path, monkeypatch
         )
 
 
-async def test_cut_off_rollouts_are_told_when_nothing_is_learnt(tmp_path, monkeypatch):
+async def test_a_run_whose_rollouts_are_all_cut_off_is_told_at_once(tmp_path, monkeypatch):
     async with open_bench(tmp_path, monkeypatch, Behaviour(finish_reason="length"), num_examples=6) as bench:
         configure(bench, by_generation, num_epochs=4)
         summary = await bench.run()
         lines = bench.project.lines("steps.jsonl")
         assert [line["num_truncated"] for line in lines] == [8] * 12
-        assert verdicts(bench)[8]["causes"] == []
-        assert verdicts(bench)[-1]["causes"] == ["truncated"]
+        assert [found["causes"] for found in verdicts(bench)] == [["all_truncated"]] * 12
         assert "100% of the rollouts were cut off at the token limit" in summary.verdict
 
 

@@ -138,3 +138,34 @@ def test_attributes_that_raise_are_passed_over() -> None:
             raise RuntimeError("not read yet")
 
     assert ending_of(Odd()) is Ending.TOOL_ERROR
+
+
+# The agent's own limit of steps
+
+STEP_LIMITS = (
+    ("langgraph.errors", "GraphRecursionError", ("Recursion limit of 25 reached",)),
+    ("agents.exceptions", "MaxTurnsExceeded", ("Max turns (3) exceeded",)),
+    ("google.adk.agents.invocation_context", "LlmCallsLimitExceededError", ("Max number of llm calls",)),
+    ("pydantic_ai.exceptions", "UsageLimitExceeded", ("The next request would exceed the request_limit",)),
+    ("langchain.agents.middleware.model_call_limit", "ModelCallLimitExceededError", (3, 0, 3, None)),
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"), STEP_LIMITS, ids=[name for _, name, _ in STEP_LIMITS]
+)
+def test_the_limit_of_a_framework_ends_as_step_limit(
+    module: str, name: str, arguments: tuple[object, ...]
+) -> None:
+    """With the framework's own class: a name that it gives up fails here."""
+    library = pytest.importorskip(module, reason="pip install 'insitu[frameworks]'")
+    assert ending_of(getattr(library, name)(*arguments)) is Ending.STEP_LIMIT
+
+
+def test_llamaindex_says_its_limit_in_words_alone() -> None:
+    class WorkflowRuntimeError(Exception):
+        """As in LlamaIndex."""
+
+    text = "Max iterations of 20 reached! Either something went wrong, or you can increase the max iterations"
+    assert ending_of(WorkflowRuntimeError(text)) is Ending.STEP_LIMIT
+    assert ending_of(WorkflowRuntimeError("my own: Max iterations of 20 reached")) is Ending.TOOL_ERROR

@@ -95,7 +95,7 @@ class _Course:
     """Over the updates that the policy had."""
     weights: Sequence[float]
     raw: Sequence[float]
-    """What people see of it."""
+    """The values that people see."""
 
     def trend(self, latest: int = 0) -> Trend | None:
         """Fit a line to all of it, or to the latest points."""

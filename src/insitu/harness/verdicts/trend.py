@@ -40,7 +40,7 @@ class Trend:
     freedom: float
     """Degrees of freedom of the scatter: independent points beyond the parameters of its curve."""
     correlated: float = 1.0
-    """How much larger `error` is because neighbouring points resemble each other."""
+    """The factor by which `error` is larger because neighbouring points resemble each other."""
 
     @property
     def z(self) -> float:
