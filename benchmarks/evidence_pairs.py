@@ -85,6 +85,8 @@ def ratio_of_areas(pairs: Sequence[tuple[Curve, Curve]]) -> Ratio | None:
 
 def ratio_of(logarithms: Sequence[float]) -> Ratio:
     """Return the ratio whose logarithms were found for the seeds."""
+    if len(logarithms) < 2:
+        return Ratio(tuple(map(math.exp, logarithms)), 0.0, math.inf)
     low, high = seeds_interval(logarithms, CONFIDENCE)
     return Ratio(tuple(map(math.exp, logarithms)), math.exp(low), math.exp(high))
 

@@ -77,7 +77,7 @@ ROWS = (
         "flat, rate too low", 40, 0.4, cause="small_updates", training=SMALL, most=FLAT, least={"by_40": 0.8}
     ),
     Row("flat, 0.6 correlated noise", 40, 0.4, correlation=0.6, noise=0.04, most={"learning": 0.05}),
-    Row("flat, nothing but 0.6 correlated noise", 40, 0.4, 0, 64, 64, 0.6, 0.04, most={"learning": 0.05}),
+    Row("flat, 0.6 correlated noise alone", 40, 0.4, 0, 64, 64, 0.6, 0.04, most={"learning": 0.05}),
     Row("flat, single pass, 400 updates", 400, 0.35, 0.0, 25, 10_000, most={"learning": 0.05}),
 )
 

@@ -14,7 +14,8 @@ def result(seed: int, settings: str, successes: list[float], seconds: int = 60) 
         {"rollouts": 64, "success": success, "timestamp": f"2026-01-01T00:{(n * seconds) // 60:02d}:00+00:00"}
         for n, success in enumerate(successes)
     ]
-    return {"task": "guess", "seed": seed, "settings": settings, "complete": True, "curve": curve}
+    part = {"task": "guess", "seed": seed, "settings": settings, "complete": True}
+    return {**part, "machine": "two cores", "curve": curve}
 
 
 def test_the_area_is_the_mean_success_of_the_rollouts() -> None:
@@ -50,6 +51,18 @@ def test_the_interval_decides_what_is_said(ratios: list[float], verdict: str) ->
     per_rollout, per_second = compared(results, "guess", "trl")[4:6]
     assert per_rollout.endswith(f"| {verdict} |")
     assert per_second.endswith(f"| {verdict} |")
+
+
+def test_runs_of_different_machines_are_not_compared_by_the_second() -> None:
+    results = [result(seed, settings, [0.4, 0.5]) for seed in range(3) for settings in ("default", "trl")]
+    results[0]["machine"] = "four cores"
+    lines = compared(results, "guess", "trl")
+    assert [line for line in lines if line.startswith("| per ")] == lines[4:5]
+
+
+def test_one_seed_tells_nothing_apart() -> None:
+    results = [result(0, "default", [0.9, 0.9]), result(0, "trl", [0.1, 0.1])]
+    assert compared(results, "guess", "trl")[4].endswith("| not told apart |")
 
 
 def test_a_run_without_success_is_said_and_a_seed_without_its_pair_is_left() -> None:

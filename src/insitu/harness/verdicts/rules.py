@@ -154,7 +154,8 @@ RULES = (
         "teaches the agent to be brief",
         setting="give them a reward with finetuning.ending_rewards.context_overflow, serve with a larger "
         "--max-seq-length, or let the agent keep less of its history",
-        source="`tests/unit/training/test_failures_counted.py`: a policy that is never told of them learns to overflow",
+        source="tests/unit/training/test_failures_counted.py: a policy that is never told of its overflows "
+        "learns to overflow",
         methods=COMPARING,
     ),
     Rule(
