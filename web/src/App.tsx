@@ -54,7 +54,7 @@ function InRun({ run, route }: { run: string; route: Route }) {
     timer.current = window.setTimeout(() => setAgain((now) => now + 1), REFRESH_MS);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
-  const live = useLive(run, view?.cursor ?? null, kept === null && view !== null && view.run.state !== "ended", (event: RunEvent) => {
+  const live = useLive(run, view?.cursor ?? null, kept === null && view !== null && view.run.state === "running", (event: RunEvent) => {
     setRollouts(event.num_rollouts);
     if (event.kind !== "rollouts") refresh();
   });
@@ -116,6 +116,15 @@ const LIVE: Record<LiveState, [string, string]> = {
   waiting: ["connection lost, trying again …", "warn"],
 };
 
+/** What a run is that no process works on. */
+export function stateText(run: { state: string; outcome: string | null }): string {
+  return run.state === "stopped" ? "stopped: no process works on it" : (run.outcome ?? run.state);
+}
+
+export function stateTone(run: { state: string; outcome: string | null }): string {
+  return run.state === "stopped" || run.outcome === "failed" ? "bad" : "";
+}
+
 function Frame({ route, view, live = "off", title, children }: { route: Route; view: RunView | null; live?: LiveState; title: string; children: ComponentChildren }) {
   const run = view?.run.key ?? (route.parts[0] === "runs" ? route.parts[1] : undefined);
   const section = run === undefined ? "runs" : (route.parts[2] ?? "run");
@@ -130,8 +139,8 @@ function Frame({ route, view, live = "off", title, children }: { route: Route; v
       <span class="chip ok">
         {view.run.name || view.run.run_id} · step {view.run.step}
       </span>
-      <span class={`chip ${liveTone}`} role="status">
-        {liveText || (view.run.outcome ?? view.run.state)}
+      <span class={`chip ${view.run.state === "running" ? liveTone : stateTone(view.run)}`} role="status">
+        {view.run.state === "running" ? liveText || "running" : stateText(view.run)}
       </span>
     </>
   );

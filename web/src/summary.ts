@@ -57,7 +57,7 @@ export function phaseSentence(point: Pick<StepPoint, "seconds">): string {
   const entries = Object.entries(point.seconds);
   const total = totalSeconds(point) ?? 0;
   const longest = [...entries].sort((a, b) => b[1] - a[1])[0];
-  if (!longest || total <= 0) return "No times were recorded for this step.";
+  if (!longest || total <= 0) return "No times are known for this step.";
   const rollouts = (point.seconds["rollouts"] ?? 0) / total;
   const meaning =
     longest[0] === "rollouts"

@@ -44,9 +44,9 @@ export interface Spread {
   mean: number;
   std: number;
   min: number;
-  p10: number;
-  p50: number;
-  p90: number;
+  p10: number | null;
+  p50: number | null;
+  p90: number | null;
   max: number;
   count: number;
 }

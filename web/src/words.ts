@@ -42,7 +42,8 @@ const VERDICTS: Readonly<Record<string, [title: string, tone: string]>> = {
   learning: ["Learning", ""],
   level: ["Level", ""],
   not_learning: ["Not learning", "bad"],
-  falling: ["Falling", "bad"],
+  overfitting: ["Overfitting", "bad"],
+  falling: ["Getting worse", "bad"],
 };
 
 export function verdictTitle(code: string): string {
@@ -51,8 +52,9 @@ export function verdictTitle(code: string): string {
 
 /** The sentence without the verdict's own word in front, which the page shows in bold. */
 export function verdictSentence(verdict: Pick<Verdict, "code" | "sentence">): string {
-  const front = `${verdictTitle(verdict.code).toLowerCase()}: `;
-  const rest = verdict.sentence.toLowerCase().startsWith(front) ? verdict.sentence.slice(front.length) : verdict.sentence;
+  const front = verdictTitle(verdict.code).toLowerCase();
+  const starts = verdict.sentence.toLowerCase().startsWith(front);
+  const rest = starts ? verdict.sentence.slice(front.length).replace(/^[:\s]+/, "") : verdict.sentence;
   return rest.slice(0, 1).toUpperCase() + rest.slice(1);
 }
 

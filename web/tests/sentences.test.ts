@@ -25,7 +25,7 @@ describe("the sentences under the pictures", () => {
   });
   it("name the bottleneck", () => {
     expect(phaseSentence(point(0, {}, { rollouts: 8, train: 2 }))).toBe("10 s in all, 80 % of it rollouts: sampling is the bottleneck; training beside it would gain at most 1.3 ×.");
-    expect(phaseSentence(point(0, {}))).toBe("No times were recorded for this step.");
+    expect(phaseSentence(point(0, {}))).toBe("No times are known for this step.");
   });
 });
 

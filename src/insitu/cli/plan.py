@@ -43,6 +43,7 @@ def plan(**options: Unpack[_Options]) -> None:
     error, with the figures and what would fit.
     """
     from insitu.backend.plan.model_shape import read_shape
+    from insitu.learning_rate import recommended_rate
 
     shape = read_shape(options["model"])
     elsewhere = options["device_memory"] is not None
@@ -51,6 +52,8 @@ def plan(**options: Unpack[_Options]) -> None:
         _plan_gpus(shape, options, _machine(options))
     else:
         _plan_cpu(shape, options)
+    rate = recommended_rate(shape.num_parameters)
+    click.echo(f"rate     training.learning_rate {rate:g} to begin with (alpha 16, 64 rollouts an update)")
 
 
 def _plan_gpus(shape: ModelShape, options: _Options, machine: Machine) -> None:

@@ -15,8 +15,11 @@ from insitu.harness.assembly import Assembly
 from insitu.harness.finetune import Components, build_components
 from insitu.harness.gateway_check import served_models
 from insitu.harness.interfaces.run import Task
+from insitu.harness.interfaces.settings import AdapterConfig
 from insitu.harness.interfaces.trained_model import TrainedModel
+from insitu.learning_rate import parameters_in_name, rate_warning, recommended_rate
 from insitu.plugins import ComponentConfig
+from insitu.types import LoraSettings
 from insitu.wire.transport import SOON
 
 Say = Callable[[str], None]
@@ -109,6 +112,7 @@ def _plan(loaded: LoadedConfig, made: Components, task: Task, validation: Task |
         f"would run: {finetuning.num_epochs} epochs of {_rollouts(loaded, made, task)}, "
         f"and {_updates(loaded, task)} ({made.adapter.method})"
     ]
+    lines += _rate(loaded, made, task)
     if finetuning.schedule == "asynchronous":
         ahead = made.adapter.max_staleness
         lines.append(f"rollouts run beside training, up to {ahead} step{'' if ahead == 1 else 's'} ahead")
@@ -128,14 +132,34 @@ def _plan(loaded: LoadedConfig, made: Components, task: Task, validation: Task |
     return "\n".join(lines)
 
 
+def _rate(loaded: LoadedConfig, made: Components, task: Task) -> list[str]:
+    """Return the learning rate beside the recommended one; empty where the model's name has no size."""
+    finetuning = loaded.config.finetuning
+    adapter = loaded.config.trainer_adapters[str(finetuning.trainer_adapter)]
+    size = parameters_in_name(made.adapter.trained_model.base_model)
+    if size is None or not isinstance(adapter, AdapterConfig) or made.adapter.method != "grpo":
+        return []
+    alpha = (adapter.lora or LoraSettings()).alpha
+    rollouts = _generations(loaded, made) * (finetuning.groups_per_step or len(task.examples))
+    recommended = recommended_rate(size, alpha=alpha, rollouts_per_update=rollouts)
+    rate = adapter.training.learning_rate
+    if far := rate_warning(rate, recommended):
+        return [f"WARNING {far}"]
+    return [f"learning rate: {rate:g} (to begin with for {size / 1e9:g}B parameters: {recommended:g})"]
+
+
+def _generations(loaded: LoadedConfig, made: Components) -> int:
+    builder: ComponentConfig = loaded.config.trajectory_builders[
+        str(loaded.config.finetuning.trajectory_builder)
+    ]
+    return made.builder.group_size or int(getattr(builder, "num_generations", 1))
+
+
 def _rollouts(loaded: LoadedConfig, made: Components, task: Task) -> str:
     count = len(task.examples)
     if not made.builder.runs_agent:
         return f"{count} given examples"
-    builder: ComponentConfig = loaded.config.trajectory_builders[
-        str(loaded.config.finetuning.trajectory_builder)
-    ]
-    generations = made.builder.group_size or int(getattr(builder, "num_generations", 1))
+    generations = _generations(loaded, made)
     at_once = loaded.config.eval.general.max_concurrency
     return f"{count} examples × {generations} rollouts = {count * generations} an epoch, {at_once} at once"
 

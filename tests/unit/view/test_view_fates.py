@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import pytest
 
-from insitu.types import StepSettings
+from insitu.records.call_tokens import CallTokens
+from insitu.training.selection import build_batch
+from insitu.types import ModelCall, StepSettings, Trajectory, TrajectoryGroup
 from insitu.view.reading.fates import Member, basis_of, judge
+from tests.support.sequences import stored_whole
 
 GRPO = StepSettings()
 
@@ -117,3 +121,25 @@ def test_other_methods_have_no_advantages():
     assert basis_of(settings) == "none"
     found = judge([member("a", 1.0), member("b", 1.0)], {}, settings, 3)
     assert [(each.fate, each.advantages) for each in found] == [("trained", None)] * 2
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.3, 0.7, 1.0), (0.5, 0.5, 0.5), (1.0, 0.0, 1.0, 0.0), (0.2, 0.9)])
+def test_under_dpo_a_group_teaches_by_the_pair_that_the_trainer_takes(rewards: tuple[float, ...]) -> None:
+    """Four rollouts were shown as trained on where the trainer takes two."""
+    settings = StepSettings(method="dpo")
+    names = [f"rollout-{index}" for index in range(len(rewards))]
+    pairs = list(zip(names, rewards, strict=True))
+    rollouts = [Trajectory(name, [f"call-{name}"], reward) for name, reward in pairs]
+
+    def stored(ids: Sequence[str]) -> dict[str, CallTokens]:
+        return stored_whole(
+            [ModelCall(call, None, "run", "run", 3, "run@3", [1, 2], [7], [-0.7], "stop") for call in ids]
+        )
+
+    batch = build_batch([TrajectoryGroup("g", "run", rollouts)], stored, settings, 3)
+    taught = {sequence.rollout_id for sequence in batch.sequences}
+    found = fates([member(name, reward) for name, reward in pairs], settings)
+    assert {name for name, (fate, _) in zip(names, found, strict=True) if fate == "trained"} == taught
+    dropped = Counter(reason for fate, reason in found if fate == "dropped")
+    own = {reason: batch.metrics.get(f"account/{reason}", 0) for reason in ("not_in_pair", "zero_variance")}
+    assert dropped == {reason: count for reason, count in own.items() if count}

@@ -35,7 +35,8 @@ export function Compare({ view, route }: { view: RunView; route: Route }) {
   const otherView = useLoaded(`other ${other}`, (signal) => (other && other !== run ? api.run(other, signal) : Promise.resolve(view)));
   const right = other && other !== run ? otherView.value : view;
   const usual = defaults(view.stores);
-  const before = route.query["before"] ?? usual?.before ?? "";
+  // Two runs are compared where each ends; one run, before and after.
+  const before = route.query["before"] ?? (other ? usual?.after : usual?.before) ?? "";
   const after = route.query["after"] ?? (other ? (right ? defaults(right.stores)?.after : undefined) : usual?.after) ?? "";
   const set = (changes: Record<string, string>) => location.replace(changed(route, { before, after, example: "", ...changes }));
   const names = (stores: readonly Store[]): [string, string][] => stores.filter((store) => store.kind !== "set_aside").map((store) => [store.name, storeLabel(store)]);
@@ -51,7 +52,7 @@ export function Compare({ view, route }: { view: RunView; route: Route }) {
           <Select
             label="of the run"
             value={other || run}
-            onChange={(value) => set({ other: value === run ? "" : value, after: "" })}
+            onChange={(value) => set({ other: value === run ? "" : value, before: "", after: "" })}
             options={(runs.value?.runs ?? [view.run]).map((entry): [string, string] => [entry.key, `${entry.name || entry.run_id}${entry.key === run ? " (this one)" : ""}`])}
           />
         </form>

@@ -175,7 +175,7 @@ function Piece({ root, piece, forced, children }: { root: { current: HTMLElement
   }, []);
   const shown = near || forced;
   return (
-    <div ref={ref} style={{ height: shown ? "auto" : `${height}px` }}>
+    <div ref={ref} style={shown ? { display: "inline" } : { height: `${height}px` }}>
       {shown ? children() : null}
     </div>
   );

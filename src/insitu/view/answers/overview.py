@@ -24,6 +24,7 @@ from insitu.wire.views.runs import (
     GainView,
     RunSummary,
     RunView,
+    Spread,
     StepPoint,
     StoreView,
     ValidationPoint,
@@ -181,7 +182,9 @@ def _figures(db: sqlite3.Connection, store: str) -> _Rollouts:
 def _point(position: int, line: StepLine, store: str, rollouts: _Rollouts) -> StepPoint:
     metrics = {name: value for name, value in (line.get("training") or {}).items() if value is not None}
     account = line["account"]
-    seconds = _seconds(metrics, rollouts.seconds)
+    # While the index is read, a step has some of its rollouts, and figures from those would mislead.
+    whole = len(rollouts.lengths) >= line["num_trajectories"]
+    seconds = _seconds(metrics, rollouts.seconds) if whole else {}
     sampled = sum(rollouts.lengths)
     return StepPoint(
         position=position,
@@ -190,14 +193,14 @@ def _point(position: int, line: StepLine, store: str, rollouts: _Rollouts) -> St
         step=line.get("step"),
         store=store,
         at=unix_time(line.get("timestamp")),
-        reward=spread_of(rollouts.rewards),
+        reward=spread_of(rollouts.rewards) if whole else _reward_of(line),
         reward_selected=line.get("filtered_avg_reward"),
         fates={TRAINED: account["trained"], **account["dropped"]},
         endings=account["endings"],
         num_rollouts=_total(line),
         num_groups=line.get("num_groups", 0),
         num_truncated=line.get("num_truncated"),
-        lengths=spread_of(rollouts.lengths),
+        lengths=spread_of(rollouts.lengths) if whole else None,
         calls=_calls(account.get("calls")),
         entropy=metrics.get("entropy"),
         kl=metrics.get("kl/reference", metrics.get("kl/teacher")),
@@ -206,9 +209,19 @@ def _point(position: int, line: StepLine, store: str, rollouts: _Rollouts) -> St
         grad_norm=metrics.get("grad_norm"),
         learning_rate=metrics.get("learning_rate"),
         seconds=seconds,
-        tokens_per_second=sampled / rollouts.seconds if rollouts.seconds else None,
+        tokens_per_second=sampled / rollouts.seconds if whole and rollouts.seconds else None,
         metrics=metrics,
         verdict=verdict_view(line.get("verdict")),
+    )
+
+
+def _reward_of(line: StepLine) -> Spread | None:
+    """Return the rewards of a step as its own line has them, which knows no quantiles."""
+    mean, low, high = line["avg_reward"], line["min_reward"], line["max_reward"]
+    if mean is None or low is None or high is None:
+        return None
+    return Spread(
+        mean, line.get("reward_std") or 0.0, low, None, None, None, high, line.get("num_rewarded", 0)
     )
 
 

@@ -109,7 +109,7 @@ def view_routes(catalogue: Catalogue, streams: Streams, beside: BesideAgent | No
         return MessageResponse(group_page(opened(run), filters, sort, cursor, limit))
 
     @router.get("/runs/{run}/groups/{store}/{index}")
-    def one_group(run: str, store: str, index: int, limit: Siblings = 16) -> Response:  # pyright: ignore[reportUnusedFunction]
+    def one_group(run: str, store: str, index: int, limit: Siblings = _MOST_SIBLINGS) -> Response:  # pyright: ignore[reportUnusedFunction]
         return MessageResponse(group_view(opened(run), store, index, limit))
 
     if beside is not None:

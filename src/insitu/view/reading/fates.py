@@ -76,9 +76,28 @@ def judge(
     found = dict(zip((each.rollout_id for each in compared), _advantages(compared, settings), strict=True))
     stale = _stale(uploaded, settings, step_before)
     equal = basis_of(settings) == "trainer_function" and not any(any(each or ()) for each in found.values())
-    return [
+    judged = [
         _judged(each, dropped.get(each.rollout_id), found.get(each.rollout_id), settings, equal, stale)
         for each in group
+    ]
+    return judged if settings is None or settings.method != "dpo" else _paired(group, judged)
+
+
+def _paired(group: Sequence[Member], judged: Sequence[Judged]) -> list[Judged]:
+    """Return the fates under `dpo`: the best and the worst of those that could teach, of equals the first.
+
+    `insitu.training.selection` pairs them so; a test compares the two.
+    """
+    able = [place for place, each in enumerate(judged) if each.fate == "trained"]
+    rewards = {place: group[place].reward or 0.0 for place in able}
+    best, worst = (choose(able, key=rewards.__getitem__, default=-1) for choose in (max, min))
+    if best == worst or rewards[best] == rewards[worst]:
+        reasons = dict.fromkeys(able, ZERO_VARIANCE)
+    else:
+        reasons = dict.fromkeys(set(able) - {best, worst}, "not_in_pair")
+    return [
+        Judged("dropped", reasons[place], each.advantages) if place in reasons else each
+        for place, each in enumerate(judged)
     ]
 
 

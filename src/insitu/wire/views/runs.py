@@ -76,14 +76,14 @@ class RunListView(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Spread(Answer):
-    """A distribution, by its quantiles."""
+    """A distribution, by its quantiles; they are null where only its ends are known."""
 
     mean: float
     std: float
     min: float
-    p10: float
-    p50: float
-    p90: float
+    p10: float | None
+    p50: float | None
+    p90: float | None
     max: float
     count: Count
 
