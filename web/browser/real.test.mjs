@@ -196,6 +196,12 @@ describe("a run under way", () => {
     const end = lines.pop();
     writeFileSync(journal, `${lines.join("\n")}\n`);
     let live = await serve({ directory: join(folder, "output"), tokenizer: run.tokenizer });
+    const crashed = await visit(`#/runs/${key}`, "Reward", {}, live.address);
+    const chip = crashed.page.locator("header [role=status]");
+    assert.equal(await chip.innerText(), "stopped: no process works on it", "a run that crashed is not live");
+    assert.match(await chip.getAttribute("class"), /bad/);
+    await crashed.close();
+    writeFileSync(join(folder, "output", ".lock"), String(process.pid));
     const opened = await visit(`#/runs/${key}`, "Reward", {}, live.address);
     const state = (wanted) => opened.page.waitForFunction((text) => document.querySelector("header [role=status]").textContent.includes(text), wanted, { timeout: 40_000 });
     try {

@@ -54,7 +54,7 @@ function InRun({ run, route }: { run: string; route: Route }) {
     timer.current = window.setTimeout(() => setAgain((now) => now + 1), REFRESH_MS);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
-  const live = useLive(run, view?.cursor ?? null, kept === null && view !== null && view.run.state === "running", (event: RunEvent) => {
+  const live = useLive(run, view?.cursor ?? null, kept === null && view !== null && view.run.state !== "ended", (event: RunEvent) => {
     setRollouts(event.num_rollouts);
     if (event.kind !== "rollouts") refresh();
   });

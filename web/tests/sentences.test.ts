@@ -76,6 +76,8 @@ describe("requests", () => {
 describe("the verdict", () => {
   it("is not said twice", () => {
     expect(verdictSentence({ code: "not_learning", sentence: "not learning: mean reward 0.1" })).toBe("Mean reward 0.1");
+    expect(verdictSentence({ code: "too_early", sentence: "too early to tell after 4 steps" })).toBe("After 4 steps");
+    expect(verdictSentence({ code: "falling", sentence: "getting worse: mean reward 0.1" })).toBe("Mean reward 0.1");
     expect(verdictSentence({ code: "learning", sentence: "The reward rises." })).toBe("The reward rises.");
   });
 });
