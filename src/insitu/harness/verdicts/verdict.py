@@ -113,9 +113,8 @@ def _state(found: Measures, before: str | None) -> State:
     clear = math.sqrt(CLEAR**2 + 2 * math.log(max(1.0, number / _MANY_LOOKS)))
     overall, latest = _rise(found, found.overall), 0.0 if found.trend is None else found.trend.z
     rose = before in (State.LEARNING, State.LEVEL, State.OVERFITTING)
-    if _held_out_z(found) >= clear and overall > -STILL:
-        return State.LEARNING
-    rises = overall >= clear or latest >= clear + LATEST_CLEAR
+    undone = found.with_failures is not None and found.with_failures.z < STILL
+    rises = overall >= clear or (latest >= clear + LATEST_CLEAR and not undone)
     large = found.overall.slope * number >= LARGE_RISE * found.scale and _plain_rise(found) >= clear
     if large or rises or (rose and overall >= STILL):
         if found.held_out is not None and _stays_behind(found.held_out, found.overall):
@@ -123,6 +122,8 @@ def _state(found: Measures, before: str | None) -> State:
         return State.LEVEL if latest < STILL and _has_stopped(found) else State.LEARNING
     if overall <= -clear or latest <= -clear - LATEST_CLEAR or (before == State.FALLING and latest <= -STILL):
         return State.FALLING
+    if _held_out_z(found) >= clear and overall > -STILL:
+        return State.LEARNING  # before the rewards of training show it
     return _without_rise(found, found.overall)
 
 
