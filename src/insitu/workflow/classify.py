@@ -35,7 +35,7 @@ _STEP_LIMIT_ERRORS = frozenset(
         "PipelineMaxComponentRuns",  # Haystack
     }
 )
-_STEP_LIMIT_TEXT = re.compile(r"^Max iterations of \d+ reached")  # LlamaIndex has no class for it
+_STEP_LIMIT_TEXT = re.compile(r"\AMax iterations of \d+ reached")  # LlamaIndex has no class for it
 _MAX_CHAIN = 100
 
 
@@ -74,7 +74,7 @@ def _ending_of_one(error: BaseException) -> Ending | None:
         return Ending.CONTEXT_OVERFLOW
     if names & _CONNECTION_ERRORS:
         return Ending.INFRASTRUCTURE
-    if names & _STEP_LIMIT_ERRORS or _STEP_LIMIT_TEXT.match(message_of(error)):
+    if names & _STEP_LIMIT_ERRORS or _STEP_LIMIT_TEXT.search(message_of(error)):
         return Ending.STEP_LIMIT
     status = status_of(error)
     if status is None:

