@@ -50,6 +50,7 @@ def _side(lines: Sequence[Line]) -> dict[str, Any]:
         "success": success.mean,
         "standard_error": success.standard_error,
         "figures": figures(scored),
+        "num_examples": len(success.rewards),
         "num_rollouts": len(lines),
         "num_failed": len(lines) - len(scored),
     }
