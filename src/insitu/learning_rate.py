@@ -11,20 +11,20 @@ from __future__ import annotations
 import math
 import re
 
-_MEASURED_RATE, _MEASURED_PARAMETERS, _MEASURED_ROLLOUTS = 5e-4, 0.135e9, 64
+_MEASURED_RATE, _MEASURED_PARAMETERS, ROLLOUTS = 5e-4, 0.135e9, 64
 _EXPONENT = 0.55
-_ALPHA = 16
+ALPHA = 16
 FAR = 4.0
 """A rate beyond this multiple of the recommended one, or below its inverse, deserves a second look."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([mb])(?![a-z0-9])", re.IGNORECASE)
 
 
 def recommended_rate(
-    num_parameters: float, *, alpha: float = _ALPHA, rollouts_per_update: int = _MEASURED_ROLLOUTS
+    num_parameters: float, *, alpha: float = ALPHA, rollouts_per_update: int = ROLLOUTS
 ) -> float:
     """Return the learning rate to begin with, to one significant digit."""
     rate = _MEASURED_RATE * (_MEASURED_PARAMETERS / num_parameters) ** _EXPONENT
-    rate *= _ALPHA / alpha * math.sqrt(rollouts_per_update / _MEASURED_ROLLOUTS)
+    rate *= ALPHA / alpha * math.sqrt(rollouts_per_update / ROLLOUTS)
     return float(f"{rate:.0e}")
 
 

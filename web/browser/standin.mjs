@@ -81,6 +81,7 @@ function summary(hostile, rollouts) {
     method: hostile ? payload(11) : "grpo",
     state: "running",
     outcome: null,
+    failure: "",
     started_at: 1.7e9,
     updated_at: 1.7e9,
     num_epochs: 1,
@@ -98,6 +99,7 @@ function point(position, hostile) {
   const mean = 1 - Math.exp(-position / 600);
   return {
     position,
+    number: position + 1,
     epoch: 0,
     step_of_epoch: position,
     step: position + 1,
@@ -126,12 +128,12 @@ function point(position, hostile) {
 }
 
 function runView(hostile, rollouts, steps) {
-  const alarm = { rule: payload(15), active: true, first_position: 1, last_position: 2, sentence: payload(16), setting: payload(17), source: payload(18), conditions: payload(19), docs: payload(20) };
+  const alarm = { rule: payload(15), active: true, first_step: 1, last_step: 2, sentence: payload(16), setting: payload(17), source: payload(18) };
   return {
     run: summary(hostile, rollouts),
     points: Array.from({ length: steps }, (_, index) => point(index, hostile)),
     validations: [0, steps / 2, steps].map((position) => ({
-      epoch: 0, step: position, position, store: "validation-0000", at: 1.7e9, reward: 0.2 + position / steps / 2, low: 0.1, high: 0.9,
+      epoch: 0, step: position, store: "validation-0000", at: 1.7e9, reward: 0.2 + position / steps / 2, low: 0.1, high: 0.9,
       standard_error: 0.1, num_examples: 20, num_samples: 20, num_failed: 0, remeasured: false,
       gain: position ? { difference: 0.3, low: 0.1, high: 0.5, confidence: 0.95, num_examples: 20, num_unpaired: 0, verdict: "better", sentence: hostile ? payload(21) : "Better." } : null,
     })),
@@ -140,7 +142,7 @@ function runView(hostile, rollouts, steps) {
     reasons: hostile ? ["trained", payload(13)] : ["trained", "zero_variance", "truncated"],
     phases: hostile ? [payload(14), "rollouts"] : ["rollouts", "train", "publish"],
     stores: ["validation-0000", "epoch-0000", hostile ? payload(22) : "validation-0001"].map((name, index) => ({
-      name, kind: index === 1 ? "training" : "validation", epoch: 0, step_of_epoch: 0, position: 0, policy_step: 3, num_rollouts: 64, num_groups: 8,
+      name, label: name, kind: index === 1 ? "training" : "validation", epoch: 0, step_of_epoch: 0, position: 0, policy_step: 3, num_rollouts: 64, num_groups: 8,
     })),
     texts: { available: true, source: hostile ? payload(23) : "" },
     cursor: "1",

@@ -190,7 +190,7 @@ describe("keyboard alone", () => {
     await page.waitForSelector("text=Where the rollouts");
     await press("Tab", `document.activeElement.getAttribute("aria-roledescription") === "chart"`);
     await page.keyboard.press("ArrowRight");
-    await shows(page.locator(".readout").first(), /after step 0: training/);
+    await shows(page.locator(".readout").first(), /step 0: held out/);
     await press("Shift+Tab", `document.activeElement.textContent === "Rollouts"`);
     await page.keyboard.press("Enter");
     await page.waitForSelector(".vrow");

@@ -18,6 +18,7 @@ import { useLoaded, useRoute } from "./parts/hooks";
 import { Pending } from "./parts/Notice";
 import { href, type Route } from "./route";
 import { type Link, Shell } from "./Shell";
+import { stateText, stateTone } from "./words";
 import type { RunEvent, RunView } from "./wire";
 
 const REFRESH_MS = 1500;
@@ -25,6 +26,7 @@ const REFRESH_MS = 1500;
 export function App() {
   const route = useRoute();
   const [first, run] = route.parts;
+  const reported = kept?.run ?? null;
   return (
     <>
       <a
@@ -37,7 +39,7 @@ export function App() {
       >
         Skip to the page
       </a>
-      {onApi ? <Backend route={route} /> : first === "runs" && run !== undefined ? <InRun key={run} run={run} route={route} /> : <Frame route={route} view={null} title="Runs"><Runs /></Frame>}
+      {onApi ? <Backend route={route} /> : reported !== null && first === undefined ? <InRun key={reported} run={reported} route={{ parts: ["runs", reported], query: {} }} /> : first === "runs" && run !== undefined ? <InRun key={run} run={run} route={route} /> : <Frame route={route} view={null} title="Runs"><Runs /></Frame>}
     </>
   );
 }
@@ -116,20 +118,11 @@ const LIVE: Record<LiveState, [string, string]> = {
   waiting: ["connection lost, trying again …", "warn"],
 };
 
-/** What a run is that no process works on. */
-export function stateText(run: { state: string; outcome: string | null }): string {
-  return run.state === "stopped" ? "stopped: no process works on it" : (run.outcome ?? run.state);
-}
-
-export function stateTone(run: { state: string; outcome: string | null }): string {
-  return run.state === "stopped" || run.outcome === "failed" ? "bad" : "";
-}
-
 function Frame({ route, view, live = "off", title, children }: { route: Route; view: RunView | null; live?: LiveState; title: string; children: ComponentChildren }) {
   const run = view?.run.key ?? (route.parts[0] === "runs" ? route.parts[1] : undefined);
   const section = run === undefined ? "runs" : (route.parts[2] ?? "run");
   const [liveText, liveTone] = LIVE[live];
-  const links: Link[] = [["runs", "Runs", "#/"]];
+  const links: Link[] = kept === null ? [["runs", "Runs", "#/"]] : [];
   if (run !== undefined) {
     links.push(["run", "Run", href(["runs", run])]);
     for (const name of ["rollouts", "groups", "compare"]) links.push([name, name.slice(0, 1).toUpperCase() + name.slice(1), href(["runs", run, name])]);

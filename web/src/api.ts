@@ -28,6 +28,11 @@ export function address(parts: readonly (string | number)[], filters: Filters = 
   return `view/v1/${parts.map((part) => encodeURIComponent(String(part))).join("/")}${tail ? `?${tail}` : ""}`;
 }
 
+/** False in a report that does not hold the page of one thing. */
+export function reachable(parts: readonly (string | number)[]): boolean {
+  return kept === null || Object.hasOwn(kept.answers, address(parts));
+}
+
 async function get<T>(url: string, signal: AbortSignal): Promise<T> {
   if (kept !== null) {
     if (Object.hasOwn(kept.answers, url)) return kept.answers[url] as T;

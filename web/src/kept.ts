@@ -2,6 +2,8 @@
 
 interface Kept {
   answers: Readonly<Record<string, unknown>>;
+  /** The run that the report is of. */
+  run: string;
   /** How much of the run is in the file, and how to see the rest. */
   notice: string;
 }

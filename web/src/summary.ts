@@ -5,6 +5,8 @@ import type { RunView, StepPoint } from "./wire";
 import { fateLabel } from "./words";
 
 const RECENT = 5;
+/** Beside a larger share of sampling, training at the same time would gain next to nothing. */
+const WORTH_SAYING = 0.95;
 
 /** From the mean rewards of the steps that have one. */
 export function trainingSentence(means: readonly number[]): string {
@@ -61,7 +63,7 @@ export function phaseSentence(point: Pick<StepPoint, "seconds">): string {
   const rollouts = (point.seconds["rollouts"] ?? 0) / total;
   const meaning =
     longest[0] === "rollouts"
-      ? `sampling is the bottleneck${rollouts < 1 ? `; training beside it would gain at most ${figure(1 / rollouts, 2)} ×` : ""}`
+      ? `sampling is the bottleneck${rollouts < WORTH_SAYING ? `; training beside it would gain at most ${figure(1 / rollouts, 2)} ×` : ""}`
       : `${longest[0]} is the longest phase`;
   return `${seconds(total)} in all, ${percent(longest[1] / total)} of it ${longest[0]}: ${meaning}.`;
 }

@@ -20,6 +20,7 @@ export interface RunSummary {
   method: string;
   state: "running" | "ended" | "stopped";
   outcome: string | null;
+  failure: string;
   started_at: number | null;
   updated_at: number | null;
   num_epochs: number;
@@ -53,6 +54,8 @@ export interface Spread {
 
 export interface StepPoint {
   position: number;
+  /** The update that it made, or was to make. */
+  number: number;
   epoch: number;
   step_of_epoch: number;
   step: number | null;
@@ -92,7 +95,6 @@ export interface Gain {
 export interface ValidationPoint {
   epoch: number;
   step: number;
-  position: number;
   store: string | null;
   reward: number | null;
   low: number | null;
@@ -107,13 +109,11 @@ export interface ValidationPoint {
 export interface Alarm {
   rule: string;
   active: boolean;
-  first_position: number;
-  last_position: number;
+  first_step: number;
+  last_step: number;
   sentence: string;
   setting: string;
   source: string;
-  conditions: string;
-  docs: string;
 }
 
 export interface AlarmList {
@@ -123,6 +123,8 @@ export interface AlarmList {
 
 export interface Store {
   name: string;
+  /** The name as people say it. */
+  label: string;
   kind: "training" | "validation" | "remeasured" | "set_aside";
   epoch: number | null;
   step_of_epoch: number | null;
@@ -391,6 +393,7 @@ export interface GroupPage {
 export interface ComparedSide {
   run: string;
   store: string;
+  label: string;
   policy_step: number | null;
   reward: number | null;
   standard_error: number | null;

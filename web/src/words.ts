@@ -63,15 +63,9 @@ export function verdictTone(code: string, needsChange: boolean): string {
   return tone === "" && needsChange ? "warn" : tone;
 }
 
-/** A file of rollouts as people say it. */
-export function storeLabel(store: Pick<Store, "name"> & Partial<Store>): string {
-  const found = /^(epoch|validation|remeasured)-0*(\d+)(?:-step-0*(\d+))?(.*)$/.exec(store.name);
-  if (!found) return store.name;
-  const [, kind, number, step, rest = ""] = found;
-  const tail = rest ? ` (${words(rest.replace(/^-/, "").replaceAll("-", " "))})` : "";
-  if (kind === "epoch") return `epoch ${Number(number) + 1}${step === undefined ? "" : `, step ${Number(step) + 1}`}${tail}`;
-  if (kind === "validation") return `validation ${Number(number)}${tail}`;
-  return `step ${Number(number)} measured again${tail}`;
+/** A file of rollouts as people say it: `step 24`, `validation after step 20`. */
+export function storeLabel(stores: readonly Store[], name: string): string {
+  return stores.find((store) => store.name === name)?.label ?? name;
 }
 
 const BASES: Readonly<Record<string, string>> = {
@@ -86,3 +80,13 @@ export function basisSentence(basis: string): string {
 }
 
 export const NO_TRAINER = "The trainer's logprob of each token is not kept with this run, so sampler − trainer cannot be shown.";
+
+/** What a run is that no process works on. */
+export function stateText(run: { state: string; outcome: string | null }): string {
+  if (run.outcome !== null) return run.outcome;
+  return run.state === "stopped" ? "stopped: no process works on it" : run.state;
+}
+
+export function stateTone(run: { state: string; outcome: string | null }): string {
+  return run.state === "stopped" || run.outcome === "failed" ? "bad" : "";
+}

@@ -31,14 +31,8 @@ describe("the sentences under the pictures", () => {
 
 describe("words", () => {
   it("name files of rollouts", () => {
-    expect(["epoch-0000-step-0001", "epoch-0003", "validation-0005", "remeasured-000012", "epoch-0003-failed-1", "<b>"].map((name) => storeLabel({ name }))).toEqual([
-      "epoch 1, step 2",
-      "epoch 4",
-      "validation 5",
-      "step 12 measured again",
-      "epoch 4 (failed 1)",
-      "<b>",
-    ]);
+    const store = { name: "epoch-0000", label: "step 1", kind: "training" as const, epoch: 0, step_of_epoch: 0, position: 0, policy_step: 0, num_rollouts: 1, num_groups: 1 };
+    expect(["epoch-0000", "<b>"].map((name) => storeLabel([store], name))).toEqual(["step 1", "<b>"]);
   });
   it("have a colour for a reason that nobody has heard of", () => {
     expect(share("brand_new")).toEqual({ key: "brand_new", label: "brand new", fill: "f-other" });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
@@ -11,6 +12,7 @@ from insitu.config.short_form import ADAPTER, BUILDER, LLM, REWARD, TRAINER
 from insitu.config.values.problems import Problem
 from insitu.config.values.tree import section
 from insitu.json_values import JsonObject, JsonValue, as_object
+from insitu.learning_rate import ALPHA, ROLLOUTS, parameters_in_name, recommended_rate
 from insitu.system.keys import key_of
 from insitu.wire.values import plain_name
 
@@ -70,6 +72,33 @@ def fill_names(expanded: Expanded, path: Path | None, environment: Mapping[str, 
     backend.setdefault("name", _run_name(finetuning.get("output_dir"), path))
     backend.setdefault("api_key", key_of(environment))
     finetuning.setdefault("output_dir", f"output/{backend['name']}")
+
+
+def fill_rate(expanded: Expanded) -> None:
+    """Choose the learning rate, in place, if the file leaves it out and the model's name says its size."""
+    finetuning = section(expanded.source.get("finetuning"))
+    entry = section(
+        section(expanded.source.get("trainer_adapters")).get(str(finetuning.get("trainer_adapter")))
+    )
+    training = as_object(entry.get("training") if entry.get("training") is not None else {})
+    if entry.get("_type") != NATIVE or training is None or not is_true(finetuning.get("enabled")):
+        return
+    size = parameters_in_name(str(section(entry.get("backend")).get("base_model", "")))
+    if size is None or "learning_rate" in training or training.get("method", "grpo") != "grpo":
+        return
+    builder = section(expanded.source.get("trajectory_builders")).get(
+        str(finetuning.get("trajectory_builder"))
+    )
+    counts = section(builder).get("num_generations"), finetuning.get("groups_per_step")
+    rollouts = math.prod(each for each in counts if isinstance(each, int)) if None not in counts else None
+    alpha = section(entry.get("lora")).get("alpha")
+    entry["training"] = training | {
+        "learning_rate": recommended_rate(
+            size,
+            alpha=alpha if isinstance(alpha, int | float) and alpha > 0 else ALPHA,
+            rollouts_per_update=rollouts or ROLLOUTS,
+        )
+    }
 
 
 def _make_native(entries: JsonObject) -> None:

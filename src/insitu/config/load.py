@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from insitu import plugins
 from insitu.config.config import Config
-from insitu.config.defaults import fill_components, fill_names
+from insitu.config.defaults import fill_components, fill_names, fill_rate
 from insitu.config.expand import Expanded, expand, long_overrides
 from insitu.config.short_form import ShortForm, as_short
 from insitu.config.values.document import read_document
@@ -117,6 +117,7 @@ def _loaded(expanded: Expanded, path: Path | None, where: str) -> LoadedConfig:
 def _validate(expanded: Expanded, path: Path | None, where: str) -> Config:
     fill_components(expanded)  # again: an override may have enabled finetuning
     fill_names(expanded, path, os.environ)
+    fill_rate(expanded)
     config, problems = check(expanded.source, expanded.texts)
     if any(problem.location == ("reward",) for problem in expanded.problems):
         problems = [problem for problem in problems if problem.location != ("finetuning", "reward_function")]

@@ -31,7 +31,7 @@ LINE = cast(
 
 def point(rewards: list[float]) -> Any:
     rollouts = overview._Rollouts(rewards, [10] * len(rewards), 3.0)  # pyright: ignore[reportPrivateUsage]
-    return overview._point(0, LINE, "epoch-0000", rollouts)  # pyright: ignore[reportPrivateUsage]
+    return overview._point(0, 1, LINE, "epoch-0000", rollouts)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_step_that_is_read_has_the_figures_of_its_rollouts() -> None:

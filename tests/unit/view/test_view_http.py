@@ -101,7 +101,12 @@ def test_the_overview_adds_up(client, run, run_copy):
         assert each.high is not None
         assert each.low <= each.reward <= each.high
         assert each.store is not None
-    assert [each.position for each in view.validations][:2] == [0.0, 6.0]
+    assert [each.step for each in view.validations][:2] == [0, 6]
+    assert [point.number for point in view.points] == [line["step"] for line in lines]
+    labels = {store.name: store.label for store in view.stores}
+    assert labels["epoch-0000-step-0001"] == "step 2"
+    assert labels["validation-0000"] == "validation before training"
+    assert labels["validation-0003"] == "validation after step 6"
 
 
 BAD = [

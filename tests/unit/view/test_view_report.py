@@ -44,12 +44,19 @@ def test_the_answers_are_those_of_the_server(viewed: ViewedRun) -> None:
         for sibling in group["tree"]["siblings"]:
             rollout = answers[f"{prefix}/rollouts/{sibling['rollout_id']}"]
             assert rollout == orjson.loads(encode(rollout_view(viewed, sibling["rollout_id"])))
+    [shown] = [each for address, each in answers.items() if "/compare?" in address]
+    compared = [
+        example[side] for example in shown["examples"] for side in ("rollout_before", "rollout_after")
+    ]
+    assert len(compared) == 2 * shown["total"]
+    for rollout_id in compared:
+        assert answers[f"{prefix}/rollouts/{rollout_id}"]["row"]["rollout_id"] == rollout_id
     rows = answers[f"{prefix}/rollouts?limit=100"]["rollouts"]
     assert [each["rollout_id"] for each in rows] == [
         sibling["rollout_id"]
         for row in listed
         for sibling in answers[f"{prefix}/groups/{row['store']}/{row['index']}"]["tree"]["siblings"]
-    ]
+    ] + compared
     stores = [each["name"] for each in answers[prefix]["stores"] if each["kind"] == "validation"]
     assert f"{prefix}/compare?before={stores[0]}&after={stores[-1]}&limit=100" in answers
     assert {f"{prefix}/config", f"{prefix}/alarms", "view/v1/runs"} <= answers.keys()

@@ -4,6 +4,7 @@ import { api } from "../api";
 import { placesOf, tokensOfCall } from "../calls";
 import { AdvantageBar, Interval } from "../charts/AdvantageBar";
 import { count, figure, oneLine, percent, plural, signed } from "../format";
+import { kept } from "../kept";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
 import { usePages } from "../parts/pages";
@@ -12,7 +13,6 @@ import { VirtualTable } from "../parts/VirtualTable";
 import { changed, href, type Route } from "../route";
 import { firstDifference } from "../tree";
 import type { ComparedExample, ComparedSide, CompareView, RolloutView, RunView, Store } from "../wire";
-import { storeLabel } from "../words";
 import { Select } from "./Rollouts";
 
 const SHARED_SHOWN = 16;
@@ -39,14 +39,14 @@ export function Compare({ view, route }: { view: RunView; route: Route }) {
   const before = route.query["before"] ?? (other ? usual?.after : usual?.before) ?? "";
   const after = route.query["after"] ?? (other ? (right ? defaults(right.stores)?.after : undefined) : usual?.after) ?? "";
   const set = (changes: Record<string, string>) => location.replace(changed(route, { before, after, example: "", ...changes }));
-  const names = (stores: readonly Store[]): [string, string][] => stores.filter((store) => store.kind !== "set_aside").map((store) => [store.name, storeLabel(store)]);
+  const names = (stores: readonly Store[]): [string, string][] => stores.filter((store) => store.kind !== "set_aside").map((store) => [store.name, store.label]);
   return (
     <>
       <h1>
         <b>Compare</b> on the same examples
       </h1>
       <section>
-        <form class="filters" aria-label="What to compare" onSubmit={(event) => event.preventDefault()}>
+        <form class="filters" aria-label="What to compare" hidden={kept !== null} onSubmit={(event) => event.preventDefault()}>
           <Select label="before" value={before} onChange={(value) => set({ before: value })} options={names(view.stores)} />
           <Select label="after" value={after} onChange={(value) => set({ after: value })} options={right ? names(right.stores) : []} />
           <Select
@@ -112,7 +112,7 @@ function Sides({ view, route, before, after, other }: { view: RunView; route: Ro
           </>
         )}
       </section>
-      {chosen && <Pair view={view} other={other || run} example={chosen} before={before} after={after} />}
+      {chosen && <Pair view={view} other={other || run} example={chosen} titles={[page.before.label, page.after.label]} />}
       {pages.rows.length > 0 && (
         <>
           <VirtualTable<ComparedExample>
@@ -120,7 +120,7 @@ function Sides({ view, route, before, after, other }: { view: RunView; route: Ro
             label="Examples"
             kind="compared"
             rows={pages.rows}
-            total={page.total}
+            total={kept === null ? page.total : pages.rows.length}
             hasMore={pages.next !== null}
             onMore={pages.more}
             idOf={(row) => row.example_id}
@@ -140,7 +140,7 @@ function Sides({ view, route, before, after, other }: { view: RunView; route: Ro
               },
             ]}
           />
-          <p class="say">{plural(page.total, "example")}, the largest change first. Choose one to see both answers side by side.</p>
+          <p class="say">{plural(page.total, "example")}, the largest change first{pages.rows.length < page.total && kept !== null ? `; ${count(pages.rows.length)} of them are in this report` : ""}. Choose one to see both answers side by side.</p>
         </>
       )}
     </>
@@ -151,8 +151,7 @@ function Side({ title, side }: { title: string; side: ComparedSide }) {
   return (
     <div>
       <dt>
-        {title}: {storeLabel({ name: side.store })}
-        {side.policy_step !== null && `, weights of step ${side.policy_step}`}
+        {title}: {side.label}
       </dt>
       <dd>
         {figure(side.reward)}
@@ -162,7 +161,7 @@ function Side({ title, side }: { title: string; side: ComparedSide }) {
   );
 }
 
-function Pair({ view, other, example, before, after }: { view: RunView; other: string; example: ComparedExample; before: string; after: string }) {
+function Pair({ view, other, example, titles }: { view: RunView; other: string; example: ComparedExample; titles: [string, string] }) {
   const run = view.run.key;
   const { rollout_before: left, rollout_after: right } = example;
   const loaded = useLoaded(JSON.stringify([run, other, left, right]), (signal) =>
@@ -178,7 +177,7 @@ function Pair({ view, other, example, before, after }: { view: RunView; other: s
         other={other}
         left={one}
         right={two}
-        titles={[storeLabel({ name: before }), storeLabel({ name: after })]}
+        titles={titles}
       />
     </section>
   );

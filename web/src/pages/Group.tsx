@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { api } from "../api";
+import { api, reachable } from "../api";
 import { AdvantageBar } from "../charts/AdvantageBar";
 import { Curve } from "../charts/Curve";
 import type { ColourBy, Scales } from "../colour";
@@ -11,10 +11,11 @@ import { Message, Value } from "../parts/Message";
 import { Pending } from "../parts/Notice";
 import { Resample, type Chosen } from "../parts/Resample";
 import { Rescore } from "../parts/Rescore";
+import { To } from "../parts/To";
 import { describe, scalesOf, TokenSpan } from "../parts/TokenFlow";
 import { href, type Route } from "../route";
 import { drawn, endingAt, forksOf, grown, type Grown, placeOf, policyPlaces, shortened, siblingsThrough, tokensOf, type TreeToken } from "../tree";
-import type { GroupView, ResampledFork, RunView, TreeBranch, TreeNode, TreeView } from "../wire";
+import type { GroupAtStep, GroupView, ResampledFork, RunView, TreeBranch, TreeNode, TreeView } from "../wire";
 import { basisSentence, fateLabel, storeLabel, words } from "../words";
 
 export function Group({ view, route, store, index }: { view: RunView; route: Route; store: string; index: string }) {
@@ -23,28 +24,31 @@ export function Group({ view, route, store, index }: { view: RunView; route: Rou
   const group = loaded.value;
   if (group === null || loaded.state === "failed") return <Pending loaded={loaded} of="The group" />;
   const by = colourOf(route.query["colour"]);
+  const times = group.steps.filter((step) => reachable(["runs", run, "groups", step.store, step.index]));
   const at = Math.max(
     0,
-    group.steps.findIndex((step) => step.store === store && String(step.index) === index),
+    times.findIndex((step) => step.store === store && String(step.index) === index),
   );
   const setColour = (colour: ColourBy) => location.replace(href(route.parts, { ...route.query, colour: colour === "advantage" ? "" : colour }));
   const setStep = (place: number) => {
-    const step = group.steps[place];
+    const step = times[place];
     if (step) location.replace(href(["runs", run, "groups", step.store, step.index], route.query));
   };
-  return <Shown view={view} group={group} by={by} at={at} setColour={setColour} setStep={setStep} />;
+  return <Shown view={view} group={group} times={times} by={by} at={at} setColour={setColour} setStep={setStep} />;
 }
 
 interface ShownProps {
   view: RunView;
   group: GroupView;
+  /** The example in those steps whose groups can be shown. */
+  times: readonly GroupAtStep[];
   by: ColourBy;
   at: number;
   setColour: (colour: ColourBy) => void;
   setStep: (place: number) => void;
 }
 
-function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
+function Shown({ view, group, times, by, at, setColour, setStep }: ShownProps) {
   const run = view.run.key;
   const [forks, setForks] = useState<ReadonlyMap<number, ResampledFork>>(new Map());
   const [chosen, setChosen] = useState<Chosen | null>(null);
@@ -54,7 +58,7 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
   }, [group]);
   const { tree } = group;
   const prepared = useMemo(() => prepare(grown(tree, forks)), [tree, forks]);
-  const step = group.steps[at];
+  const step = times[at];
   const choose = (node: TreeNode) => {
     const place = placeOf(node, tree);
     if (place) setChosen({ node: node.id, place, after: place.depth - tree.num_prompt_tokens });
@@ -62,27 +66,32 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
   return (
     <>
       <h1>
-        <a href={href(["runs", run, "groups"], { store: group.store })}>{storeLabel({ name: group.store })}</a> › example <b>{oneLine(group.example_id, 80)}</b>
+        <To parts={["runs", run, "groups"]} filters={{ store: group.store }}>
+          {storeLabel(view.stores, group.store)}
+        </To>{" "}
+        › example <b>{oneLine(group.example_id, 80)}</b>
       </h1>
       <section class="row">
-        {group.steps.length > 1 ? (
+        {times.length > 1 ? (
           <label class="row small soft slide">
             Step
             <input
               type="range"
               min={0}
-              max={group.steps.length - 1}
+              max={times.length - 1}
               value={at}
-              aria-valuetext={`${storeLabel({ name: group.store })}, mean reward ${figure(step?.reward)}`}
+              aria-valuetext={`${storeLabel(view.stores, group.store)}, mean reward ${figure(step?.reward)}`}
               onInput={(event) => setStep(Number(event.currentTarget.value))}
             />
             <span>
-              {at + 1} of {group.steps.length}
-              {step?.policy_step != null && `, weights of step ${step.policy_step}`}
+              {storeLabel(view.stores, group.store)}, time {at + 1} of {times.length}
+              {step?.policy_step != null && `, sampled by the weights of step ${step.policy_step}`}
             </span>
           </label>
         ) : (
-          <span class="small soft">This example was rolled out once.</span>
+          <span class="small soft">
+            {group.steps.length > 1 ? `This report holds one of the ${group.steps.length} times that this example was rolled out.` : "This example was rolled out once."}
+          </span>
         )}
         <span class="grow" />
         <ColourChoice value={by} trainer={prepared.trainer} onChange={setColour} />
@@ -95,7 +104,7 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
         <ColourKey by={by} scales={prepared.scales} trainer={prepared.trainer} tree />
         <p class="say">{basisSentence(tree.basis)}</p>
         {tree.without_tokens.length > 0 && <p class="say">{plural(tree.without_tokens.length, "sibling")} without tokens, so without a branch: see the table below.</p>}
-        {group.num_left_out > 0 && <p class="say">{plural(group.num_left_out, "further sibling")} not drawn.</p>}
+        {group.num_left_out > 0 && <p class="say">{plural(group.num_left_out, "further sibling")} of this group {group.num_left_out === 1 ? "is" : "are"} neither drawn nor in the table.</p>}
         {!view.texts.available && <p class="say">Tokens are shown by their ids: {view.texts.source}</p>}
         {view.resampling && view.rescoring && (
           <Resample
@@ -121,7 +130,7 @@ function Shown({ view, group, by, at, setColour, setStep }: ShownProps) {
           <Curve
             label="Reward of this example"
             name="mean reward"
-            unit="time"
+            unit="the example's time"
             height={140}
             points={group.steps.map((entry, place) => ({ x: place + 1, value: entry.reward, low: entry.reward_min, high: entry.reward_max }))}
             marks={[]}

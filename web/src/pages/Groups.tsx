@@ -1,5 +1,6 @@
 import { api } from "../api";
 import { figure, oneLine, plural } from "../format";
+import { kept } from "../kept";
 import { Pending } from "../parts/Notice";
 import { usePages } from "../parts/pages";
 import { VirtualTable } from "../parts/VirtualTable";
@@ -26,13 +27,13 @@ export function Groups({ view, route }: { view: RunView; route: Route }) {
         <b>Groups</b> of {view.run.name || view.run.run_id}
       </h1>
       <section>
-        <form class="filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+        <form class="filters" role="search" aria-label="Filters" hidden={kept !== null} onSubmit={(event) => event.preventDefault()}>
           <TextFilter value={filters.text} onChange={(text) => set({ text })} />
           <Select
             label="step or validation"
             value={filters.store}
             onChange={(store) => set({ store })}
-            options={[["", "all"], ...view.stores.map((store): [string, string] => [store.name, storeLabel(store)])]}
+            options={[["", "all"], ...view.stores.map((store): [string, string] => [store.name, store.label])]}
           />
           <Select
             label="order"
@@ -46,7 +47,7 @@ export function Groups({ view, route }: { view: RunView; route: Route }) {
           />
         </form>
         <p class="say" role="status">
-          {pages.first === null ? "Loading …" : `${plural(total, "group")}. A group is one example's rollouts of one step; one whose rollouts all earn the same teaches nothing.`}
+          {pages.first === null ? "Loading …" : `${plural(total, "group")}${kept !== null ? " in this report" : ""}. A group is one example's rollouts of one step; one whose rollouts all earn the same teaches nothing.`}
         </p>
       </section>
       {pages.error && <Pending loaded={{ state: "failed", error: pages.error, value: null }} of="The groups" />}
@@ -64,7 +65,7 @@ export function Groups({ view, route }: { view: RunView; route: Route }) {
           columns={[
             { name: "question", cell: "c-question", show: (row) => oneLine(row.question) || row.example_id },
             { name: "reward", cell: "right num", show: (row) => <b>{figure(row.reward)}</b> },
-            { name: "from", cell: "c-soft", show: (row) => storeLabel({ name: row.store }) },
+            { name: "from", cell: "c-soft", show: (row) => storeLabel(view.stores, row.store) },
             { name: "lowest to highest", cell: "c-soft num", show: (row) => (row.reward_min === null ? "no reward" : `${figure(row.reward_min)} to ${figure(row.reward_max)}`) },
             { name: "trained", cell: "c-soft num", show: (row) => `${row.num_trained} of ${row.num_rollouts} trained` },
           ]}

@@ -1,13 +1,15 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { api } from "../api";
+import { api, reachable } from "../api";
 import { AdvantageBar } from "../charts/AdvantageBar";
 import { placesOf, tokensOfCall } from "../calls";
+import { fullScale } from "../colour";
 import { count, figure, oneLine, plural, seconds, sentence, signed } from "../format";
 import { ColourChoice, ColourKey, colourOf, hasTrainer } from "../parts/Colours";
 import { useLoaded } from "../parts/hooks";
 import { LongText, Message, Value } from "../parts/Message";
 import { Pending } from "../parts/Notice";
+import { To } from "../parts/To";
 import { scalesOf, type Token, TokenFlow } from "../parts/TokenFlow";
 import { changed, href, type Route } from "../route";
 import type { CallView, RolloutView, RunView } from "../wire";
@@ -24,7 +26,13 @@ export function Rollout({ view, route, id }: { view: RunView; route: Route; id: 
   return (
     <>
       <h1>
-        <a href={href(["runs", run, "rollouts"], { store: row.store })}>{storeLabel({ name: row.store })}</a> › <a href={href(["runs", run, "groups", row.store, row.index])}>example {oneLine(row.example_id, 60)}</a>{" "}
+        <To parts={["runs", run, "rollouts"]} filters={{ store: row.store }}>
+          {storeLabel(view.stores, row.store)}
+        </To>{" "}
+        ›{" "}
+        <To parts={["runs", run, "groups", row.store, row.index]}>
+          example {oneLine(row.example_id, 60)}
+        </To>{" "}
         › <b>rollout {row.generation}</b>
       </h1>
       <Outcome run={run} rollout={rollout} />
@@ -78,8 +86,8 @@ function Outcome({ run, rollout }: { run: string; rollout: RolloutView }) {
           <dd>{seconds(row.seconds)}</dd>
         </div>
         <div>
-          <dt>weights</dt>
-          <dd>{row.policy_steps.length ? `step ${row.policy_steps.join(", ")}` : "–"}</dd>
+          <dt>sampled by</dt>
+          <dd>{row.policy_steps.length ? `weights of step ${row.policy_steps.join(", ")}` : "–"}</dd>
         </div>
       </dl>
       {parts.length > 0 && (
@@ -108,7 +116,7 @@ function Outcome({ run, rollout }: { run: string; rollout: RolloutView }) {
       {siblings.length > 1 && (
         <nav class="siblings" aria-label="Siblings">
           <span class="small soft">Siblings</span>
-          {siblings.map((sibling) => (
+          {siblings.filter((sibling) => reachable(["runs", run, "rollouts", sibling.rollout_id])).map((sibling) => (
             <a
               key={sibling.rollout_id}
               class={`chip ${sibling.rollout_id === row.rollout_id ? "ok" : ""}`}
@@ -118,9 +126,11 @@ function Outcome({ run, rollout }: { run: string; rollout: RolloutView }) {
               #{sibling.generation}: {sibling.reward === null ? words(sibling.ending) : figure(sibling.reward)}
             </a>
           ))}
-          <a class="small" href={href(["runs", run, "groups", row.store, row.index])}>
-            as a tree
-          </a>
+          {reachable(["runs", run, "groups", row.store, row.index]) && (
+            <a class="small" href={href(["runs", run, "groups", row.store, row.index])}>
+              as a tree
+            </a>
+          )}
         </nav>
       )}
     </section>
@@ -243,7 +253,11 @@ function Tokens({ view, rollout, route }: { view: RunView; rollout: RolloutView;
     return rollout.calls.map((call) => tokensOfCall(call, places));
   }, [rollout]);
   const all = useMemo(() => perCall.flat(), [perCall]);
-  const scales = useMemo(() => scalesOf(all), [all]);
+  // The whole group's scale, so that a small advantage looks small beside its siblings'.
+  const scales = useMemo(() => {
+    const own = scalesOf(all);
+    return { ...own, advantage: fullScale([...rollout.siblings.map((sibling) => sibling.advantage), ...all.map((token) => token.advantage)]) };
+  }, [all]);
   const trainer = hasTrainer(all);
   const shown: Token[] = only > 0 ? (perCall[only - 1] ?? []) : all;
   const set = (changes: Record<string, string>) => location.replace(changed(route, changes));

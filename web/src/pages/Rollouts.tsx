@@ -2,6 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { api } from "../api";
 import { count, figure, oneLine, plural } from "../format";
+import { kept } from "../kept";
 import { Pending } from "../parts/Notice";
 import { usePages } from "../parts/pages";
 import { VirtualTable } from "../parts/VirtualTable";
@@ -47,14 +48,14 @@ export function Rollouts({ view, route, numRollouts }: { view: RunView; route: R
         <b>Rollouts</b> of {view.run.name || view.run.run_id}
       </h1>
       <section>
-        <form class="filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+        <form class="filters" role="search" aria-label="Filters" hidden={kept !== null} onSubmit={(event) => event.preventDefault()}>
           <TextFilter value={filters["text"] ?? ""} onChange={(text) => set({ text })} />
           <Select label="kind" value={filters["kind"] ?? ""} onChange={(kind) => set({ kind })} options={KINDS} />
           <Select
             label="step or validation"
             value={filters["store"] ?? ""}
             onChange={(store) => set({ store })}
-            options={[["", "all"], ...view.stores.map((store): [string, string] => [store.name, storeLabel(store)])]}
+            options={[["", "all"], ...view.stores.map((store): [string, string] => [store.name, store.label])]}
           />
           <Select
             label="ending"
@@ -86,7 +87,9 @@ export function Rollouts({ view, route, numRollouts }: { view: RunView; route: R
         <p class="say" role="status">
           {page === null
             ? "Loading …"
-            : `${plural(total, "rollout")}${narrowed ? ` of ${count(numRollouts)} match the filters` : ""}. The address holds the filters: send it to somebody and they see the same.`}
+            : kept !== null
+              ? `${plural(total, "rollout")} of ${count(numRollouts)} ${total === 1 ? "is" : "are"} in this report.`
+              : `${plural(total, "rollout")}${narrowed ? ` of ${count(numRollouts)} match the filters` : ""}. The address of this page holds the filters.`}
         </p>
       </section>
       {pages.error && <Pending loaded={{ state: "failed", error: pages.error, value: null }} of="The rollouts" />}
@@ -112,7 +115,7 @@ export function Rollouts({ view, route, numRollouts }: { view: RunView; route: R
             { name: "answer", cell: "c-answer c-wide", show: (row) => oneLine(row.answer || row.failure) || <span class="soft">none</span> },
             { name: "ending", cell: "c-soft", show: (row) => <Outcome row={row} /> },
             { name: "tokens", cell: "c-soft right num", show: (row) => count(row.num_output_tokens) },
-            { name: "from", cell: "c-step hide-narrow", show: (row) => `${storeLabel({ name: row.store })} #${row.generation}` },
+            { name: "from", cell: "c-step hide-narrow", show: (row) => `${storeLabel(view.stores, row.store)} #${row.generation}` },
           ]}
         />
       )}
@@ -137,11 +140,11 @@ export function TextFilter({ value, onChange }: { value: string; onChange: (valu
   useEffect(() => () => clearTimeout(timer.current), []);
   return (
     <label class="wide">
-      text
+      question, answer or failure
       <input
         type="search"
         value={text}
-        placeholder="question, answer, failure"
+        placeholder="has these words"
         onInput={(event) => {
           const next = event.currentTarget.value;
           setText(next);

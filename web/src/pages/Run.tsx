@@ -5,13 +5,14 @@ import { Curve } from "../charts/Curve";
 import { Spark } from "../charts/Spark";
 import { Legend, Stack } from "../charts/Stack";
 import { StepLane } from "../charts/StepLane";
-import { count, plural, seconds } from "../format";
+import { ago, count, plural, seconds, sentence } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
+import { To } from "../parts/To";
 import { href } from "../route";
 import { fatesSentence, phaseSentence, rewardSentence, totalSeconds } from "../summary";
 import type { Alarm, RunView, StepPoint } from "../wire";
-import { share, storeLabel, verdictSentence, verdictTitle, verdictTone, words } from "../words";
+import { share, verdictSentence, verdictTitle, verdictTone, words } from "../words";
 
 export function Run({ view, numRollouts }: { view: RunView; numRollouts: number }) {
   const { points } = view;
@@ -36,7 +37,7 @@ export function Run({ view, numRollouts }: { view: RunView; numRollouts: number 
 function VerdictCard({ view }: { view: RunView }) {
   const { verdict } = view.run;
   const tone = verdict ? verdictTone(verdict.code, verdict.needs_change) : "idle";
-  const told = (alarm: Alarm) => verdict?.sentence.includes(alarm.sentence) ?? false;
+  const told = (alarm: Alarm) => verdict?.sentence.toLowerCase().includes(alarm.sentence.toLowerCase()) ?? false;
   return (
     <section class={`verdict ${tone}`} aria-label="Verdict">
       <p>
@@ -47,16 +48,18 @@ function VerdictCard({ view }: { view: RunView }) {
           {view.alarms.map((alarm) => (
             <li key={alarm.rule}>
               <p>
-                <span class="chip warn">{words(alarm.rule)}</span> {!told(alarm) && alarm.sentence}{" "}
-                <span class="soft small">
-                  since step {alarm.first_position + 1}
-                  {alarm.conditions && ` (rule: ${alarm.conditions})`}
-                </span>
+                <span class="chip warn">{words(alarm.rule)}</span> {!told(alarm) && alarm.sentence} <span class="soft small">since step {alarm.first_step}</span>
               </p>
               {alarm.setting && <p class="fix">Try: {alarm.setting}</p>}
             </li>
           ))}
         </ul>
+      )}
+      {view.run.state === "stopped" && (
+        <p class="say bad">
+          {view.run.failure ? `The run failed: ${sentence(view.run.failure)}` : "No process works on this run."}
+          {view.run.updated_at !== null && ` Its files last changed ${ago(view.run.updated_at, Date.now() / 1000)}.`} <code>insitu finetune</code> with the same configuration continues it.
+        </p>
       )}
       {view.run.problems.map((problem, index) => (
         <p key={index} class="say bad">
@@ -69,7 +72,7 @@ function VerdictCard({ view }: { view: RunView }) {
 
 function Pictures({ view }: { view: RunView }) {
   const { points } = view;
-  const xs = points.map((point) => point.position + 1);
+  const xs = points.map((point) => point.number);
   const shares = view.reasons.map(share);
   const series = (pick: (point: StepPoint) => number | null) => points.map(pick);
   return (
@@ -79,19 +82,19 @@ function Pictures({ view }: { view: RunView }) {
           <h2>Reward</h2>
           <Curve
             label={`Reward over ${plural(points.length, "step")}`}
-            unit="after step"
+            unit="step"
             points={points.map((point) => ({
-              x: point.position,
+              x: point.number,
               value: point.reward?.mean ?? null,
               low: point.reward ? Math.max(point.reward.min, point.reward.mean - point.reward.std) : null,
               high: point.reward ? Math.min(point.reward.max, point.reward.mean + point.reward.std) : null,
             }))}
-            marks={view.validations.filter((point) => !point.remeasured).map((point) => ({ x: point.position, value: point.reward, low: point.low, high: point.high }))}
+            marks={view.validations.filter((point) => !point.remeasured).map((point) => ({ x: point.step, value: point.reward, low: point.low, high: point.high }))}
           />
           <p class="legend">
             <span>
               <i class="key thin f-line" />
-              training, ± one standard deviation over rollouts
+              training, all rollouts of the step, ± one standard deviation
             </span>
             {view.validations.length > 0 && (
               <span>
@@ -104,7 +107,7 @@ function Pictures({ view }: { view: RunView }) {
         </section>
         <section>
           <h2>Where the rollouts of each step went</h2>
-          <Stack label={`Where rollouts went, ${plural(points.length, "step")}`} unit="step" shares={shares} bars={points.map((point) => ({ x: point.position + 1, values: point.fates }))} />
+          <Stack label={`Where rollouts went, ${plural(points.length, "step")}`} unit="step" shares={shares} bars={points.map((point) => ({ x: point.number, values: point.fates }))} />
           <Legend shares={shares} />
           <p class="say">{fatesSentence(view)}</p>
         </section>
@@ -127,7 +130,7 @@ function Pictures({ view }: { view: RunView }) {
 function Phases({ view }: { view: RunView }) {
   return (
     <StepLane
-      steps={view.points.map((point) => ({ number: point.position + 1, seconds: point.seconds }))}
+      steps={view.points.map((point) => ({ number: point.number, seconds: point.seconds }))}
       phases={view.phases}
       say={(index) => {
         const point = view.points[index] as StepPoint;
@@ -135,8 +138,15 @@ function Phases({ view }: { view: RunView }) {
           <>
             <p class="say">{phaseSentence(point)}</p>
             <p class="say">
-              {storeLabel({ name: point.store })}: <a href={href(["runs", view.run.key, "rollouts"], { store: point.store })}>its {plural(point.num_rollouts, "rollout")}</a>,{" "}
-              <a href={href(["runs", view.run.key, "groups"], { store: point.store, sort: "spread" })}>its {plural(point.num_groups, "group")}</a>.
+              It had{" "}
+              <To parts={["runs", view.run.key, "rollouts"]} filters={{ store: point.store }}>
+                {plural(point.num_rollouts, "rollout")}
+              </To>{" "}
+              in{" "}
+              <To parts={["runs", view.run.key, "groups"]} filters={{ store: point.store, sort: "spread" }}>
+                {plural(point.num_groups, "group")}
+              </To>
+              .
             </p>
           </>
         );
@@ -152,7 +162,7 @@ function Past({ view, numRollouts }: { view: RunView; numRollouts: number }) {
   return (
     <section>
       <p class="small soft">
-        {view.run.run_id} · {view.run.method} on {view.run.base_model || "an unknown base model"} · {plural(numRollouts, "rollout")} in {plural(view.run.num_steps, "step")}
+        {view.run.run_id} · {view.run.method} on {view.run.base_model || "an unknown base model"} · {plural(view.run.num_steps, "step")} · {plural(numRollouts, "rollout")}, validations included
         {view.best_step !== null && ` · best weights: step ${view.best_step}`} · <span class="mono">{view.run.path}</span>
       </p>
       <details onToggle={(event) => setAlarms(event.currentTarget.open)}>
@@ -186,13 +196,13 @@ function AllAlarms({ run }: { run: string }) {
           </thead>
           <tbody>
             {alarms.map((alarm) => (
-              <tr key={`${alarm.rule} ${alarm.first_position}`}>
+              <tr key={`${alarm.rule} ${alarm.first_step}`}>
                 <td>
                   {words(alarm.rule)}
                   {alarm.active ? " (now)" : ""}
                 </td>
                 <td class="num">
-                  {alarm.first_position + 1} to {alarm.last_position + 1}
+                  {alarm.first_step} to {alarm.last_step}
                 </td>
                 <td>{alarm.sentence}</td>
                 <td>{alarm.setting}</td>

@@ -3,7 +3,7 @@ import { ago, count, figure, plural } from "../format";
 import { useLoaded } from "../parts/hooks";
 import { Pending } from "../parts/Notice";
 import { href } from "../route";
-import { verdictSentence, verdictTitle, verdictTone } from "../words";
+import { stateText, stateTone, verdictSentence, verdictTitle, verdictTone } from "../words";
 
 const TONES: Record<string, string> = { "": "ok", warn: "warn", bad: "bad", idle: "" };
 
@@ -36,7 +36,7 @@ export function Runs() {
             <h2 class="plain">
               <a href={href(["runs", run.key])}>{run.name || run.run_id}</a>
             </h2>
-            <span class={`chip ${run.state === "running" ? "ok" : ""}`}>{run.outcome ?? run.state}</span>
+            <span class={`chip ${run.state === "running" ? "ok" : stateTone(run)}`}>{stateText(run)}</span>
             {run.verdict && <span class={`chip ${TONES[verdictTone(run.verdict.code, run.verdict.needs_change)] ?? ""}`}>{verdictTitle(run.verdict.code).toLowerCase()}</span>}
             <span class="grow" />
             <span class="small soft">changed {ago(run.updated_at, now)}</span>

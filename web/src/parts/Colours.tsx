@@ -39,11 +39,11 @@ export function ColourKey({ by, scales, trainer, tree = false }: { by: ColourBy;
 function meaning(by: ColourBy, scales: Scales, trainer: boolean, tree: boolean): string {
   switch (by) {
     case "advantage":
-      return `Green tokens are made likelier by the step, red ones rarer; full colour is ± ${figure(scales.advantage)}${tree ? ", the sum over the siblings that share the token" : ""}. Hatched tokens are context that nobody trains on, struck ones were dropped, grey ones have no effect.`;
+      return `Blue tokens are made likelier by the step, orange ones rarer; full colour is ± ${figure(scales.advantage)}, the largest in the group${tree ? ", summed over the siblings that share a token" : ""}. Hatched tokens are context that nobody trains on, struck ones were dropped, grey ones have no effect.`;
     case "logprob":
       return `The darker, the less likely the sampler found the token it drew; full colour is a logprob of −${figure(scales.logprob)}. Dotted tokens were read, not sampled.`;
     case "difference":
-      return trainer ? `Green where the sampler gave more probability than the trainer, red where less; full colour is ± ${figure(scales.difference)}. Both should be pale.` : NO_TRAINER;
+      return trainer ? `Blue where the sampler gave more probability than the trainer, orange where less; full colour is ± ${figure(scales.difference)}. Both should be pale.` : NO_TRAINER;
     case "use":
       return "Coloured tokens are trained on, hatched ones are context, struck ones were sampled and dropped for the reason in their figures, grey ones were sampled where nothing is trained.";
     case "version":

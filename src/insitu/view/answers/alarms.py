@@ -14,7 +14,6 @@ from insitu.view.reading.run_files import RunFiles, section
 from insitu.view.run import ViewedRun
 from insitu.wire.views.runs import Alarm, AlarmList
 
-_DOCS = "training/#the-verdict"
 _UNKNOWN = "<name>"
 _MAX_FAILURES = 100
 _GIVEN = ("sft", "dpo")
@@ -28,18 +27,25 @@ def alarms_of(run: ViewedRun) -> AlarmList:
 def _alarms(files: RunFiles) -> AlarmList:
     lines = files.steps()
     settings = run_settings(files)
+    numbers = files.step_numbers()
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
         for cause in causes(line):
             places.setdefault(cause, []).append(place)
-    alarms = [_alarm(RULE_BY_NAME[name], lines, held, settings) for name, held in places.items()]
-    alarms.sort(key=lambda alarm: (not alarm.active, -alarm.last_position))
+    alarms = [_alarm(RULE_BY_NAME[name], lines, numbers, held, settings) for name, held in places.items()]
+    alarms.sort(key=lambda alarm: (not alarm.active, -alarm.last_step))
     failed = [record for record in files.journal() if record.get("event") == "failed"]
     failures = [f"epoch {record.get('epoch')}: {record.get('message') or 'no reason'}" for record in failed]
     return AlarmList(alarms, failures[-_MAX_FAILURES:])
 
 
-def _alarm(rule: Rule, lines: Sequence[StepLine], held: Sequence[int], settings: RunSettings) -> Alarm:
+def _alarm(
+    rule: Rule,
+    lines: Sequence[StepLine],
+    numbers: Sequence[int],
+    held: Sequence[int],
+    settings: RunSettings,
+) -> Alarm:
     """Tell an alarm with the figures of the last step where it held; the stretch before it counts."""
     first = last = held[-1]
     for place in reversed(held):
@@ -50,13 +56,11 @@ def _alarm(rule: Rule, lines: Sequence[StepLine], held: Sequence[int], settings:
     return Alarm(
         rule=rule.name,
         active=last == len(lines) - 1,
-        first_position=first,
-        last_position=last,
+        first_step=numbers[first],
+        last_step=numbers[last],
         sentence=told.sentence,
         setting=told.setting,
         source=rule.source,
-        conditions=", ".join(f"{each.figure} {each.sign} {each.limit:g}" for each in rule.conditions),
-        docs=_DOCS,
     )
 
 

@@ -51,7 +51,9 @@ def compare_view(
         start = max(0, int(number or 0))
     following = make_cursor(_SORT, [start + limit]) if start + limit < len(rows) else None
     changed = [] if other is run else differences(run.files.config, other.files.config)
-    named = (before, after) if other is run else (f"{run.key} {before}", f"{other.key} {after}")
+    named = _called(run, before), _called(other, after)
+    if other is not run:
+        named = f"{_named(run)}, {named[0]}", f"{_named(other)}, {named[1]}"
     return CompareView(
         before=old.view,
         after=new.view,
@@ -61,6 +63,14 @@ def compare_view(
         total=len(rows),
         configuration=changed,
     )
+
+
+def _called(run: ViewedRun, store: str) -> str:
+    return run.with_files(lambda files: files.labels()).get(store, store)
+
+
+def _named(run: ViewedRun) -> str:
+    return str(run.files.backend.get("name") or run.files.run_id)
 
 
 def _side(run: ViewedRun, store: str) -> _Side:
@@ -77,6 +87,7 @@ def _side(run: ViewedRun, store: str) -> _Side:
     view = ComparedSide(
         run=run.key,
         store=store,
+        label=_called(run, store),
         policy_step=one_step(min(steps, default=None), max(steps, default=None)),
         reward=measurement.mean,
         standard_error=measurement.standard_error,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from insitu.harness.files.metrics import StepLine, ValidationEntry, VerdictFields
@@ -17,7 +17,7 @@ from insitu.harness.verdicts.verdict import needs_change
 from insitu.view.answers.alarms import alarms_of
 from insitu.view.answers.groups import one_step
 from insitu.view.answers.spreads import spread_of
-from insitu.view.reading.run_files import RunFiles
+from insitu.view.reading.run_files import RunFiles, validation_store
 from insitu.view.run import ViewedRun
 from insitu.wire.views.runs import (
     ConfigView,
@@ -58,8 +58,8 @@ def run_view(run: ViewedRun) -> RunView:
     stores = run.index.read(_stores)
     points = step_points(run)
     names = {store.name for store in stores}
-    lines, validations, journal = run.with_files(
-        lambda files: (files.steps(), files.validations(), files.journal())
+    validations, journal, labels = run.with_files(
+        lambda files: (files.validations(), files.journal(), files.labels())
     )
     totals = Counter[str]()
     for point in points:
@@ -71,12 +71,12 @@ def run_view(run: ViewedRun) -> RunView:
     return RunView(
         run=summary(run, indexed=progress.share),
         points=points,
-        validations=[_validation(entry, lines, names) for entry in validations],
+        validations=[_validation(entry, names) for entry in validations],
         best_step=best[-1] if best and isinstance(best[-1], int) else None,
         alarms=[alarm for alarm in alarms_of(run).alarms if alarm.active],
         reasons=reasons,
         phases=list(phases),
-        stores=[_placed(store, positions) for store in stores],
+        stores=[_placed(store, positions, labels) for store in stores],
         texts=run.names.view(),
         cursor=f"{len(journal)}-{progress.num_rollouts}",
     )
@@ -84,12 +84,14 @@ def run_view(run: ViewedRun) -> RunView:
 
 def step_points(run: ViewedRun, start: int = 0, stop: int | None = None) -> list[StepPoint]:
     """Return the points of the steps from the `start`-th up to the `stop`-th, which is left out."""
-    lines, stores = run.with_files(lambda files: (files.steps()[start:stop], set(files.stores())))
+    lines, numbers, stores = run.with_files(
+        lambda files: (files.steps()[start:stop], files.step_numbers()[start:stop], set(files.stores()))
+    )
     names = [_store_of(line, stores) for line in lines]
     figures = run.index.read(lambda db: {name: _figures(db, name) for name in dict.fromkeys(names)})
     return [
-        _point(start + place, line, name, figures[name])
-        for place, (line, name) in enumerate(zip(lines, names, strict=True))
+        _point(start + place, number, line, name, figures[name])
+        for place, (number, line, name) in enumerate(zip(numbers, lines, names, strict=True))
     ]
 
 
@@ -123,7 +125,7 @@ def gain_view(gain: Gain, before: str, after: str) -> GainView:
 def _summary(run: ViewedRun, files: RunFiles, indexed: float) -> RunSummary:
     lines, validations = files.steps(), files.validations()
     last = lines[-1] if lines else None
-    state, outcome = files.state()
+    state, outcome, failure = files.state()
     known = run.num_indexed
     settings = files.settings
     measured = [entry for entry in validations if not entry.get("remeasured")]
@@ -136,6 +138,7 @@ def _summary(run: ViewedRun, files: RunFiles, indexed: float) -> RunSummary:
         method="" if settings is None else settings.method,
         state=state,
         outcome=outcome,
+        failure=failure,
         started_at=files.started_at,
         updated_at=_updated_at(files),
         num_epochs=files.num_epochs(),
@@ -179,7 +182,7 @@ def _figures(db: sqlite3.Connection, store: str) -> _Rollouts:
     )
 
 
-def _point(position: int, line: StepLine, store: str, rollouts: _Rollouts) -> StepPoint:
+def _point(position: int, number: int, line: StepLine, store: str, rollouts: _Rollouts) -> StepPoint:
     metrics = {name: value for name, value in (line.get("training") or {}).items() if value is not None}
     account = line["account"]
     # While the index is read, a step has some of its rollouts, and figures from those would mislead.
@@ -188,6 +191,7 @@ def _point(position: int, line: StepLine, store: str, rollouts: _Rollouts) -> St
     sampled = sum(rollouts.lengths)
     return StepPoint(
         position=position,
+        number=number,
         epoch=line["epoch"],
         step_of_epoch=line.get("step_of_epoch", 0),
         step=line.get("step"),
@@ -246,22 +250,14 @@ def _calls(written: object) -> dict[str, int]:
     }
 
 
-def _validation(entry: ValidationEntry, lines: Sequence[StepLine], stores: set[str]) -> ValidationPoint:
+def _validation(entry: ValidationEntry, stores: set[str]) -> ValidationPoint:
     at, mean, error = unix_time(entry.get("timestamp")), entry["avg_reward"], entry.get("standard_error")
-    remeasured = entry.get("remeasured", False)
-    name = f"validation-{entry['epoch']:04d}"
-    if remeasured:
-        name = f"remeasured-{entry['step']:06d}"
-    elif "pass_share" in entry:
-        name += f"-step-{entry['step']:06d}"
-    times = [unix_time(line.get("timestamp")) for line in lines]
-    before = [time for time in times if at is not None and time is not None and time <= at]
+    name = validation_store(entry)
     margin = None if mean is None or error is None else _NORMAL_95 * error
     gain = entry.get("gain")
     return ValidationPoint(
         epoch=entry["epoch"],
         step=entry["step"],
-        position=float(len(before)),
         store=name if name in stores else None,
         at=at,
         reward=mean,
@@ -271,7 +267,7 @@ def _validation(entry: ValidationEntry, lines: Sequence[StepLine], stores: set[s
         num_examples=entry["num_examples"],
         num_samples=entry.get("num_samples", 1),
         num_failed=entry["num_failed"],
-        remeasured=remeasured,
+        remeasured=entry.get("remeasured", False),
         gain=None if gain is None else gain_view(Gain.from_dict(gain), "step 0", f"step {entry['step']}"),
     )
 
@@ -284,23 +280,14 @@ def _stores(db: sqlite3.Connection) -> list[StoreView]:
         "GROUP BY s.id ORDER BY s.seq, s.id"
     ).fetchall()
     return [
-        StoreView(name, kind, epoch, step, None, one_step(first, last), count, groups)
+        StoreView(name, "", kind, epoch, step, None, one_step(first, last), count, groups)
         for name, kind, epoch, step, count, groups, first, last in rows
     ]
 
 
-def _placed(store: StoreView, positions: Mapping[str, int]) -> StoreView:
+def _placed(store: StoreView, positions: Mapping[str, int], labels: Mapping[str, str]) -> StoreView:
     position = positions.get(store.name) if store.kind == "training" else None
-    return StoreView(
-        store.name,
-        store.kind,
-        store.epoch,
-        store.step_of_epoch,
-        position,
-        store.policy_step,
-        store.num_rollouts,
-        store.num_groups,
-    )
+    return replace(store, label=labels.get(store.name, store.name), position=position)
 
 
 def unix_time(text: str | None) -> float | None:

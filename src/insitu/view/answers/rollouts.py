@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
-from insitu.view.reading.query import Filters, rollout_page
+from insitu.view.reading.query import Filters, counts_of, rollout_page
 from insitu.view.run import ViewedRun
 from insitu.wire.views.rollouts import RolloutPage
 
@@ -16,13 +17,7 @@ def rollouts_view(run: ViewedRun, filters: Filters, sort: str, cursor: str | Non
 
 def _page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: str | None, limit: int) -> RolloutPage:
     page = rollout_page(db, filters, sort, cursor, limit)
-    endings = dict(
-        db.execute("SELECT ending, count(*) FROM rollouts GROUP BY ending ORDER BY 2 DESC").fetchall()
-    )
-    reasons = db.execute(
-        "SELECT coalesce(reason, fate), count(*) FROM rollouts GROUP BY fate, reason ORDER BY 2 DESC"
-    ).fetchall()
-    counted: dict[str, int] = {}
-    for reason, count in reasons:
-        counted[reason] = counted.get(reason, 0) + count
-    return RolloutPage(list(page.rows), page.next, page.total, dict(endings), counted)
+    # Each menu counts what its choices would show beside the other filters.
+    endings = counts_of(db, "r.ending", replace(filters, ending=None))
+    reasons = counts_of(db, "coalesce(r.reason, r.fate)", replace(filters, fate=None, reason=None))
+    return RolloutPage(list(page.rows), page.next, page.total, endings, reasons)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.harness.loop.curriculum import ZERO_VARIANCE
+from insitu.harness.loop.curriculum import NO_CALLS, ZERO_VARIANCE
 from insitu.returns import call_returns
 from insitu.training.advantage import group_advantages
 from insitu.training.objective import objective_of
@@ -71,7 +71,11 @@ def judge(
 
     `step_before` is the step of the weights before the update; None if nothing was trained.
     """
-    uploaded = [each for each in group if each.rollout_id not in dropped and each.reward is not None]
+    uploaded = [
+        each
+        for each in group
+        if each.rollout_id not in dropped and each.reward is not None and each.num_calls
+    ]
     compared = uploaded or [each for each in group if dropped.get(each.rollout_id) == ZERO_VARIANCE]
     found = dict(zip((each.rollout_id for each in compared), _advantages(compared, settings), strict=True))
     stale = _stale(uploaded, settings, step_before)
@@ -111,6 +115,8 @@ def _judged(
 ) -> Judged:
     if dropped is None and member.reward is None:
         dropped = "failed"
+    if dropped is None and not member.num_calls:
+        dropped = NO_CALLS
     if dropped is not None:
         return Judged("dropped", dropped, advantages if equal else None)
     if settings is None:

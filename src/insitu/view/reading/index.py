@@ -123,14 +123,16 @@ class RunIndex:
         with self._lock:
             changed |= self._forget(files)
             done = True
-            for name, path in files.items():
+            whole: set[str] = set()
+            # The newest first: that is what people look at while the rest is read.
+            for name, path in sorted(files.items(), key=_changed_at, reverse=True):
                 more, grew = self._read_store(name, path, budget)
                 changed |= grew
                 if more:
                     done = False
                     break
-            if done:
-                changed |= self._judge()
+                whole.add(name)
+            changed |= self._judge(whole)
             self._share = self._measure(files)
             self._version += changed
         return done
@@ -223,8 +225,8 @@ class RunIndex:
         (row,) = cursor.fetchone()
         self._db.execute("INSERT OR REPLACE INTO words (id, words) VALUES (?, ?)", (row, words))
 
-    def _judge(self) -> bool:
-        """Set the fates of the rollouts of steps whose selection is known and new."""
+    def _judge(self, whole: set[str]) -> bool:
+        """Set the fates of the rollouts of steps that are read and whose selection is known and new."""
         steps = {
             (line["epoch"], line.get("step_of_epoch", 0)): line.get("step") for line in self._files.steps()
         }
@@ -234,7 +236,7 @@ class RunIndex:
         ).fetchall()
         for store, name, epoch, step_of_epoch, judged in rows:
             selected = signature_of(self._files.dropped_file(name))
-            if selected is None:
+            if selected is None or name not in whole:
                 continue
             step = steps.get((epoch, step_of_epoch))
             if (signature := f"{selected} {step}") != judged:
@@ -268,6 +270,10 @@ class RunIndex:
         total = sum(path.stat().st_size for path in files.values() if path.exists())
         (known,) = self._db.execute("SELECT coalesce(sum(offset), 0) FROM stores").fetchone()
         return min(1.0, known / total) if total else 1.0
+
+
+def _changed_at(file: tuple[str, Path]) -> float:
+    return file[1].stat().st_mtime
 
 
 _COLUMNS = ", ".join(ENTRY_COLUMNS)

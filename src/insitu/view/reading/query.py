@@ -128,6 +128,19 @@ def rollout_page(db: sqlite3.Connection, filters: Filters, sort: str, cursor: st
     return Page([row_of(row) for row in rows], following, total)
 
 
+def counts_of(db: sqlite3.Connection, column: LiteralString, filters: Filters) -> dict[str, int]:
+    """Return how many rollouts match, by what a column has; the most frequent first."""
+    conditions, values = filters.where()
+    return dict(
+        ask(
+            db,
+            f"SELECT {column}, count(*) FROM rollouts r JOIN stores s ON s.id = r.store "  # noqa: S608
+            f"{where_of(conditions)} GROUP BY 1 ORDER BY 2 DESC",
+            values,
+        ).fetchall()
+    )
+
+
 def where_of(conditions: Sequence[LiteralString]) -> LiteralString:
     """Return a WHERE clause, empty without conditions."""
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""

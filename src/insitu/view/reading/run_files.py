@@ -17,6 +17,7 @@ from insitu.harness.interfaces.run_input import Role
 from insitu.harness.rollouts.fields import members, texts
 from insitu.json_values import JsonObject, as_list, as_object
 from insitu.types import StepSettings
+from insitu.view.reading.store_name import StoreName
 from insitu.view.reading.tail import GrowingFile
 from insitu.wire.message import Malformed, field_names, read_object
 from insitu.wire.views.runs import State
@@ -65,6 +66,25 @@ class RunFiles:
         """Return the lines of all steps; those of epochs if a release wrote no others."""
         return cast("list[StepLine]", self._steps.records() or self._epochs.records())
 
+    def step_numbers(self) -> list[int]:
+        """Return the number of each step: the update that it made, or was to make if nothing was trained."""
+        numbers: list[int] = []
+        made = 0
+        for line in self.steps():
+            step = line.get("step")
+            numbers.append(made + 1 if step is None else step)
+            made = made if step is None else step
+        return numbers
+
+    def labels(self) -> dict[str, str]:
+        """Return what people call each file of rollouts, by its name."""
+        steps = {
+            (line["epoch"], line.get("step_of_epoch", 0)): number
+            for line, number in zip(self.steps(), self.step_numbers(), strict=True)
+        }
+        validations = {validation_store(entry): entry["step"] for entry in self.validations()}
+        return {name: StoreName.of(name).label(steps, validations) for name in self.stores()}
+
     def num_epochs(self) -> int:
         """Return the number of epochs that are over."""
         return sum(line.get("complete") is not False for line in self._epochs.records())
@@ -107,16 +127,20 @@ class RunFiles:
             if file.num_broken
         ]
 
-    def state(self) -> tuple[State, str | None]:
-        """Return whether the run goes on, and its outcome if it has ended."""
-        last = self.journal()[-1:]
-        if last and last[0].get("event") == "ended":
-            return "ended", str(last[0].get("outcome"))
+    def state(self) -> tuple[State, str | None, str]:
+        """Return whether the run goes on; else its outcome, if one is known, and the reason of a failure."""
+        last = self.journal()[-1] if self.journal() else {}
+        if last.get("event") == "ended":
+            return "ended", str(last.get("outcome")), ""
         try:
             owner = int((self.path / ".lock").read_text().strip() or 0)
         except (FileNotFoundError, ValueError):
-            return "stopped", None
-        return ("running" if owner and psutil.pid_exists(owner) else "stopped"), None
+            owner = 0
+        if owner and psutil.pid_exists(owner):
+            return "running", None, ""
+        if last.get("event") == "failed":
+            return "stopped", "failed", str(last.get("message") or "no reason was given")
+        return "stopped", None, ""
 
     def num_examples(self) -> int | None:
         """Return the number of training examples, if the journal has it."""
@@ -149,6 +173,14 @@ class RunFiles:
             return read_object(StepSettings, known)
         except Malformed:  # of a release with other ranges: its meaning is not known here
             return None
+
+
+def validation_store(entry: ValidationEntry) -> str:
+    """Return the name of the file of a validation's rollouts."""
+    if entry.get("remeasured", False):
+        return f"remeasured-{entry['step']:06d}"
+    name = f"validation-{entry['epoch']:04d}"
+    return f"{name}-step-{entry['step']:06d}" if "pass_share" in entry else name
 
 
 def section(config: JsonObject, *path: str) -> JsonObject:

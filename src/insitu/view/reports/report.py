@@ -30,6 +30,7 @@ from insitu.view.reading.query import Filters
 from insitu.view.run import ViewedRun
 from insitu.web_pages import PAGES
 from insitu.wire.message import Message, encode
+from insitu.wire.views.compare import ComparedExample
 from insitu.wire.views.groups import GroupPage, GroupRow
 from insitu.wire.views.rollouts import RolloutPage, RolloutRow
 from insitu.wire.views.runs import RunListView, RunView
@@ -82,7 +83,7 @@ def make_report(run: ViewedRun, num_groups: int, pages: Path = PAGES) -> Report:
     answers.add_of_run(view)
     answers.add_of_run(config_view(run), "config")
     answers.add_of_run(alarms_of(run), "alarms")
-    _add_comparison(run, view, answers)
+    compared = _add_comparison(run, view, answers)
     listed = group_page(run, Filters(), "spread", None, min(num_groups, _LIMIT))
     groups: list[GroupRow] = []
     rows: list[RolloutRow] = []
@@ -95,27 +96,49 @@ def make_report(run: ViewedRun, num_groups: int, pages: Path = PAGES) -> Report:
         rows += found.tree.siblings
         for sibling in found.tree.siblings:
             answers.add_of_run(rollout_view(run, sibling.rollout_id), "rollouts", sibling.rollout_id)
+    held = {row.rollout_id for row in rows}
+    rows += [row for row in compared if row.rollout_id not in held]
     answers.add_of_run(GroupPage(groups, None, len(groups)), "groups", sort="spread", limit=_LIMIT)
     counts = rollouts_view(run, Filters(), "oldest", None, 1)
     page = RolloutPage(rows, None, len(rows), counts.endings, counts.reasons)
     answers.add_of_run(page, "rollouts", limit=_LIMIT)
-    notice = f"This report holds {len(groups)} of the run's {listed.total} groups, with all their tokens."
+    notice = (
+        f"This report is one file: it holds {len(groups)} of the run's {listed.total} groups, with all their "
+        "tokens. The rest is in the run's directory, which `insitu view` shows."
+    )
     return Report(_html(answers, notice, view, pages), len(groups), listed.total)
 
 
-def _add_comparison(run: ViewedRun, view: RunView, answers: _Answers) -> None:
-    """Add the first and the last validation, or else steps, on the same examples."""
+def _add_comparison(run: ViewedRun, view: RunView, answers: _Answers) -> list[RolloutRow]:
+    """Add the first and the last validation, or else steps, with the rollouts that are shown side by side.
+
+    Return the rollouts. Examples whose rollouts would leave no room for groups are left out.
+    """
     for kind in ("validation", "training"):
         stores = [store.name for store in view.stores if store.kind == kind]
         if len(stores) > 1:
-            found = replace(compare_view(run, stores[0], run, stores[-1], None, _LIMIT), next=None)
-            answers.add_of_run(found, "compare", before=stores[0], after=stores[-1], limit=_LIMIT)
-            return
+            found = compare_view(run, stores[0], run, stores[-1], None, _LIMIT)
+            shown: list[ComparedExample] = []
+            rows: list[RolloutRow] = []
+            for example in found.examples:
+                if answers.num_bytes > MOST_BYTES // 2:
+                    break
+                for rollout_id in filter(None, (example.rollout_before, example.rollout_after)):
+                    rollout = rollout_view(run, rollout_id)
+                    answers.add_of_run(rollout, "rollouts", rollout_id)
+                    rows.append(rollout.row)
+                shown.append(example)
+            kept = replace(found, next=None, examples=shown)
+            answers.add_of_run(kept, "compare", before=stores[0], after=stores[-1], limit=_LIMIT)
+            return rows
+    return []
 
 
 def _html(answers: _Answers, notice: str, view: RunView, pages: Path) -> str:
     script, style = (_built(pages / name) for name in ("app.js", "app.css"))
-    kept = orjson.dumps({"notice": notice})[:-1] + b',"answers":' + answers.joined() + b"}"
+    kept = (
+        orjson.dumps({"notice": notice, "run": view.run.key})[:-1] + b',"answers":' + answers.joined() + b"}"
+    )
     # Within a script element only `<` could end it.
     data = kept.decode().replace("<", "\\u003c")
     policy = "; ".join(

@@ -15,6 +15,8 @@ class ComparedSide(Answer):
 
     run: str
     store: str
+    label: str
+    """The store as people say it."""
     policy_step: Count | None
     reward: float | None
     """The mean over examples."""

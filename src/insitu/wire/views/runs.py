@@ -41,7 +41,9 @@ class RunSummary(Answer):
     method: str
     state: State
     outcome: str | None
-    """Of a run that has ended, such as `succeeded`."""
+    """Of a run that is over: `succeeded`, or `failed` after a step that failed; null where none is known."""
+    failure: str
+    """Why it failed; empty otherwise."""
     started_at: float | None
     """Unix time, as all times."""
     updated_at: float | None
@@ -93,7 +95,9 @@ class StepPoint(Answer):
     """One step: a point of every curve."""
 
     position: Count
-    """Its number among the run's steps, from 0; the x of curves."""
+    """Its place among the run's steps, from 0."""
+    number: Count
+    """The update that it made, or was to make: what people call it, and the x of curves."""
     epoch: Count
     step_of_epoch: Count
     step: Count | None
@@ -157,8 +161,6 @@ class ValidationPoint(Answer):
 
     epoch: Count
     step: Count
-    position: float
-    """Its x among the steps: 0 before the first, n after the n-th step that is over."""
     store: str | None
     """The file of its rollouts, if it is there."""
     at: float | None
@@ -181,18 +183,14 @@ class Alarm(Answer):
     rule: str
     active: bool
     """True if it holds after the last step."""
-    first_position: Count
-    last_position: Count
+    first_step: Count
+    last_step: Count
     sentence: str
     """The cause, with the figures of the last step where it held."""
     setting: str
     """The change to try."""
     source: str
     """The reason for the limit."""
-    conditions: str
-    """The limits, in words: `equal > 0.7`."""
-    docs: str
-    """The page that explains it, relative to the documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +207,8 @@ class StoreView(Answer):
     """One file of rollouts."""
 
     name: str
+    label: str
+    """The name as people say it: `step 24`, `validation after step 20`."""
     kind: StoreKind
     epoch: Count | None
     step_of_epoch: Count | None
