@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from insitu.config import load_config, parse_config
+from insitu.config.config import Config
 from insitu.errors import InvalidRequest
+from insitu.harness.interfaces.settings import AdapterConfig
+from insitu.types import StepSettings
 
 Write = Callable[[str], Path]
 
@@ -330,3 +333,36 @@ def test_which_model_is_trained_must_be_clear(write: Write) -> None:
 def test_values_that_are_already_loaded() -> None:
     config = parse_config({"model": "m", "agent": "a:b", "data": "d.json", "reward": "r:s"})
     assert config.finetuning.output_dir == Path("output/run")
+
+
+@pytest.mark.parametrize(
+    ("change", "rate"),
+    [
+        (("smollm2", "Qwen/Qwen2.5-3B-Instruct"), 9e-5),
+        (("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"), 5e-4),
+        (("smollm2", "smollm2"), 5e-5),
+    ],
+    ids=["3B", "135M", "a name without a size"],
+)
+def test_the_rate_follows_the_size_of_the_model(tmp_path: Path, change: tuple[str, str], rate: float) -> None:
+    for text in (SHORT, LONG):
+        config = load_config(at(tmp_path, "adder.yml", text.replace(*change))).config
+        assert training_of(config).learning_rate == rate
+
+
+def test_the_rate_follows_alpha_and_the_batch_and_gives_way_to_ones_own(tmp_path: Path) -> None:
+    def rate(more: str) -> float:
+        text = SHORT.replace("smollm2", "Qwen2.5-3B") + more
+        return training_of(load_config(at(tmp_path, "adder.yml", text)).config).learning_rate
+
+    adapter = "trainer_adapters: {backend: {_type: insitu, lora: {alpha: 64}, backend: {base_model: a-3B}}}\n"
+    assert rate("num_generations: 32\n") == 2e-4, "four times the batch, twice the rate"
+    assert rate("training: {learning_rate: 1e-6}\n") == 1e-6
+    assert rate("training: {method: sft}\n") == 5e-5
+    assert rate(adapter) == 2e-5
+
+
+def training_of(config: Config) -> StepSettings:
+    [adapter] = config.trainer_adapters.values()
+    assert isinstance(adapter, AdapterConfig)
+    return adapter.training
