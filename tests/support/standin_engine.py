@@ -214,6 +214,8 @@ class StandinEngine:
         body = await self._body(request)
         if self.behaviour.fault == "render-400":
             return _error(400, "the template does not like this")
+        if self.behaviour.fault == "render-500":
+            return _error(500, "'function'")
         if self.behaviour.answers or self.behaviour.texts:
             ids = spell_messages(body["messages"], open_turn=body.get("add_generation_prompt", True))
             return self._model_error(body) or _json(self._rendered(body, ids))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 
 from insitu.errors import UpstreamError
@@ -127,7 +128,63 @@ def test_torn_lines_are_skipped_and_the_rest_is_recovered(tmp_path: Path, store:
     assert recover(folder, store) == 2
     assert store.exists(["c0", "c1", "c2"]) == {"c0", "c1"}
     assert store.get(["c1"])[0].prompt_ids == [1, 1]
-    assert list(folder.iterdir()) == []
+    [rejected] = folder.iterdir()
+    assert rejected.suffix == ".rejected"
+    assert recover(folder, store) == 0, "what was set aside is not read again"
+
+
+ODD: dict[str, bytes] = {
+    "an id beyond all": orjson.dumps(asdict(a_call(7, output_ids=[2**40]))),
+    "an id that is a text": orjson.dumps(asdict(a_call(7, output_ids=["x"]))),
+    "ids that are an object": orjson.dumps(asdict(a_call(7, prompt_ids={"a": 1}))),
+    "logprobs that are a number": orjson.dumps(asdict(a_call(7, logprobs=1))),
+    "an id that is a list": orjson.dumps(asdict(a_call(7, id=["c7"]))),
+    "a step that is huge": orjson.dumps(asdict(a_call(7, policy_step=2**70 % 2**63))),
+    "a time that is a text": orjson.dumps(asdict(a_call(7, started_at="noon"))),
+    "a lone surrogate": orjson.dumps(asdict(a_call(7))).replace(b'"m"', b'"\\ud800"'),
+    "a number": b"1",
+    "nothing": b"null",
+    "an object of others": b"{}",
+    "bytes": bytes(range(11, 200)),
+    "an empty line": b"",
+    "a list": b"[1, 2]",
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_no_line_keeps_a_gateway_from_starting(
+    tmp_path: Path, store: RecordStore, odd: bytes, place: int
+) -> None:
+    folder = tmp_path / "journal"
+    lost = Journal(folder)
+    lost.add(a_call(0), 1)
+    lost.add(a_call(1), 2)
+    lost.close(everything_is_written=False)
+    [segment] = folder.iterdir()
+    lines = segment.read_bytes().splitlines(keepends=True)
+    lines.insert(place, odd + b"\n")
+    segment.write_bytes(b"".join(lines))
+    recover(folder, store)
+    assert store.exists(["c0", "c1"]) == {"c0", "c1"}
+    left = list(folder.iterdir())
+    if store.count() == 2:  # the store did not take it: it is kept, where somebody may look at it
+        assert [each.read_bytes() for each in left] == [odd + b"\n"]
+        assert left[0].suffix == ".rejected"
+    assert recover(folder, store) == 0
+
+
+def test_a_segment_that_cannot_be_read_keeps_no_gateway_from_starting(
+    tmp_path: Path, store: RecordStore
+) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    (folder / "1-a.calls").mkdir()
+    (folder / "1-b.calls").symlink_to(tmp_path / "nowhere")
+    lost = Journal(folder)
+    lost.add(a_call(0), 1)
+    lost.close(everything_is_written=False)
+    assert recover(folder, store) == 1
 
 
 def test_the_journal_of_a_living_process_is_left_alone(tmp_path: Path, store: RecordStore) -> None:

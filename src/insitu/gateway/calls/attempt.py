@@ -41,6 +41,10 @@ class CallContext:
     started: float = field(default_factory=time.monotonic)
     sent: bool = False
     """True once a part of the answer has gone out: the call is then no longer retried."""
+    num_losses: int = 0
+    """Replicas that failed after they were asked to generate."""
+    num_unprepared: int = 0
+    """Attempts that failed before that, by a server error."""
 
 
 @dataclass(slots=True)
@@ -53,6 +57,11 @@ class Attempt:
     timings: dict[str, float]
     choices: list[Choice] = field(default_factory=list[Choice])
     """The answers, once they are requested."""
+
+    @property
+    def generating(self) -> bool:
+        """True once the engine may have begun to work on the answers."""
+        return bool(self.choices)
 
 
 async def timed(timings: dict[str, float], phase: str, work: Awaitable[T]) -> T:

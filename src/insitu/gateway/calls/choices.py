@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from insitu.gateway.engines.sample import Generated
 from insitu.gateway.protocols.base import Answer, Event, Rendered, StreamText, usage_of
-from insitu.gateway.protocols.request import MAX_SEED
+from insitu.gateway.protocols.bounds import SEEDS
 from insitu.types import derived_seed
 
 T = TypeVar("T")
@@ -106,6 +106,7 @@ def _own(rendered: Rendered, call_id: str, index: int) -> Rendered:
         return rendered
     sampling = rendered.generate["sampling_params"]
     if sampling.get("seed") is not None:
-        sampling = sampling | {"seed": (sampling["seed"] + index + MAX_SEED) % (2 * MAX_SEED) - MAX_SEED}
+        first, beyond = SEEDS.start, SEEDS.stop
+        sampling = sampling | {"seed": (sampling["seed"] + index - first) % (beyond - first) + first}
     generate = rendered.generate | {"request_id": _numbered(call_id, index), "sampling_params": sampling}
     return replace(rendered, generate=generate)

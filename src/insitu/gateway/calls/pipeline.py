@@ -4,8 +4,9 @@
         → derender → record → answer
 
 An attempt that fails before anything was sent is retried, on another replica if there is one, and leaves no
-record. Every other call whose generation began is submitted to the recorder once, at its end: complete, or
-as far as it got when the client left (`cancelled`) or the engine failed (`broken`).
+record; one whose engine was lost while it generated is retried once (`insitu.gateway.calls.suspects`). Every
+other call whose generation began is submitted to the recorder once, at its end: complete, or as far as it got
+when the client left (`cancelled`) or the engine failed (`broken`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 from insitu.errors import Overloaded, Unavailable, UpstreamError
 from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, choices_of, merged, together
+from insitu.gateway.calls.suspects import ALONE_SECONDS, Suspects
 from insitu.gateway.engines.replicas import Replica, ReplicaPool
 from insitu.gateway.engines.routes import Routes, Target
 from insitu.gateway.engines.sample import Sample, verify
@@ -36,6 +39,7 @@ from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import (
     ClientGone,
     Fault,
+    PreparationFailed,
     ReplicaBusy,
     ReplicaFailed,
     ReplicaLost,
@@ -53,6 +57,7 @@ T = TypeVar("T")
 _RETRY_PAUSE_SECONDS = 0.1
 _RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
 _RETRY_RESERVE = 20.0
+_MOST_LOSSES = 2
 
 
 class RetryBudget:
@@ -88,6 +93,7 @@ class Caller:
         self.tokenizers = tokenizers
         self.limits = limits
         self.counts = counts
+        self.suspects = Suspects()
         self._budget = RetryBudget()
 
     def refuse_when_full(self, num_calls: int = 1) -> None:
@@ -111,13 +117,20 @@ class Caller:
         tried: set[str] = set()
         mismatched = False
         for number in range(1, self.limits.max_attempts + 1):
+            self.suspects.check(context)
             target, replica, held = await self._place(context, tried)
             name = context.project.shown(target.name)
             lane = Lane(replica.engine, target.engine_model, name, context.call_id)
+            attempt = Attempt(context, lane, target, {"held": held})
             try:
                 num_calls = context.request.num_choices
-                with self.routes.leased(target, num_calls), replica.leased(num_calls):
-                    return await self._tried(Attempt(context, lane, target, {"held": held}), work)
+                with ExitStack() as stack:
+                    stack.enter_context(self.routes.leased(target, num_calls))
+                    stack.enter_context(replica.leased(num_calls))
+                    if context.num_losses:
+                        stack.callback(self.routes.wake)
+                        stack.enter_context(self.suspects.at_work(replica.id))
+                    return await self._tried(attempt, work)
             except UnexpectedShape as error:
                 _log.exception(
                     "call %s: an answer of %s has an unexpected shape", context.call_id, replica.id
@@ -129,6 +142,7 @@ class Caller:
             except Fault as fault:
                 last = number == self.limits.max_attempts or context.sent
                 last = last or (mismatched and isinstance(fault, VersionMismatch))
+                last = await self._counts_twice(attempt, replica, fault) or last
                 if not self._may_retry(replica, fault) or last:
                     raise UpstreamError(
                         f"The call failed on {replica.id}: {fault}.", hint="retry later"
@@ -263,17 +277,46 @@ class Caller:
             rollout_id = context.labels.rollout_id
             target = table.resolve(context.request.model, context.project, rollout_id=rollout_id)
             run = target.run if target.is_adapter else None
-            replica = self.pool.choose(rollout_id, tried, run, len(table.runs))
             waited = time.monotonic() - started
+            apart = self._apart(context) if waited < ALONE_SECONDS else []
+            replica = self.pool.choose(rollout_id, tried, run, len(table.runs), without=apart)
             if replica is not None:
                 return target, replica, waited
-            left = self.limits.hold_seconds - waited
+            left = (ALONE_SECONDS if apart else self.limits.hold_seconds) - waited
+            if apart and left > 0:
+                await self.routes.changed(left)
+                continue
             if left <= 0:
                 raise Unavailable(f"No replica became healthy within {waited:.0f} s.", hint="retry later")
             with self.routes.waiting():
                 await self.routes.changed(left)
 
+    def _apart(self, context: CallContext) -> list[str]:
+        """Return the replicas that a suspect should stay away from; one alone tells nothing of its calls."""
+        return self.suspects.places() if context.num_losses and len(self.pool.replicas) > 1 else []
+
+    async def _counts_twice(self, attempt: Attempt, replica: Replica, fault: Fault) -> bool:
+        """Count what went wrong with a call; return True the second time, which is the last."""
+        context = attempt.context
+        if isinstance(fault, PreparationFailed):
+            context.num_unprepared += 1
+            return context.num_unprepared > 1
+        if not attempt.generating or not isinstance(fault, ReplicaLost | ReplicaFailed):
+            return False
+        if not self.pool.is_current(replica) or self.routes.closing:
+            return False  # the supervisor took it out, or this process ends
+        if await replica.engine.healthy():
+            return False  # it failed, and lives
+        context.num_losses += 1
+        if context.num_losses < _MOST_LOSSES:
+            return False
+        _log.warning("call %s: %s was lost on it, the second engine", context.call_id, replica.id)
+        self.suspects.reject(context)
+        return True
+
     def _may_retry(self, replica: Replica, fault: Fault) -> bool:
+        if isinstance(fault, PreparationFailed):
+            return True
         if isinstance(fault, ReplicaLost | ReplicaFailed):
             self.pool.eject(replica, str(fault))
         # All calls of a lost replica may move: it takes no more. The budget is for replicas that answer.

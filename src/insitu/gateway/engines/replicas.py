@@ -121,13 +121,19 @@ class ReplicaPool:
         return dict(calls)
 
     def choose(
-        self, rollout_id: str | None, tried: Collection[str] = (), run: str | None = None, num_runs: int = 1
+        self,
+        rollout_id: str | None,
+        tried: Collection[str] = (),
+        run: str | None = None,
+        num_runs: int = 1,
+        *,
+        without: Collection[str] = (),
     ) -> Replica | None:
         """Return the replica for a call, None if all are out. Those in `tried` are the last resort.
 
         `run`: whose adapter answers, of `num_runs` that have some; None for full weights.
         """
-        healthy = [replica for replica in self.replicas.values() if replica.healthy]
+        healthy = [each for each in self.replicas.values() if each.healthy and each.id not in without]
         fresh = [replica for replica in healthy if replica.id not in tried] or healthy
         least = min(fresh, key=lambda replica: replica.in_flight, default=None)
         if least is None:
@@ -144,14 +150,14 @@ class ReplicaPool:
 
     def eject(self, replica: Replica, reason: str) -> None:
         """Eject a replica until a probe succeeds; the first probe follows at once, as it may well be fine."""
-        if replica.healthy and self._is_current(replica):
+        if replica.healthy and self.is_current(replica):
             _log.warning("replica %s ejected: %s", replica.id, reason)
             replica.healthy = False
             self._spawn(self._recover(replica))
 
     async def _recover(self, replica: Replica) -> None:
         delay = 0.0
-        while self._is_current(replica):
+        while self.is_current(replica):
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
             if await replica.engine.healthy():
                 replica.healthy, replica.strikes = True, 0
@@ -191,7 +197,7 @@ class ReplicaPool:
             _log.warning("the probe of replica %s timed out while the gateway was busy: ignored", replica.id)
             return
         replica.strikes += 1
-        if replica.strikes >= _STRIKES_WHEN_HANGING and self._is_current(replica) and replica.healthy:
+        if replica.strikes >= _STRIKES_WHEN_HANGING and self.is_current(replica) and replica.healthy:
             hung, replica.engine = replica.engine, Engine(replica.url, self._limits, self._key)
             self.eject(replica, "it does not answer its health check")
             await hung.close()  # the calls that wait for it fail now and go elsewhere
@@ -205,7 +211,8 @@ class ReplicaPool:
         self._leaving.remove(replica)
         await replica.engine.close()
 
-    def _is_current(self, replica: Replica) -> bool:
+    def is_current(self, replica: Replica) -> bool:
+        """Return False for a replica that was removed or replaced."""
         return self.replicas.get(replica.id) is replica
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:

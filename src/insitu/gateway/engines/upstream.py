@@ -13,7 +13,14 @@ import orjson
 from insitu.access import engine_door
 from insitu.errors import InvalidRequest
 from insitu.gateway.engines.sample import GenerateAnswer
-from insitu.gateway.shared.faults import ReplicaBusy, ReplicaFailed, ReplicaLost, VersionMismatch, reading
+from insitu.gateway.shared.faults import (
+    PreparationFailed,
+    ReplicaBusy,
+    ReplicaFailed,
+    ReplicaLost,
+    VersionMismatch,
+    reading,
+)
 from insitu.gateway.shared.settings import Limits
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -166,7 +173,7 @@ class Engine:
             # The table promised this model: it was unloaded, or the path needs --enable-scale-out.
             return VersionMismatch(said)
         if status >= 500:
-            return ReplicaFailed(said)
+            return ReplicaFailed(said) if path == GENERATE_PATH else PreparationFailed(said)
         return InvalidRequest(f"The engine rejected the request: {_message(data)}")
 
 

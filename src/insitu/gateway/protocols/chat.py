@@ -17,6 +17,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
+from insitu.gateway.protocols.bounds import check_message
 from insitu.gateway.protocols.derender import (
     DERENDER,
     checked_delta,
@@ -278,6 +279,7 @@ def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnknownMemberType]
             raise InvalidRequest("Each message must be an object with a `role`.")
         message = cast("dict[str, Any]", message)
+        check_message(message, f"messages[{i}]")
         content: object = message.get("content")
         for j, part in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
             kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None

@@ -19,6 +19,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
+from insitu.gateway.protocols.bounds import check_ids
 from insitu.gateway.protocols.derender import decoded, local_text
 from insitu.gateway.protocols.request import COMMON_FIELDS, CallRequest, check_count, common_request
 from insitu.gateway.shared.faults import reading, text_of
@@ -179,7 +180,7 @@ def _one_prompt(prompt: object) -> str | list[int]:
     if isinstance(prompt, list) and prompt:
         items = cast("list[object]", prompt)
         if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            return cast("list[int]", items)
+            return check_ids(items, "prompt")
         if len(items) == 1:
             return _one_prompt(items[0])
     raise InvalidRequest(

@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.bounds import check_sampling, check_stops, check_tools
 from insitu.gateway.protocols.grammars import check_grammars
 from insitu.gateway.shared.settings import Limits
 
@@ -44,8 +45,6 @@ BOOKKEEPING_FIELDS = frozenset(
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
 COMMON_FIELDS = SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
-MAX_SEED = 2**63
-"""Seeds are signed integers of 64 bits."""
 MASKING_FIELDS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
     "thinking_token_budget",
@@ -105,8 +104,9 @@ def common_request(
             f"{num_logprobs} logprobs per token were requested; the limit is {limits.max_top_logprobs}."
         )
     given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
-    given["stop"] = stops = _stops(given.get("stop", []))
-    _check_seed(given.get("seed"))
+    given["stop"] = stops = check_stops(given.get("stop", []))
+    check_sampling(given, limits)
+    check_tools(given.get("tools"), given.get("tool_choice"))
     check_grammars(given, limits)
     options = check_object(body, "stream_options")
     return CallRequest(
@@ -137,19 +137,6 @@ def check_count(body: dict[str, Any], key: str, limit: int) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
         raise InvalidRequest(f"`{key}` is {value!r}; it must be an integer from 1 to {limit}.")
     return value
-
-
-def _check_seed(seed: object) -> None:
-    whole = isinstance(seed, int) and not isinstance(seed, bool)
-    if seed is not None and (not whole or not -MAX_SEED <= cast("int", seed) < MAX_SEED):
-        raise InvalidRequest(f"`seed` is {seed!r}; it must be an integer of 64 bits.")
-
-
-def _stops(stop: object) -> list[str]:
-    stops = cast("list[object]", stop if isinstance(stop, list) else [stop])
-    if not all(isinstance(item, str) and item for item in stops):
-        raise InvalidRequest("`stop` must be a string or a list of strings.")
-    return cast("list[str]", stops)
 
 
 def _depth(root: dict[str, Any], limit: int) -> int:

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import orjson
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
-from insitu.errors import UpstreamError
+from insitu.database.engine import OUTAGES
+from insitu.errors import UpstreamError, attempt
 from insitu.records.store import RecordStore
 from insitu.types import ModelCall
 
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES = 8 * 2**20
 _BATCH = 256
 _SUFFIX = ".calls"
+_PASSING = (*OUTAGES, OSError)
+"""Any other failure is the fault of one call, and would never pass."""
 
 
 def journal_folder(records_url: str) -> Path | None:
@@ -99,47 +101,87 @@ class Journal:
 def recover(folder: Path, store: RecordStore) -> int:
     """Move the calls of processes that were killed to the store; return how many were found.
 
-    Without space in the store they stay where they are, for the next start.
+    Without space in the store they stay where they are, for the next start. A line that is no call, or that
+    the store does not take, is set aside in a file beside its segment: no line keeps a gateway from starting.
     """
     num_found = 0
     for path, descriptor in _left(folder):
-        calls = list(_calls(path))
+        calls, rejected = _read(path)
         try:
             for start in range(0, len(calls), _BATCH):
-                store.append(calls[start : start + _BATCH])
-        except (SQLAlchemyError, OSError) as error:
+                rejected += _append(store, calls[start : start + _BATCH])
+        except _PASSING as error:
             _log.error("%d answered calls stay in %s: %s", len(calls), path, str(error).splitlines()[0])
             os.close(descriptor)
             continue
-        num_found += len(calls)
+        if rejected:
+            _set_aside(path, rejected)
+        num_found += len(calls) - sum(each.readable for each in rejected)
         _remove(_Segment(path, descriptor))
     if num_found:
         _log.warning("%d calls of a gateway that was killed are in the store now", num_found)
     return num_found
 
 
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    line: bytes
+    reason: str
+    readable: bool = False
+
+
+def _append(store: RecordStore, calls: list[tuple[bytes, ModelCall]]) -> list[_Rejected]:
+    """Store the calls, one by one if together they fail; return those that the store does not take."""
+    error = attempt(lambda: store.append([call for _, call in calls]), lambda error: error)
+    if not isinstance(error, Exception):
+        return []
+    if isinstance(error, _PASSING):
+        raise error
+    if len(calls) == 1:
+        return [_Rejected(calls[0][0], f"{type(error).__name__}: {error}".splitlines()[0], readable=True)]
+    return [rejected for call in calls for rejected in _append(store, [call])]
+
+
+def _set_aside(path: Path, rejected: list[_Rejected]) -> None:
+    aside = path.with_suffix(".rejected")
+    with os.fdopen(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb") as file:
+        file.writelines(each.line.rstrip(b"\n") + b"\n" for each in rejected)
+    _log.error(
+        "%d lines of %s cannot be stored and are in %s now; the first: %s",
+        *(len(rejected), path, aside.name, rejected[0].reason),
+    )
+
+
 def _left(folder: Path) -> Iterator[tuple[Path, int]]:
     """Yield the segments that no living process holds, locked."""
-    for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime):
-        descriptor = os.open(path, os.O_RDONLY)
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            _log.error("%s cannot be read and is left where it is: %s", path, error)
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            os.pread(descriptor, 1, 0)
+        except OSError as error:
             os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                _log.error("%s cannot be read and is left where it is: %s", path, error)
             continue
         yield path, descriptor
 
 
-def _calls(path: Path) -> Iterator[ModelCall]:
-    num_torn = 0
+def _read(path: Path) -> tuple[list[tuple[bytes, ModelCall]], list[_Rejected]]:
+    """Return the calls of a segment, each with its line, and the lines that are none."""
+    calls: list[tuple[bytes, ModelCall]] = []
+    rejected: list[_Rejected] = []
     with path.open("rb") as lines:
         for line in lines:
             try:
-                yield ModelCall(**orjson.loads(line))
-            except (orjson.JSONDecodeError, TypeError):  # the machine stopped in the middle of it
-                num_torn += 1
-    if num_torn:
-        _log.error("%s: %d lines are torn and lost", path, num_torn)
+                calls.append((line, ModelCall(**orjson.loads(line))))
+            except (orjson.JSONDecodeError, TypeError) as error:  # the machine stopped in the middle of it
+                rejected.append(_Rejected(line, f"{type(error).__name__}: {error}"))
+    return calls, rejected
 
 
 def _encoded(call: ModelCall) -> bytes:

@@ -23,6 +23,13 @@ class ReplicaFailed(Fault):
     """The replica answered with a server error or nonsense: it is probed, the call goes elsewhere."""
 
 
+class PreparationFailed(Fault):
+    """A server error where nothing is generated, as in rendering: as likely the request's fault.
+
+    Tried once more, elsewhere. Nobody is ejected: one client's odd request would take engines from all.
+    """
+
+
 class ReplicaBusy(Fault):
     """The replica answered 429: it is healthy, but the call should wait or go elsewhere."""
 
