@@ -130,6 +130,10 @@ class DeadlineExceeded(InsituError):
     status = 504
 
 
+class Undecided(DeadlineExceeded):
+    """A write was not acknowledged in time: it may have happened, or happen yet. Only the store can tell."""
+
+
 class ChildFailed(InsituError):
     """A child process or actor died; the message carries its own exception or last lines."""
 

@@ -303,6 +303,7 @@ class Supervisor:
                 if left_running:  # what was under way could not be recorded, so it runs again
                     for job_id in await asyncio.to_thread(ledger.requeue_running):
                         log.warning("job %s runs again", job_id)
+                    await registrar.reconcile()
                     left_running = False
                 worked = await self._work_once(registrar, runner, leases, ledger)
             except (InsituError, OSError) as error:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from insitu.database import postgres, sqlite
 from insitu.database.migrations import Schema, bring_up
 from insitu.database.url import is_sqlite, shown, without_secrets
-from insitu.errors import InvalidRequest, Unavailable, one_line
+from insitu.errors import InvalidRequest, Unavailable, Undecided, one_line
 
 BUSY_SECONDS = 30.0
 WRITE_OPTION = "insitu_write"
@@ -88,9 +88,12 @@ def cause_of(error: BaseException) -> str:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return True if an error of a store, or its cause, is one of the database and may pass by itself."""
+    """Return True if an error of a store, or its cause, is one of the database and may pass by itself.
+
+    Such an error does not say that nothing was written: the acknowledgement of a commit may be what was lost.
+    """
     found = error.__cause__ if isinstance(error, Unavailable) else error
-    return isinstance(found, OUTAGES)
+    return isinstance(found, (*OUTAGES, Undecided))
 
 
 def unstorable(error: DataError) -> InvalidRequest:

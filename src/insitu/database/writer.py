@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from insitu.database.engine import advice, cause_of, unstorable, writing
-from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, attempt
+from insitu.errors import DeadlineExceeded, InsituError, Overloaded, Unavailable, Undecided, attempt
 
 Result = TypeVar("Result")
 Operation = Callable[[Connection], object]
@@ -71,7 +71,7 @@ class GroupCommitWriter:
         except TimeoutError:
             # If it has not begun, it never will. If it has, it may still commit: only a repeat can tell.
             future.cancel()
-            raise DeadlineExceeded(
+            raise Undecided(
                 f"a ledger write was not durable after {deadline_seconds:.0f} s",
                 hint="repeat the same request (same id or key); check the disk of the state directory",
             ) from None

@@ -40,14 +40,16 @@ from insitu.backend.ledger.rows import (
     Run,
     Step,
 )
-from insitu.database.engine import advice, cause_of, unstorable
+from insitu.database.engine import advice, cause_of, is_outage, unstorable
 from insitu.database.writer import GroupCommitWriter
-from insitu.errors import InvalidRequest, Unavailable, one_line
+from insitu.errors import InsituError, InvalidRequest, Unavailable, one_line
 from insitu.json_values import JsonObject, JsonValue
 from insitu.types import JobState, LoraSettings, RunState, StepSettings, TrajectoryGroup
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+_ASKING_SECONDS = 60.0
+_ASKING_AGAIN_SECONDS = 1.0
 
 
 def ledger_url(state_dir: Path, database_url: str | None = None) -> str:
@@ -251,12 +253,36 @@ class Ledger:
     def commit_step(
         self, job_id: str, step: int, metrics: dict[str, float], checkpoint_path: str, manifest_sha256: str
     ) -> Job:
-        """Commit the step, its checkpoint and the consumption of its groups in one transaction."""
-        return self._writer.run(
-            lambda connection: steps.commit(
-                connection, job_id, step, metrics, checkpoint_path, manifest_sha256
+        """Commit the step, its checkpoint and the consumption of its groups in one transaction.
+
+        If the acknowledgement is lost, the ledger is asked what happened: a commit is never taken back.
+        """
+        try:
+            return self._writer.run(
+                lambda connection: steps.commit(
+                    connection, job_id, step, metrics, checkpoint_path, manifest_sha256
+                )
             )
-        )
+        except InsituError as error:
+            if not is_outage(error):
+                raise
+            log.warning("step %d of job %s was not acknowledged (%s): asking the ledger", step, job_id, error)
+            job = self._asked(lambda connection: steps.committed(connection, job_id, step, manifest_sha256))
+            if job is None:
+                raise
+            log.warning("step %d of job %s is committed", step, job_id)
+            return job
+
+    def _asked(self, question: Callable[[Connection], Result]) -> Result:
+        """Ask behind every write that was sent before, until the ledger answers or the time is up."""
+        deadline = time.monotonic() + _ASKING_SECONDS
+        while True:
+            try:
+                return self._writer.run(question)
+            except InsituError as error:
+                if not is_outage(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_ASKING_AGAIN_SECONDS)
 
     def steps(self, run: str, after: int = 0, limit: int = 1000) -> list[Step]:
         """Return the run's committed steps after `after`, in order."""

@@ -52,6 +52,19 @@ def commit(
     return jobs.read(connection, job_id)
 
 
+def committed(connection: Connection, job_id: str, step: int, manifest_sha256: str) -> Job | None:
+    """Return the job if exactly this step of it is committed, None if it is not.
+
+    The locks wait for a transaction that may still be at work.
+    """
+    job = jobs.read(connection, job_id, lock=True)
+    read_run(connection, job.run, lock=True)
+    kept = schema.checkpoints
+    query = select(kept.c.manifest_sha256).where(kept.c.run == job.run, kept.c.step == step)
+    digest = connection.execute(query).scalar()
+    return job if job.state is JobState.SUCCEEDED and digest == manifest_sha256 else None
+
+
 def fall_back(connection: Connection, name: str, step: int, reason: str) -> Run:
     """Take the run back to `step`: later steps never happened, and their jobs are queued again."""
     run = read_run(connection, name, lock=True)

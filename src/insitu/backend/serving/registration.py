@@ -28,6 +28,7 @@ from insitu.backend.serving.publication import BASE_VERSION
 from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.start import write_start
 from insitu.backend.serving.traffic import Traffic
+from insitu.database.engine import is_outage
 from insitu.errors import CannotHonour, InsituError
 from insitu.types import RunState, policy_name
 from insitu.wire.routing_table import Served, ServedBase
@@ -71,6 +72,13 @@ class Registrar:
         for run in open_runs:
             await self._admit(run)
 
+    async def reconcile(self) -> None:
+        """Load again what the ledger has at another step than calls get: an acknowledgement was lost."""
+        for run in await asyncio.to_thread(self._ledger.list_runs):
+            if run.state is RunState.READY and self._traffic.latest.get(run.name) != run.step:
+                log.warning("run %s is at step %d in the ledger: it is loaded again", run.name, run.step)
+                await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
+
     async def admit_runs(self) -> None:
         """Admit newly registered runs, stop serving closed or failed ones, and serve what is promoted."""
         known = await asyncio.to_thread(self._ledger.list_runs)
@@ -106,6 +114,8 @@ class Registrar:
                 before = await self._open(run, self.host)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.READY)
         except Exception as error:  # whatever a registration asks for ends that run, not the backend
+            if is_outage(error):  # nothing is wrong with the run; it is admitted when the database is back
+                raise
             log.exception("run %s cannot be served", run.name)
             failed = RunState.FAILED, reason_of(error)
             self._phases.say(f"run {run.name} cannot be served: {first_line(failed[1])}")
