@@ -1,7 +1,7 @@
-"""What a request can end an engine with: the places where vLLM's worker fails on a client's value, and our bounds.
+"""What a request can end an engine with: where vLLM's worker fails on a client's value, and our bounds.
 
 The places are read from vLLM's own source: every raise, assert and write into an array of fixed size or type
-in the functions that take a request into a batch, of Model Runner V1 and V2, of structured output and of LoRA.
+in the functions that take a request into a batch, of Model Runner V1 and V2, structured output and LoRA.
 A place that no row of `COVERED` names fails the gate, as one of a newer vLLM would; so does a row without a
 place. Then the bounds, and one beyond each, go through V2's own state classes.
 """
@@ -104,7 +104,8 @@ class Place:
 
 def places() -> Iterator[Place]:
     found = importlib.util.find_spec("vllm")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     root = Path(found.origin).parent
     for pattern in _FILES:
         for path in sorted(root.glob(pattern)):

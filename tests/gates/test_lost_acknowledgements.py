@@ -1,8 +1,9 @@
 """A commit that happened and was not acknowledged: the run goes on from the truth, without a restart.
 
 The whole backend in this process, on a pretended device, trains four steps. At one commit of its ledger the
-acknowledgement is lost: over SQLite the error comes back after the commit, or before it, when the writer takes
-longer than its callers wait; over PostgreSQL a proxy cuts the connection instead of passing the answer on.
+acknowledgement is lost: over SQLite the error comes back after the commit, or before it, when the writer
+takes longer than its callers wait; over PostgreSQL a proxy cuts the connection instead of passing on the
+answer.
 Every step must be there once, calls must get the last one, and the adapter must have the bytes of the run
 without a fault.
 """
@@ -22,7 +23,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from insitu.backend import serve
-from insitu.backend.ledger import ledger
+from insitu.backend.ledger import Ledger, ledger
 from insitu.backend.plan.settings import Publication
 from insitu.database.writer import GroupCommitWriter
 from insitu.errors import InsituError, Unavailable
@@ -48,6 +49,8 @@ class Losses:
         self.at = 0
         self.number = 0
         self.armed = False
+        self.of_steps: list[int] = []
+        """The numbers of the commits of steps, in a life without a fault."""
 
     def due(self) -> bool:
         self.number += self.armed
@@ -97,7 +100,7 @@ LOSSES: dict[str, Callable[[Losses, pytest.MonkeyPatch], None]] = {
 
 
 async def train(world: World, losses: Losses) -> None:
-    """Queue four steps, one after the other, as a client that repeats a request whose answer it did not get."""
+    """Queue four steps, one after the other, as a client that repeats a request without an answer."""
     work = asyncio.create_task(
         world.supervisor._work(world.registrar, world.runner, world.leases, world.ledger)
     )
@@ -161,11 +164,20 @@ async def every_loss(
     every: int,
 ) -> None:
     """Live without a fault, then once for every `every`-th of its commits."""
-    whole = await live(folder / "whole", model, scores, publication, losses)
+    commit_step = Ledger.commit_step
+
+    def noted(*args: Any) -> Any:
+        losses.of_steps.append(losses.number + 1)
+        return commit_step(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "commit_step", noted)
+        whole = await live(folder / "whole", model, scores, publication, losses)
     num_commits = losses.number
+    assert len(losses.of_steps) == NUM_STEPS
     assert num_commits >= 10 * NUM_STEPS // 2, "the ledger writes less than it did: what is counted?"
     others = 0
-    tried = range(1, num_commits + 1, every)
+    tried = sorted({*range(every, num_commits + 1, every), *losses.of_steps[: None if every == 1 else 2]})
     for losses.at in tried:
         losses.number = 0
         learned = await live(folder / str(losses.at), model, scores, publication, losses)

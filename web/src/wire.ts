@@ -455,6 +455,7 @@ export interface FleetView {
     healthy: boolean | null;
     in_flight: number | null;
     versions: string[];
+  num_versions: number;
   }[];
   ranks: { rank: number; pid: number | null; device: string; dtype: string; num_threads: number | null }[];
   gateway: { held: number; in_flight: number; recorded: number; record_backlog: number; versions: Counts } | null;

@@ -72,6 +72,8 @@ from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
+_VERSIONS_SHOWN = 4
+"""Of each engine, in the report; with hundreds of runs their names would be megabytes, twice a second."""
 _WATCH_SECONDS = 1.0
 _WORK_SECONDS = 0.1
 _STORAGE_AGAIN_SECONDS = 2.0
@@ -249,7 +251,7 @@ class Supervisor:
             for child in self._children:
                 if child.keep_alive():
                     self._say(f"the {child.name} process had ended and was started again")
-            state = await traffic.refresh()
+            state = await traffic.answering()
             if registrar.host is not None:
                 await self._tend_replicas(registrar.host, traffic, tasks)
                 scaling.tend(registrar.host, tasks)
@@ -372,7 +374,12 @@ class Supervisor:
             "replicas": {}
             if host is None
             else {
-                r.id: {"pid": r.pid, "joined": r.joined, "versions": r.engine.versions}
+                r.id: {
+                    "pid": r.pid,
+                    "joined": r.joined,
+                    "versions": r.engine.versions[-_VERSIONS_SHOWN:],
+                    "num_versions": len(r.engine.versions),
+                }
                 for r in host.replicas.replicas.values()
             },
             "trainer": [] if host is None else host.trainer.ranks,

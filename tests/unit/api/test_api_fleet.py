@@ -32,8 +32,18 @@ async def test_the_report_of_the_supervisor(http: httpx.AsyncClient, tmp_path: P
     named = [("supervisor", 4001), ("gateway", 4002), ("api", 4003)]
     assert view.processes == [ProcessView(name, pid) for name, pid in named]
     assert view.replicas == [
-        ReplicaView("replica-0", 4010, True, True, in_flight=4, versions=["base", "adder@2", "adder@3"]),
-        ReplicaView("replica-1", 4011, False, False, in_flight=1, versions=["base", "adder@2"]),
+        ReplicaView(
+            "replica-0",
+            4010,
+            True,
+            True,
+            in_flight=4,
+            versions=["base", "adder@2", "adder@3"],
+            num_versions=3,
+        ),
+        ReplicaView(
+            "replica-1", 4011, False, False, in_flight=1, versions=["base", "adder@2"], num_versions=2
+        ),
     ]
     assert view.ranks == [RankView(rank, 4020 + rank, "cpu", "float32", 2) for rank in (0, 1)]
     assert view.gateway is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
@@ -179,3 +180,22 @@ async def test_an_engine_is_empty_once_the_gateway_has_the_table_without_it(
     assert len(gateway.tables) == 2
     with pytest.raises(DeadlineExceeded, match="calls on replica-1 did not end"):
         await traffic.emptied(["replica-1"], 0.2)
+
+
+async def test_a_gateway_that_is_gone_keeps_nothing_waiting(
+    gateway: StandinGateway, traffic: Traffic
+) -> None:
+    traffic.gateway_urls = [*traffic.gateway_urls, "http://127.0.0.1:9"]
+    traffic.push_seconds = 30.0
+    began = time.monotonic()
+    await traffic.offer()
+    state = await traffic.answering()
+    assert state is not None, "one gateway serves"
+    assert state.epoch == gateway.tables[-1]["epoch"] == traffic.revision
+    assert await traffic.refresh() is None, "calls of the other are not known to have ended"
+    assert time.monotonic() - began < 5.0
+
+
+async def test_no_gateway_answers(traffic: Traffic) -> None:
+    traffic.gateway_urls = ["http://127.0.0.1:9"]
+    assert await traffic.answering() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -72,12 +73,16 @@ async def test_a_stream_that_ends_engines_ends_two(start_gateway: StartGateway) 
     assert dead(gateway) == 2
 
 
+def _all_generate(engines: list[MortalEngine]) -> bool:
+    return sum(engine.num_generating for engine in engines) == NUM_INNOCENT
+
+
 async def test_calls_live_through_two_engines_that_are_killed(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(NUM_ENGINES, make_engine=mortal)
     for round_number in range(2):
         calls = innocents(gateway, f"round{round_number}")
         busy = [engine for engine in gateway.engines if isinstance(engine, MortalEngine) and not engine.died]
-        await until(lambda: sum(each.num_generating for each in busy) == NUM_INNOCENT, "all generate")
+        await until(partial(_all_generate, busy), "all generate")
         busy[0].die()
         assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * NUM_INNOCENT
     assert dead(gateway) == 2

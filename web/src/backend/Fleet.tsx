@@ -116,7 +116,10 @@ function Engines({ fleet }: { fleet: FleetView }) {
                   <td>{each.id}</td>
                   <td class={each.joined ? "" : "bad"}>{each.joined ? "yes" : "no"}</td>
                   <td class={each.healthy === false ? "bad" : ""}>{each.healthy === null ? "–" : each.healthy ? "yes" : "no"}</td>
-                  <td>{each.versions.join(", ") || "–"}</td>
+                  <td>
+                    {each.versions.join(", ") || "–"}
+                    {each.num_versions > each.versions.length && ` and ${count(each.num_versions - each.versions.length)} more`}
+                  </td>
                   <td class="num">{count(each.in_flight)}</td>
                   <td class="num">{each.pid ?? "–"}</td>
                 </tr>

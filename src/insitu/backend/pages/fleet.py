@@ -23,6 +23,7 @@ class _Replica(Answer):
     pid: int | None = None
     joined: bool = False
     versions: list[str] = field(default_factory=list[str])
+    num_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,8 @@ def _replicas(report: _Report, sender: Project) -> list[ReplicaView]:
         state = seen.get(name)
         healthy, in_flight = (None, None) if state is None else (state.healthy, state.in_flight)
         versions = [sender.shown(each) for each in replica.versions if "@" not in each or sender.owns(each)]
-        found.append(ReplicaView(name, replica.pid, replica.joined, healthy, in_flight, versions))
+        count = max(replica.num_versions, len(replica.versions))
+        found.append(ReplicaView(name, replica.pid, replica.joined, healthy, in_flight, versions, count))
     return found
 
 

@@ -135,27 +135,55 @@ class Traffic:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def offer(self) -> None:
-        """Send the table; a gateway that does not take it now is sent it by `refresh` when it answers."""
-        try:
-            await self.push()
-        except DeadlineExceeded as error:
-            log.warning("%s", error)
+        """Send the table once; a gateway that does not take it now is sent it when it answers again."""
+        async with self._sending:
+            self.revision += 1
+            self._sent = self.replicas()
+            await self._offer_to(self.gateway_urls)
+
+    async def _offer_to(self, urls: Iterable[str]) -> None:
+        table = self._table()
+        sent = [self._push(url, table, 0.0) for url in urls]
+        for error in await asyncio.gather(*sent, return_exceptions=True):
+            if isinstance(error, DeadlineExceeded):
+                log.warning("%s", error.message)
+            elif error is not None:
+                raise error
 
     async def refresh(self) -> GatewayState | None:
-        """Return the gateways' state together, sending the table if it is outdated; None if one is away."""
-        try:
-            states = await all_or_none(
-                self._request(url, GatewayState, "GET", "/control/state") for url in self.gateway_urls
-            )
-            if self.base is not None and not self._sending.locked():
-                outdated = [state.epoch for state in states if state.epoch != self.revision]
-                if outdated:
-                    log.warning("a gateway has table %s, not %s: it is sent", outdated[0], self.revision)
-                if outdated or self._sent != self.replicas():  # or an engine was replaced
-                    await self.push()
-        except (aiohttp.ClientError, TimeoutError, DeadlineExceeded):
-            return None
-        return together(states)
+        """Return the state of all gateways together, as `answering` does; None if one is away."""
+        states = await self._states()
+        return None if None in states else _together(states)
+
+    async def answering(self) -> GatewayState | None:
+        """Return the state of the gateways that answer, sending them the table if theirs is outdated.
+
+        None if no gateway answers.
+        """
+        return _together(await self._states())
+
+    async def _states(self) -> list[GatewayState | None]:
+        asked = [self._request(url, GatewayState, "GET", "/control/state") for url in self.gateway_urls]
+        states: list[GatewayState | None] = []
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(found, BaseException) and not isinstance(found, aiohttp.ClientError | TimeoutError):
+                raise found
+            states.append(None if isinstance(found, BaseException) else found)
+        if self.base is None or self._sending.locked():
+            return states
+        if self._sent != self.replicas():  # an engine was replaced
+            await self.offer()
+            return states
+        outdated = {
+            url: state.epoch
+            for url, state in zip(self.gateway_urls, states, strict=True)
+            if state is not None and state.epoch != self.revision
+        }
+        if outdated:
+            log.warning("gateways have tables %s, not %s: it is sent", outdated, self.revision)
+            async with self._sending:
+                await self._offer_to(outdated)
+        return states
 
     @asynccontextmanager
     async def held(self, reason: str, passing: str | None = None) -> AsyncGenerator[None]:
@@ -246,6 +274,11 @@ class Traffic:
         except Malformed as error:
             said = f"the gateway at {url} answered {path} with {text[:200]!r}: {error}"
             raise UpstreamError(said) from error
+
+
+def _together(states: Sequence[GatewayState | None]) -> GatewayState | None:
+    found = [state for state in states if state is not None]
+    return together(found) if found else None
 
 
 def together(states: Sequence[GatewayState]) -> GatewayState:

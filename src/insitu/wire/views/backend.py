@@ -40,7 +40,9 @@ class ReplicaView(Answer):
     in_flight: Count | None
     """Calls that it is answering."""
     versions: list[str]
-    """The weights that it has: those of the base model or of a step, and adapters that the key reaches."""
+    """The weights that it got last: of the base model or of a step, and adapters that the key reaches."""
+    num_versions: Count
+    """How many it has in all."""
 
 
 @dataclass(frozen=True, slots=True)
