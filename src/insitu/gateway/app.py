@@ -15,6 +15,7 @@ from aiohttp import web
 from insitu.access.day_use import gateway_use_file
 from insitu.access.meters import Admission, KeyMeters
 from insitu.access.routes import GATEWAY
+from insitu.access.shares import Shares
 from insitu.access.strangers import Strangers
 from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.exposition import CONTENT_TYPE, exposition
@@ -34,7 +35,7 @@ from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.messages import MessagesProtocol
-from insitu.gateway.protocols.request import load_body
+from insitu.gateway.protocols.request import CallRequest, load_body
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.recording.journal import Journal, journal_folder, recover
 from insitu.gateway.recording.listings import Listings, flag
@@ -43,7 +44,7 @@ from insitu.gateway.recording.tally import Tallies, Ticket
 from insitu.gateway.sampled_ids.restore import Restorer
 from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
-from insitu.gateway.shared.bodies import Bodies
+from insitu.gateway.shared.bodies import HOLDER, Bodies
 from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
@@ -95,6 +96,7 @@ class Gateway:
             "messages": MessagesProtocol(),
         }
         self._bodies = Bodies(settings.limits)
+        self._calls = Shares(settings.limits.max_in_flight, "calls in flight")
         self._counts = Counts()
         self.app = web.Application(middlewares=[self._middleware])
         self._strangers = self.app[STRANGERS] = Strangers(GATEWAY, self._guard.knows, KEY_HINT)
@@ -173,7 +175,7 @@ class Gateway:
         try:
             holder = self._guard.identify(request)
             if holder is not None:
-                request[PROJECT] = holder.project
+                request[PROJECT], request[HOLDER] = holder.project, holder
                 if isinstance(request.protocol, Connection):
                     request.protocol.known()
                 self._guard.authorise(request, holder)
@@ -226,6 +228,13 @@ class Gateway:
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             self.caller.refuse_when_full(parsed.num_choices)
+            with self._calls.held(request.get(HOLDER), parsed.num_choices):
+                return await answered(request, ticket, protocol, parsed)
+
+        async def answered(
+            request: web.Request, ticket: Ticket, protocol: CallProtocol, parsed: CallRequest
+        ) -> web.StreamResponse:
+            sender = sender_of(request)
             spend = request[_ADMISSION].spend_tokens
             context = CallContext(
                 protocol, parsed, labels_of(request), new_call_id(), ticket, spend, project=sender

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ import httpx
 import pytest
 import uvicorn
 
+from insitu.access.key_changes import create_key
+from insitu.access.scopes import Scope
 from insitu.backend.api.settings import ApiSettings, Limits
 from insitu.backend.http.app import build_api
 from insitu.backend.http.process import server_config
 from insitu.backend.ledger import Ledger
 from insitu.records.store import RecordStore
+from insitu.types import LoraSettings
 from tests.support.raw_connection import closed, connected
 
 from .conftest import KEY, LIMITS, inline_call, inline_group, ndjson, put, submit
@@ -273,6 +276,26 @@ async def test_uploads_that_trickle_give_up_their_place(
                 trickle.cancel()
             for one in crowd:
                 await one.__aexit__(None, None, None)
+
+
+async def test_slow_uploads_of_one_key_leave_places_for_others(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    for project in ("a", "b"):
+        ledger.register_run(project, f"{project}~run", "model", LoraSettings(), {}, {"max_seq_length": 100})
+    slow, honest = (create_key(tmp_path, name, [Scope.SUBMIT], project=name)[0] for name in ("a", "b"))
+    head = b"HTTP/1.1\r\nHost: 127.0.0.1\r\n" + UPLOAD.replace(KEY.encode(), slow.encode())
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(
+            serving(tmp_path, ledger, records, max_uploads=8, upload_wait_seconds=1.0)
+        )
+        for n in range(16):
+            await stack.enter_async_context(connected(port, b"PUT /v1/runs/run/groups/g%d " % n + head))
+        await asyncio.sleep(0.3)
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}"))
+        client.headers["authorization"] = f"Bearer {honest}"
+        statuses = [(await put(client, f"h{n}", inline_group(f"h{n}"))).status_code for n in range(10)]
+        assert statuses == [201] * 10
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:

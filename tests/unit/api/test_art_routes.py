@@ -12,10 +12,12 @@ import httpx
 import orjson
 import pytest
 
+from insitu.backend.api.settings import ApiSettings
+from insitu.backend.http.app import build_api
 from insitu.backend.ledger import Ledger
 from insitu.records.store import RecordStore
 from insitu.types import JobState, ModelCall, RunState
-from tests.unit.api.conftest import KEY
+from tests.unit.api.conftest import KEY, LIMITS
 
 MODEL = {"name": "run", "project": "project", "base_model": "model", "trainable": True, "config": None}
 ASKED = {"role": "user", "content": "3 + 5?"}
@@ -189,3 +191,22 @@ async def test_a_name_or_rank_that_cannot_be_is_refused_by_name(http: httpx.Asyn
     answer = await http.post("/register", json=wrong)
     assert answer.status_code == 400
     assert "rank: Input should be greater than" in answer.text
+
+
+@pytest.mark.timeout(20)
+async def test_what_art_sends_is_bounded_in_bytes_and_values(
+    tmp_path: Path, ledger: Ledger, records: RecordStore
+) -> None:
+    limits = replace(LIMITS, max_training_values=100)
+    settings = replace(ApiSettings.with_key(tmp_path, KEY), limits=limits)
+    app = build_api(settings, ledger=ledger, records=records)
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as http:
+        for route, body, told in (
+            ("/register", b"{" + b" " * limits.max_body_bytes + b"}", f"over {limits.max_body_bytes} bytes"),
+            ("/_train_model", b"[" + b"[]," * 100 + b"[]]", "up to 203 values; the limit is 100"),
+        ):
+            got = await http.post(route, content=body)
+            assert (got.status_code, got.json()["error"]["type"]) == (413, "TooLarge")
+            assert told in got.json()["error"]["message"]

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from insitu.backend.adapters.reader import AdapterReader
 from insitu.backend.api.requests import new_router
-from insitu.backend.api.security import Sender
+from insitu.backend.api.security import Sender, holder_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.ledger import adapter_files
@@ -48,7 +48,7 @@ def adapter_routes(services: Services) -> APIRouter:
         name = sender.stored(sha256)
         created = not await run_in_threadpool(adapter_files.renew, state_dir, name)
         if created:
-            async with upload_turn(services):
+            async with upload_turn(services, await holder_of(request)):
                 reader = AdapterReader(state_dir, sha256, num_bytes, services.limits, name)
                 await reader.store(request.stream())
         else:

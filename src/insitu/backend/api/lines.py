@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from insitu.backend.api.arriving import arriving
 from insitu.backend.api.settings import Limits
 from insitu.errors import TooLarge
+from insitu.json_size import count_values
 
 
 async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
@@ -25,11 +26,13 @@ async def read_lines(chunks: AsyncIterator[bytes], limits: Limits) -> AsyncItera
             _check_line(len(buffer) + len(head), limits)
             line = bytes(buffer + head)
             buffer.clear()
+            count_values(line, limits.max_line_values)
             if line.strip():
                 yield line
         _check_line(len(buffer) + len(rest), limits)
         buffer += rest
     if buffer.strip():
+        count_values(buffer, limits.max_line_values)
         yield bytes(buffer)
 
 

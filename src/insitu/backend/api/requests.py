@@ -13,6 +13,7 @@ from starlette.responses import Response
 from insitu.backend.api.arriving import arriving
 from insitu.backend.api.settings import Limits
 from insitu.errors import TooLarge
+from insitu.json_size import count_values
 from insitu.wire.answers import ErrorBody
 
 PREFIX = "/v1"
@@ -25,13 +26,14 @@ class BoundedRequest(Request):
         """Parse the body as JSON. Unlike the standard library's, this parser rejects NaN."""
         return orjson.loads(await self.body())
 
-    async def read(self, max_bytes: int, limits: Limits) -> None:
-        """Read the body; raise TooLarge as soon as it exceeds the limit, TooSlow if it trickles."""
+    async def read(self, max_bytes: int, max_values: int, limits: Limits) -> None:
+        """Read the body; raise TooLarge as soon as it exceeds a limit, TooSlow if it trickles."""
         body = bytearray()
         async for chunk in arriving(self.stream(), limits):
             body += chunk
             if len(body) > max_bytes:
                 raise TooLarge(f"the body is over {max_bytes} bytes", hint="send fewer or smaller items")
+        count_values(body, max_values)
         # Starlette itself caches the body it has read here.
         self._body = bytes(body)
 
@@ -44,7 +46,7 @@ def new_router(tag: str, prefix: str = PREFIX, route_class: type[APIRoute] = API
 
 
 def bounded_route(max_bytes: int, limits: Limits) -> type[APIRoute]:
-    """Return a route class that limits JSON bodies to `max_bytes`."""
+    """Return a route class that limits JSON bodies to `max_bytes`, and their values."""
 
     class BoundedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -53,7 +55,7 @@ def bounded_route(max_bytes: int, limits: Limits) -> type[APIRoute]:
             async def handle(request: Request) -> Response:
                 bounded = BoundedRequest(request.scope, request.receive)
                 if self.body_field is not None:
-                    await bounded.read(max_bytes, limits)
+                    await bounded.read(max_bytes, limits.max_body_values, limits)
                 return await handler(bounded)
 
             return handle

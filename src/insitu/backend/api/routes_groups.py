@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from insitu.backend.api.requests import new_router
 from insitu.backend.api.responses import shown, shown_group
 from insitu.backend.api.routes_runs import RunName
-from insitu.backend.api.security import Sender
+from insitu.backend.api.security import Sender, holder_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.api.upload import GroupReader
@@ -49,7 +49,7 @@ def group_routes(services: Services) -> APIRouter:
         run = await run_in_threadpool(ledger.get_run, name)
         if run.state is RunState.CLOSED:
             raise Conflict(f"run {name!r} is closed", hint="register it again to go on: POST /v1/runs")
-        async with upload_turn(services):
+        async with upload_turn(services, await holder_of(request)):
             reader = GroupReader(run, group_id, services.records, services.limits, sender)
             group, body_hash = await reader.read(request.stream())
         created = await run_in_threadpool(ledger.put_group, group, body_hash)

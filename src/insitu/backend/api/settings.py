@@ -13,6 +13,7 @@ from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.day_use import API_USE_FILE
 from insitu.access.key_file import KEYS_FILE
 from insitu.access.projects import Project
+from insitu.access.shares import Shares
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
@@ -63,7 +64,13 @@ class Limits:
     """Bytes of a request's address and headers."""
     max_body_bytes: int = 4 * 2**20
     max_line_bytes: int = 16 * 2**20
+    max_line_values: int = 2**21
+    """Values in a line of a group; an upper bound is counted before it is parsed."""
     max_group_bytes: int = 1024 * 2**20
+    max_body_values: int = 2**19
+    """Values in a JSON body."""
+    max_training_values: int = 2**23
+    """Values in the body of ART's `_train_model`, which is parsed at once."""
     max_adapter_bytes: int = 4 * 2**30
     max_trajectories: int = 4096
     max_calls_per_trajectory: int = 10_000
@@ -161,7 +168,8 @@ class Services:
         self.limits = settings.limits
         self.ledger = ledger
         self.records = records
-        self.uploads = asyncio.Semaphore(settings.limits.max_uploads)
+        self.uploads = Shares(settings.limits.max_uploads, "uploads under way")
+        self.upload_ended = asyncio.Condition()
         self.num_streams = 0
         self.num_waiting = 0
         """Requests for a job that are answered when it ends."""

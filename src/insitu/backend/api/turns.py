@@ -1,28 +1,59 @@
-"""The few places for uploads that are read at the same time."""
+"""The few places for uploads that are read at the same time, with a share for each project and key."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from insitu.access.keyring import Holder
+from insitu.backend.api.requests import BoundedRequest
+from insitu.backend.api.security import holder_of
 from insitu.backend.api.settings import Services
 from insitu.errors import Overloaded
 
 
 @asynccontextmanager
-async def upload_turn(services: Services) -> AsyncGenerator[None]:
+async def upload_turn(services: Services, holder: Holder) -> AsyncGenerator[None]:
     """Wait for one of the few places for uploads, but not for long."""
-    wait = services.limits.upload_wait_seconds
+    wait, uploads = services.limits.upload_wait_seconds, services.uploads
     try:
-        async with asyncio.timeout(wait):
-            await services.uploads.acquire()
+        async with asyncio.timeout(wait), services.upload_ended:
+            await services.upload_ended.wait_for(lambda: uploads.may_take(holder, 1))
+            uploads.take(holder, 1)
     except TimeoutError:
         raise Overloaded(
-            f"{services.limits.max_uploads} uploads are under way, and none ended within {wait:.0f} s",
+            f"{uploads.used} of {services.limits.max_uploads} uploads are under way, as many of them of this "
+            f"project or key as its share allows, and none ended within {wait:.0f} s",
             hint="upload it again later, under the same id",
         ) from None
     try:
         yield
     finally:
-        services.uploads.release()
+        uploads.give_back(holder, 1)
+        async with services.upload_ended:
+            services.upload_ended.notify_all()
+
+
+def uploading_route(services: Services) -> type[APIRoute]:
+    """Return a route class for JSON bodies of the size of a group: read and parsed in a turn of an upload."""
+    limits = services.limits
+
+    class UploadingRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                bounded = BoundedRequest(request.scope, request.receive)
+                async with upload_turn(services, await holder_of(request)):
+                    await bounded.read(limits.max_group_bytes, limits.max_training_values, limits)
+                    return await handler(bounded)
+
+            return handle
+
+    return UploadingRoute

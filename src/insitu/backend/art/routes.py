@@ -28,6 +28,7 @@ from insitu.backend.api.requests import bounded_route, new_router
 from insitu.backend.api.responses import MessageResponse
 from insitu.backend.api.security import Sender, key_of
 from insitu.backend.api.settings import Services
+from insitu.backend.api.turns import uploading_route
 from insitu.backend.api.upload import max_seq_length
 from insitu.backend.art.matching import CallIndex
 from insitu.backend.art.settings import registration, step_settings
@@ -49,7 +50,8 @@ def art_routes(services: Services) -> APIRouter:
     """Build the router; paths and responses are ART's."""
     ledger = services.ledger
     limits = services.limits
-    router = new_router("art", prefix="", route_class=bounded_route(limits.max_group_bytes, limits))
+    router = new_router("art", prefix="", route_class=bounded_route(limits.max_body_bytes, limits))
+    uploads = new_router("art", prefix="", route_class=uploading_route(services))
 
     @router.get("/healthcheck")
     def healthcheck() -> Done:
@@ -84,7 +86,7 @@ def art_routes(services: Services) -> APIRouter:
             raise Unavailable("the supervisor has not said where its gateway is", hint="retry later")
         return f"{url}/v1", key_of(request.headers)
 
-    @router.post("/_train_model")
+    @uploads.post("/_train_model")
     async def train_model(body: TrainBody, sender: Sender) -> Response:
         """Train one step; its metrics come when it is done, empty lines meanwhile."""
         run, settings = sender.stored(body.model.name), step_settings(body)
@@ -129,6 +131,7 @@ def art_routes(services: Services) -> APIRouter:
         """A client says goodbye; runs stay open for the next one."""
         return Done()
 
+    router.include_router(uploads)
     return router
 
 

@@ -44,7 +44,7 @@ class Suspects:
         if (until := self._until.get(_digest(context))) is not None:
             self.num_rejected += 1
             raise InvalidRequest(
-                "Two engines were lost while they worked on this very request, so it is not tried again.",
+                "Two engines were lost while they worked on this very request, so it is not retried.",
                 hint=f"change it, or send it again in {until - now:.0f} s; the gateway's log has the engines",
             )
 

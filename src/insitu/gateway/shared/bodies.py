@@ -9,19 +9,22 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from insitu.errors import InvalidRequest, Overloaded, TooLarge, TooSlow
+from insitu.access.keyring import Holder
+from insitu.access.shares import Shares
+from insitu.errors import InvalidRequest, TooLarge, TooSlow
 from insitu.gateway.shared.settings import Limits
+from insitu.json_size import VALUE_BYTES, count_values
 
 T = TypeVar("T")
-_VALUE_BYTES = 64
-"""The memory of a parsed JSON value, roughly: an empty list and its place in another."""
+HOLDER = web.RequestKey("holder", Holder)
+"""The sender of a request with a key, set where the key is recognised."""
 
 
 class Bodies:
     """Reads bodies; each counts against a common budget until its request ends."""
 
     def __init__(self, limits: Limits) -> None:
-        self.num_bytes = 0
+        self._shares = Shares(limits.max_bodies_bytes, "bytes of requests under way")
         """The estimated memory of all bodies under way, raw and parsed."""
         self.num_arriving = 0
         """Requests whose body is being read."""
@@ -33,14 +36,14 @@ class Bodies:
 
         Only the parsed form stays: a long call must not keep its body twice.
         """
-        share = _Share(self)
+        share = _Share(self._shares, request.get(HOLDER))
         try:
             self.num_arriving += 1
             try:
                 data = await self._read(request, share)
             finally:
                 self.num_arriving -= 1
-            share.grow(_VALUE_BYTES * self._num_values(data))
+            share.grow(VALUE_BYTES * count_values(data, self._limits.max_json_values))
             parsed = parse(data)
             del data
             yield parsed
@@ -55,15 +58,15 @@ class Bodies:
         if declared is not None:
             if declared > limits.max_body_bytes:
                 raise self._too_large()
-            share.grow(declared)  # at once: a body that does not fit is not read first
+            share.grow(declared)  # a body that does not fit is not read first
+            share.release()  # but only what has arrived is taken: to announce costs a client nothing
         body = bytearray()
         try:
             async with asyncio.timeout(limits.body_seconds):
                 while chunk := await request.content.readany():
                     if len(body) + len(chunk) > limits.max_body_bytes:
                         raise self._too_large()
-                    if declared is None:
-                        share.grow(len(chunk))
+                    share.grow(len(chunk))
                     body += chunk
         except TimeoutError:
             raise TooSlow(
@@ -72,41 +75,22 @@ class Bodies:
             ) from None
         return bytes(body)
 
-    def _num_values(self, data: bytes) -> int:
-        """Return an upper bound of the values in a JSON text, without parsing it."""
-        found = data.count(b",") + data.count(b"[") + data.count(b"{") + 1
-        if found > self._limits.max_json_values:
-            raise TooLarge(
-                f"The body has up to {found} values; the limit is {self._limits.max_json_values}.",
-                hint="send less in one request",
-            )
-        return found
-
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is over the limit of {self._limits.max_body_bytes} bytes.")
-
-    def take(self, num_bytes: int) -> None:
-        """Reserve memory, or raise Overloaded."""
-        if self.num_bytes + num_bytes > self._limits.max_bodies_bytes:
-            raise Overloaded(
-                f"The requests under way hold {self.num_bytes} bytes; the limit is "
-                f"{self._limits.max_bodies_bytes}.",
-                hint="retry later",
-            )
-        self.num_bytes += num_bytes
 
 
 class _Share:
     """The memory that one request has reserved."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, shares: Shares, holder: Holder | None) -> None:
+        self._shares = shares
+        self._holder = holder
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        self._bodies.take(num_bytes)
+        self._shares.take(self._holder, num_bytes)
         self._num_bytes += num_bytes
 
     def release(self) -> None:
-        self._bodies.num_bytes -= self._num_bytes
+        self._shares.give_back(self._holder, self._num_bytes)
         self._num_bytes = 0

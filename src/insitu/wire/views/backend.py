@@ -42,7 +42,7 @@ class ReplicaView(Answer):
     versions: list[str]
     """The weights that it got last: of the base model or of a step, and adapters that the key reaches."""
     num_versions: Count
-    """How many it has in all."""
+    """The number of all versions that it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""Shares: a budget that all senders have in common, of which none can take what others need.
+
+    free ◄── total − used      a project may hold at most twice what is left free, a key as much as is
+
+So one project alone reaches two thirds of the budget and one key a half; the more others use, the less
+each may hold, and something is always left for one that has nothing. The operator's own keys, which have
+no limits and no project, take what there is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from insitu.access.keyring import Holder
+from insitu.errors import Overloaded
+
+_OF_A_PROJECT, _OF_A_KEY = 2, 1
+
+
+class Shares:
+    """One budget, such as the bytes of all bodies under way."""
+
+    def __init__(self, total: int, what: str) -> None:
+        """`what` is counted, in words: `bytes of requests under way`."""
+        self.used = 0
+        self._total = total
+        self._what = what
+        self._by_project: Counter[str | None] = Counter()
+        self._by_key: Counter[str] = Counter()
+
+    def take(self, holder: Holder | None, amount: int) -> None:
+        """Reserve an amount for a sender, or raise Overloaded."""
+        free = self._total - self.used - amount
+        if free < 0:
+            raise Overloaded(
+                f"{self._what}: {self.used} of {self._total} are taken.", hint="retry when some have ended"
+            )
+        if holder is not None and _is_tenant(holder):
+            self._check("project", self._by_project[holder.project.name], amount, _OF_A_PROJECT * free)
+            self._check("key", self._by_key[holder.key], amount, _OF_A_KEY * free)
+            self._by_project[holder.project.name] += amount
+            self._by_key[holder.key] += amount
+        self.used += amount
+
+    def give_back(self, holder: Holder | None, amount: int) -> None:
+        """Free what was taken."""
+        self.used -= amount
+        if holder is not None and _is_tenant(holder):
+            for taken, name in ((self._by_project, holder.project.name), (self._by_key, holder.key)):
+                taken[name] -= amount  # pyright: ignore[reportArgumentType] - each has names of its own kind
+                if not taken[name]:  # pyright: ignore[reportArgumentType]
+                    del taken[name]  # pyright: ignore[reportArgumentType]
+
+    @contextmanager
+    def held(self, holder: Holder | None, amount: int) -> Generator[None]:
+        """Hold an amount for the length of a block."""
+        self.take(holder, amount)
+        try:
+            yield
+        finally:
+            self.give_back(holder, amount)
+
+    def may_take(self, holder: Holder | None, amount: int) -> bool:
+        """Return True if `take` would succeed."""
+        try:
+            self.take(holder, amount)
+        except Overloaded:
+            return False
+        self.give_back(holder, amount)
+        return True
+
+    def _check(self, whose: str, taken: int, amount: int, most: int) -> None:
+        if taken and taken + amount > most:
+            raise Overloaded(
+                f"{self._what}: this {whose} has {taken} of {self._total} already, which is its share while "
+                f"{self._total - self.used} are free.",
+                hint="retry when some of its own have ended",
+            )
+
+
+def _is_tenant(holder: Holder) -> bool:
+    return holder.limits is not None or holder.project.name is not None

@@ -1,0 +1,89 @@
+"""A common budget: whoever takes all it can leaves something for others, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from insitu.access.keyring import Holder
+from insitu.access.projects import Project
+from insitu.access.shares import Shares
+from insitu.errors import Overloaded
+
+OPERATOR = Holder("default", frozenset())
+
+
+def key(name: str, project: str = "a") -> Holder:
+    return Holder(name, frozenset(), Project(project))
+
+
+def greedy(shares: Shares, *holders: Holder, amount: int = 1) -> int:
+    """Take by turns until nobody may; return how much."""
+    taken = 0
+    while any(shares.may_take(one, amount) for one in holders):
+        for one in holders:
+            if shares.may_take(one, amount):
+                shares.take(one, amount)
+                taken += amount
+    return taken
+
+
+def test_one_key_reaches_a_half_and_one_project_two_thirds() -> None:
+    assert greedy(Shares(300, "bytes"), key("one")) == 150
+    assert greedy(Shares(300, "bytes"), *(key(f"key-{n}") for n in range(10))) == 200
+
+
+def test_whoever_comes_late_finds_room() -> None:
+    shares = Shares(300, "bytes")
+    greedy(shares, *(key(f"key-{n}") for n in range(10)))
+    assert greedy(shares, key("late", "b")) == 50, "a half of what was free"
+    assert greedy(shares, key("later", "c")) == 25
+
+
+def test_the_first_request_of_a_sender_needs_room_and_no_share() -> None:
+    shares = Shares(100, "bytes")
+    shares.take(key("one"), 90)
+    shares.take(key("other", "b"), 10)
+    with pytest.raises(Overloaded, match="100 of 100 are taken"):
+        shares.take(key("third", "c"), 1)
+
+
+def test_a_refusal_names_who_holds_what() -> None:
+    shares = Shares(10, "uploads under way")
+    greedy(shares, key("one"))
+    with pytest.raises(Overloaded, match=r"this key has 5 of 10 already, .* while 5 are free"):
+        shares.take(key("one"), 1)
+    greedy(shares, key("two"), key("three"), key("four"))
+    with pytest.raises(Overloaded, match="this project has 6 of 10 already"):
+        shares.take(key("two"), 1)
+
+
+def test_the_operators_own_key_takes_what_there_is() -> None:
+    shares = Shares(10, "uploads under way")
+    assert greedy(shares, OPERATOR) == 10
+    shares.give_back(OPERATOR, 10)
+    assert greedy(shares, key("one")) == 5
+
+
+HOLDERS = [key("one"), key("two"), key("three", "b"), OPERATOR, None]
+Move = tuple[int, int]
+
+
+@given(st.lists(st.tuples(st.integers(0, len(HOLDERS) - 1), st.integers(0, 40)), max_size=60))
+def test_nothing_is_lost_or_doubled(moves: list[Move]) -> None:
+    shares, held = Shares(100, "bytes"), list[Move]()
+    for who, amount in moves:
+        if amount > 30 and held:
+            one, given_back = held.pop(0)
+            shares.give_back(HOLDERS[one], given_back)
+        elif shares.may_take(HOLDERS[who], amount):
+            shares.take(HOLDERS[who], amount)
+            held.append((who, amount))
+        assert shares.used == sum(amount for _, amount in held) <= 100
+    for who, amount in held:
+        shares.give_back(HOLDERS[who], amount)
+    assert shares.used == 0
+    assert not +shares._by_key
+    assert not +shares._by_project
+    assert greedy(shares, OPERATOR) == 100
