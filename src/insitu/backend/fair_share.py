@@ -1,38 +1,70 @@
-"""The order in which runs train on one backend: each gets the same share of tokens while it has work."""
+"""The order in which runs train: projects have the same share of tokens, and so do the runs of one project.
+
+waiting jobs ─► the project that trained on the fewest tokens ─► its run that did ─► the job
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from insitu.backend.ledger.rows import Job
+from insitu.wire.values import SEPARATOR
 
 
 class FairShares:
-    """Start-time fair queueing: the run that has trained on the fewest tokens goes next.
+    """Choose whose job is next: first a project, then one of its runs.
 
-    A run that had nothing to train starts level with the job that was chosen last, so it neither saves up
-    turns nor pays for those it did not take. All runs start level when the backend does.
+    Runs of keys without a project share as if they were a project. All start level when the backend does.
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}
-        """Tokens of each run, on a common scale that starts at the backend's start."""
-        self._level = 0
-        """The tokens of the run that was chosen last, at that time."""
+        self._projects = _Queue()
+        self._runs: defaultdict[str, _Queue] = defaultdict(_Queue)
+        """The runs of each project."""
 
     def next(self, waiting: Sequence[Job]) -> Job | None:
         """Choose among the oldest queued jobs of runs, oldest first; the oldest wins a tie."""
         if not waiting:
             return None
-        chosen = min(waiting, key=lambda job: self._of(job.run))
-        self._level = self._of(chosen.run)
-        return chosen
+        project = self._projects.choose(_project_of(job.run) for job in waiting)
+        jobs = {job.run: job for job in waiting if _project_of(job.run) == project}
+        return jobs[self._runs[project].choose(jobs)]
 
     def charge(self, run: str, num_tokens: int) -> None:
         """Count the tokens of a batch that the run's job trains on, also if it fails later."""
-        self._tokens[run] = self._of(run) + num_tokens
-        # A run at or below the level has no debt: it needs no entry.
-        self._tokens = {name: tokens for name, tokens in self._tokens.items() if tokens > self._level}
+        project = _project_of(run)
+        self._projects.charge(project, num_tokens)
+        self._runs[project].charge(run, num_tokens)
 
-    def _of(self, run: str) -> int:
-        return max(self._tokens.get(run, 0), self._level)
+
+class _Queue:
+    """Start-time fair queueing: who has trained on the fewest tokens goes next.
+
+    Whoever had nothing to train starts level with the one that was chosen last, so it neither saves up turns
+    nor pays for those it did not take.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        """Tokens by name, on a common scale that starts at the backend's start."""
+        self._level = 0
+        """The tokens of the one that was chosen last, at that time."""
+
+    def choose(self, names: Iterable[str]) -> str:
+        chosen = min(names, key=self._of)
+        self._level = self._of(chosen)
+        return chosen
+
+    def charge(self, name: str, num_tokens: int) -> None:
+        self._tokens[name] = self._of(name) + num_tokens
+        # A name at or below the level has no debt: it needs no entry.
+        self._tokens = {each: tokens for each, tokens in self._tokens.items() if tokens > self._level}
+
+    def _of(self, name: str) -> int:
+        return max(self._tokens.get(name, 0), self._level)
+
+
+def _project_of(run: str) -> str:
+    """Return the project in a run's stored name; empty for a key without one."""
+    return run.rpartition(SEPARATOR)[0]

@@ -1,4 +1,4 @@
-"""Whose job goes next: every run that has work gets the same share of tokens."""
+"""Whose job goes next: projects that have work get the same share of tokens, and so do the runs of one."""
 
 from __future__ import annotations
 
@@ -66,6 +66,27 @@ def test_steps_that_fail_cost_their_run_its_turn() -> None:
         shares.charge(run, 10)  # before anything is trained
         turns[run] += 1
     assert turns == {"fails": 5, "works": 5}
+
+
+@pytest.mark.parametrize("num_runs", [9, 49])
+def test_many_runs_of_one_project_do_not_delay_another(num_runs: int) -> None:
+    shares, turns = FairShares(), Counter[str]()
+    many = [f"a~run-{number}" for number in range(num_runs)]
+    for _ in range(20 * num_runs):
+        run = next_of(shares, *many, "b~alone")
+        shares.charge(run, 10)
+        turns[run] += 1
+    assert turns.pop("b~alone") == 10 * num_runs, "a half"
+    assert set(turns.values()) == {10}, "and the other half is shared alike"
+
+
+def test_runs_of_keys_without_a_project_share_as_one() -> None:
+    shares, turns = FairShares(), Counter[str]()
+    for _ in range(42):
+        run = next_of(shares, "one", "two", "a~run", "b~run")
+        shares.charge(run, 10)
+        turns[run] += 1
+    assert turns == {"a~run": 14, "b~run": 14, "one": 7, "two": 7}
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000)), max_size=200))

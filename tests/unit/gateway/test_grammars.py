@@ -66,6 +66,45 @@ def test_the_patterns_of_structural_tags_are_bounded(key: str) -> None:
         ChatProtocol().parse(CHAT | {"response_format": tag}, LIMITS)
 
 
+def test_a_grammar_of_ones_own_is_rejected_wherever_it_stands() -> None:
+    inner = {"type": "grammar", "grammar": 'root ::= "a"'}
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [inner]}}
+    with pytest.raises(InvalidRequest, match="a part of the type `grammar`"):
+        ChatProtocol().parse(CHAT | {"response_format": tag}, LIMITS)
+
+
+LIMITED = {"properties": {f"p{n}": {"type": "string", "maxLength": 200} for n in range(11)}}
+"""Eleven strings of limited length take the compiler about 21 s."""
+
+
+def tool(name: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def test_what_is_compiled_is_bounded_in_seconds() -> None:
+    with pytest.raises(InvalidRequest, match=r"`response_format` would take .* about 21 s; the limit is 20"):
+        ChatProtocol().parse(CHAT | {"response_format": formatted(LIMITED)}, LIMITS)
+    free = CHAT | {"tools": [tool("f", LIMITED)]}
+    assert ChatProtocol().parse(free, LIMITS), (
+        "no grammar is compiled for a call that the model may leave out"
+    )
+    named = {"type": "function", "function": {"name": "f"}}
+    for compiled in (
+        free | {"tool_choice": "required"},
+        free | {"tool_choice": named},
+        CHAT | {"tools": [tool("f", LIMITED, strict=True)]},
+    ):
+        with pytest.raises(InvalidRequest, match=r"`tools` would take .* about 21 s"):
+            ChatProtocol().parse(compiled, LIMITS)
+
+
+def test_the_tools_of_a_request_are_bounded_together() -> None:
+    tools = [tool(f"f{n}", {"description": "x" * 30_000}) for n in range(9)]
+    assert ChatProtocol().parse(CHAT | {"tools": tools[:8]}, LIMITS)
+    with pytest.raises(InvalidRequest, match=r"`tools` has 27.* bytes of JSON; the limit is 262144"):
+        ChatProtocol().parse(CHAT | {"tools": tools}, LIMITS)
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -22,6 +22,10 @@ class Limits:
     """Values in one body; an upper bound is counted before anything is parsed."""
     max_grammar_bytes: int = 32 * 2**10
     """JSON bytes of a `response_format`, or of one tool: compiling takes up to the square of them."""
+    max_tools_bytes: int = 256 * 2**10
+    """JSON bytes of all tools of a request."""
+    max_grammar_seconds: float = 20.0
+    """Estimated time of the grammar compiler for all that one request has it work on."""
     max_grammar_depth: int = 32
     max_pattern_chars: int = 1024
     max_pattern_size: int = 10_000
