@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +43,7 @@ class LeftBehind:
         if asyncio._get_running_loop() is not None:
             found.append("an event loop that counts as running")
             asyncio._set_running_loop(None)
-        if _drop_own_distutils():
-            found.append("Python's own distutils, beside which setuptools' cannot be loaded")
         return found
-
-
-def _drop_own_distutils() -> bool:
-    """Forget the standard library's distutils, if it is loaded."""
-    loaded = sys.modules.get("distutils")
-    if loaded is None or "_distutils" in str(loaded.__file__):
-        return False
-    for name in [name for name in sys.modules if name.partition(".")[0] == "distutils"]:
-        del sys.modules[name]
-    return True
 
 
 def _changes(patch: Any) -> list[str]:

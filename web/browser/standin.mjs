@@ -147,7 +147,7 @@ function runView(hostile, rollouts, steps) {
     texts: { available: true, source: hostile ? payload(23) : "" },
     cursor: "1",
     rescoring: SECRET,
-    resampling: true,
+    configured: true,
   };
 }
 

@@ -145,10 +145,10 @@ export interface RunView {
   stores: Store[];
   texts: { available: boolean; source: string };
   cursor: string;
-  /** The secret with which a page may ask for a new score; null where nothing is scored. */
+  /** The secret with which a page may ask for a new score or a fork; null where no page may. */
   rescoring?: string | null;
-  /** Whether a configuration names the backend, so that forks can be continued. */
-  resampling?: boolean;
+  /** Whether the user named a configuration, whose reward and backend serve both. */
+  configured?: boolean;
 }
 
 export interface ConfigView {

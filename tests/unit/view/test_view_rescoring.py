@@ -69,6 +69,17 @@ def own_reward(run_copy: Path, tmp_path: Path) -> Iterator[ViewedRun]:
     run.close()
 
 
+def own_config(run: ViewedRun) -> Path:
+    """Write the run's configuration as the user's own file, outside the run directory."""
+    file = run.path.parent / "config.yml"
+    file.write_text(yaml.safe_dump(run.files.config))
+    return file
+
+
+def scorer_of(run: ViewedRun) -> Rescoring:
+    return Rescoring(own_config(run))
+
+
 def write_reward(run: ViewedRun, *lines: str) -> Path:
     file = run.path.parent / "edited_reward.py"
     file.write_text("\n".join(["def score(item):", *(f"    {line}" for line in lines), ""]))
@@ -87,6 +98,7 @@ def on_disk(folder: Path) -> dict[str, tuple[int, str]]:
 def test_the_new_advantages_are_those_that_the_trainer_computed_for_these_rewards(other_rewards):
     """The trainer's account of the step is of the reward `exactness`, which scores the rollouts again."""
     line = orjson.loads((other_rewards.path / "steps.jsonl").read_bytes().splitlines()[0])
+    scorer = scorer_of(other_rewards)
     before = on_disk(other_rewards.path)
     rows = other_rewards.index.read(
         lambda db: db.execute(
@@ -94,7 +106,7 @@ def test_the_new_advantages_are_those_that_the_trainer_computed_for_these_reward
             (STORE,),
         ).fetchall()
     )
-    groups = [Rescoring().group(other_rewards, STORE, index) for (index,) in rows]
+    groups = [scorer.group(other_rewards, STORE, index) for (index,) in rows]
     assert len(groups) == 3
     siblings = [sibling for group in groups for sibling in group.siblings]
     assert all(each.reward is None or each.reward >= 10 for each in siblings), "the fixture changed them"
@@ -117,8 +129,9 @@ def test_the_new_advantages_are_those_that_the_trainer_computed_for_these_reward
 def test_the_file_is_read_each_time_and_nothing_is_written(own_reward):
     tree = group_view(own_reward, STORE, *_first_index(own_reward), 64).tree
     write_reward(own_reward, "print('not the answer')", "return float(item.row['answer']) + len(item.calls)")
+    scorer = scorer_of(own_reward)
     before = on_disk(own_reward.path.parent)
-    first = Rescoring().group(own_reward, STORE, *_first_index(own_reward))
+    first = scorer.group(own_reward, STORE, *_first_index(own_reward))
     assert on_disk(own_reward.path.parent) == before
     assert first.note == ""
     index = _first_index(own_reward)[0]
@@ -127,12 +140,23 @@ def test_the_file_is_read_each_time_and_nothing_is_written(own_reward):
     assert {each.reason for each in first.siblings} == {"zero_variance"}
     assert {each.new_advantage for each in first.siblings} == {0.0}
     write_reward(own_reward, "return {'': 0}[item.output]")
-    second = Rescoring().group(own_reward, STORE, index)
+    second = scorer.group(own_reward, STORE, index)
     for sibling in second.siblings:
         assert sibling.new_reward is None
         assert sibling.reason == "failed"
         assert (sibling.error or "").startswith("KeyError")
         assert sibling.frames[-1].endswith("edited_reward.py:2 in score: return {'': 0}[item.output]")
+
+
+def test_nothing_that_a_run_directory_names_is_executed(own_reward, monkeypatch):
+    """Its reward may be a command, or a function of a file beside it: whoever made the directory chose it."""
+    ran = own_reward.path.parent / "ran"
+    write_reward(own_reward, "return 1.0").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    monkeypatch.setattr(rescoring, "rescore", lambda _: pytest.fail("a process was started"))
+    with pytest.raises(InvalidRequest, match="is not executed") as raised:
+        Rescoring(None).group(own_reward, STORE, *_first_index(own_reward))
+    assert raised.value.hint == "start insitu view with your own configuration: insitu view config.yml"
+    assert not ran.exists()
 
 
 def test_a_configuration_file_that_the_user_names_is_read_each_time(own_reward, tmp_path):
@@ -165,25 +189,25 @@ def test_a_reward_that_never_ends_is_ended(own_reward, monkeypatch):
     write_reward(own_reward, "import time", "time.sleep(600)")
     monkeypatch.setattr(rescoring, "_SECONDS", 2.0)
     with pytest.raises(DeadlineExceeded, match="within 2 s"):
-        Rescoring().group(own_reward, STORE, *_first_index(own_reward))
+        scorer_of(own_reward).group(own_reward, STORE, *_first_index(own_reward))
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_its_line(own_reward):
     file = write_reward(own_reward, "return 1.0")
     file.write_text("import insitu\n1 / 0\n")
     with pytest.raises(InvalidRequest, match=r"edited_reward.py:2 in <module>: 1 / 0"):
-        Rescoring().group(own_reward, STORE, *_first_index(own_reward))
+        scorer_of(own_reward).group(own_reward, STORE, *_first_index(own_reward))
 
 
 def test_only_groups_of_a_training_step_are_scored_again(own_reward):
     with pytest.raises(InvalidRequest, match="not a training step"):
-        Rescoring().group(own_reward, "validation-0000", 0)
+        scorer_of(own_reward).group(own_reward, "validation-0000", 0)
     with pytest.raises(NotFound):
-        Rescoring().group(own_reward, STORE, 99)
+        scorer_of(own_reward).group(own_reward, STORE, 99)
 
 
 def test_one_group_is_scored_at_a_time(own_reward, monkeypatch):
-    scorer = Rescoring()
+    scorer = scorer_of(own_reward)
 
     def meanwhile(*_):
         with pytest.raises(Overloaded):

@@ -99,14 +99,14 @@ function Shown({ view, group, times, by, at, setColour, setStep }: ShownProps) {
       <section>
         <h2>{plural(tree.siblings.length, "sibling")}, one tree</h2>
         <Prompt group={group} />
-        <Tree run={run} tree={prepared.tree} prepared={prepared} by={by} {...(view.resampling ? { onFork: choose } : {})} />
+        <Tree run={run} tree={prepared.tree} prepared={prepared} by={by} {...(view.configured ? { onFork: choose } : {})} />
         <p class="say">{treeSentence(group)}</p>
         <ColourKey by={by} scales={prepared.scales} trainer={prepared.trainer} tree />
         <p class="say">{basisSentence(tree.basis)}</p>
         {tree.without_tokens.length > 0 && <p class="say">{plural(tree.without_tokens.length, "sibling")} without tokens, so without a branch: see the table below.</p>}
         {group.num_left_out > 0 && <p class="say">{plural(group.num_left_out, "further sibling")} of this group {group.num_left_out === 1 ? "is" : "are"} neither drawn nor in the table.</p>}
         {!view.texts.available && <p class="say">Tokens are shown by their ids: {view.texts.source}</p>}
-        {view.resampling && view.rescoring && (
+        {view.configured && view.rescoring && (
           <Resample
             view={view}
             secret={view.rescoring}
@@ -116,14 +116,14 @@ function Shown({ view, group, times, by, at, setColour, setStep }: ShownProps) {
             onAnswer={(node, fork) => setForks((before) => new Map([...before, [node, fork]]))}
           />
         )}
-        {view.rescoring && !view.resampling && (
+        {view.rescoring && !view.configured && (
           <p class="say">
-            To go on from a fork with the base model or a kept step, start <code>insitu view config.yml</code>: a run directory holds no key of its backend.
+            To score this group again, or to go on from a fork with the base model or a kept step, start <code>insitu view config.yml</code> with your own configuration. Nothing that a run directory names is executed, and it holds no key of its backend.
           </p>
         )}
       </section>
       <Siblings run={run} group={group} />
-      {view.rescoring && view.stores.some((each) => each.name === group.store && each.kind === "training") && <Rescore run={run} secret={view.rescoring} group={group} />}
+      {view.rescoring && view.configured && view.stores.some((each) => each.name === group.store && each.kind === "training") && <Rescore run={run} secret={view.rescoring} group={group} />}
       {group.steps.length > 1 && (
         <section>
           <h2>The same example as training goes on</h2>

@@ -22,9 +22,10 @@ def view(directory: Path, port: int, no_browser: bool, tokenizer: Path | None) -
     """Look at runs in a browser: curves, rollouts, every token, and what each group taught.
 
     DIRECTORY is the finetuning.output_dir of a run, its configuration file, or a directory that holds runs.
-    You may look at a run while it is under way; nothing of it is changed. Only this machine can open the
-    pages. Started where `insitu finetune` was, it can also score a group again with an edited reward, and
-    with the configuration file go on from a fork with any kept step.
+    You may look at a run while it is under way; nothing of it is changed, and nothing that it names is
+    executed. Only this machine can open the pages. With the configuration file, started where
+    `insitu finetune` was, it can also score a group again with an edited reward, and go on from a fork with
+    any kept step.
     """
     from insitu.view.http.server import serve
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from insitu.config.load import LoadedConfig, load_config, parse_config
+from insitu.config.load import load_config
 from insitu.datasets.example import Example
 from insitu.errors import InsituError, InvalidRequest
 from insitu.harness.assembly import Assembly
@@ -41,11 +40,7 @@ class AskedRollout(BaseModel):
 class RescoreRequest(ChildRequest):
     """The rollouts of one example, and where its reward is configured."""
 
-    config_file: str | None
-    """None: `config`, as the run directory keeps it, without secrets."""
-    config: dict[str, Any]
-    directory: str
-    """Code is also looked for here, if there is no configuration file."""
+    config_file: str
     example_id: str
     input: Any
     expected: Any
@@ -99,7 +94,7 @@ def rescore(request: RescoreRequest) -> RescoreAnswer:
 
 async def score(request: RescoreRequest) -> RescoreAnswer:
     """Build the reward of the configuration and score the rollouts, within its own time limit."""
-    async with Assembly(_loaded(request)) as parts:
+    async with Assembly(load_config(request.config_file)) as parts:
         config = parts.config
         evaluator = await parts.reward()
         example, note = await _example(parts, request)
@@ -108,12 +103,6 @@ async def score(request: RescoreRequest) -> RescoreAnswer:
         redaction = Redaction(config)
         name = config.finetuning.reward_function.name if config.finetuning.reward_function else ""
         return RescoreAnswer(scores=[_shown(each, redaction) for each in results], reward=name, note=note)
-
-
-def _loaded(request: RescoreRequest) -> LoadedConfig:
-    if request.config_file is not None:
-        return load_config(request.config_file)
-    return LoadedConfig(parse_config(request.config), None, Path(request.directory), request.config)
 
 
 async def _example(parts: Assembly, request: RescoreRequest) -> tuple[Example, str]:

@@ -92,11 +92,6 @@ class Resampling:
         self._rescoring = rescoring
         self._busy = threading.Lock()
 
-    @property
-    def available(self) -> bool:
-        """True if a configuration was named: a run directory keeps no key."""
-        return self._config_file is not None
-
     def fork(
         self,
         run: ViewedRun,
@@ -176,12 +171,14 @@ class BesideAgent:
 
     rescoring: Rescoring
     resampling: Resampling
+    configured: bool
+    """True if both can be done: a run directory keeps no key, and what it names is not executed."""
 
     @classmethod
     def of(cls, config_file: Path | None) -> BesideAgent:
         """`config_file`: the one that the user named, if any."""
         rescoring = Rescoring(config_file)
-        return cls(rescoring, Resampling(config_file, rescoring))
+        return cls(rescoring, Resampling(config_file, rescoring), config_file is not None)
 
 
 def _place(run: ViewedRun, store: str, index: int, fork: Fork) -> tuple[list[int], list[_Next]]:

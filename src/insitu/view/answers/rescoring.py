@@ -30,9 +30,12 @@ _BY_OTHERS = frozenset({CURRICULUM, SUBSAMPLE})
 
 
 class Rescoring:
-    """Scores groups again, one at a time. `config_file`: the one that the user named, if any."""
+    """Scores groups again, one at a time, with the reward of the configuration that the user named.
 
-    def __init__(self, config_file: Path | None = None) -> None:
+    What a run directory names is never executed: whoever made the directory chose it.
+    """
+
+    def __init__(self, config_file: Path | None) -> None:
         self._config_file = config_file
         self.token = secrets.token_urlsafe(32)
         """A secret of this process: only its own pages may ask for a new score."""
@@ -84,11 +87,14 @@ class Rescoring:
     def _request(
         self, run: ViewedRun, example: StoredRollout, rollouts: Sequence[AskedRollout]
     ) -> RescoreRequest:
+        if self._config_file is None:
+            raise InvalidRequest(
+                f"the reward that {run.path} names is not executed: whoever made the directory chose it",
+                hint="start insitu view with your own configuration: insitu view config.yml",
+            )
         details = example.rollout.details()
         return RescoreRequest(
-            config_file=None if self._config_file is None else str(self._config_file),
-            config=run.files.config,
-            directory=str(run.path.parent),
+            config_file=str(self._config_file),
             example_id=example.rollout.example_id,
             input=details.input,
             expected=details.expected,

@@ -30,8 +30,7 @@ def build_app(
 ) -> FastAPI:
     """Build the application for a server on this port; it closes the catalogue at its end.
 
-    Groups are scored again by `config_file`, or else by the configuration that their run keeps. Forks are
-    continued by the backend of `config_file` alone.
+    With `config_file`, groups are scored again by its reward and forks are continued by its backend.
     """
     beside = BesideAgent.of(config_file)
     streams = streams or Streams()

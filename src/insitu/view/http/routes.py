@@ -81,7 +81,7 @@ def view_routes(catalogue: Catalogue, streams: Streams, beside: BesideAgent | No
     def one_run(run: str) -> Response:  # pyright: ignore[reportUnusedFunction]
         found = run_view(opened(run))
         if beside is not None:
-            found = replace(found, rescoring=beside.rescoring.token, resampling=beside.resampling.available)
+            found = replace(found, rescoring=beside.rescoring.token, configured=beside.configured)
         return MessageResponse(found)
 
     @router.get("/runs/{run}/config")

@@ -248,9 +248,9 @@ class RunView(Answer):
     cursor: str
     """`Last-Event-ID` to continue from this state at `/events`."""
     rescoring: str | None = None
-    """The secret with which a page may ask for a new score of a group; null where nothing is scored."""
-    resampling: bool = False
-    """True if a configuration names the backend, so that forks can be continued."""
+    """The secret with which a page may ask for a new score or a fork; null where no page may."""
+    configured: bool = False
+    """True if the user named a configuration, whose reward and backend serve both."""
 
 
 @dataclass(frozen=True, slots=True)
