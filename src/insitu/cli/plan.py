@@ -18,7 +18,6 @@ class _Own(TypedDict):
     device_memory: int | None
     num_devices: int | None
     host_memory: int | None
-    lora_rank: int
 
 
 class _Options(PlanOptions, _Own):
@@ -34,7 +33,6 @@ class _Options(PlanOptions, _Own):
     "--num-devices", type=click.IntRange(min=1), help="Number of GPUs. Default: this machine's, or 1."
 )
 @click.option("--host-memory", type=Size(), help="RAM, for example 64GiB. Default: this machine's.")
-@click.option("--lora-rank", type=click.IntRange(1, 512), default=16, show_default=True)
 @plan_options
 def plan(**options: Unpack[_Options]) -> None:
     """Show which settings a model gets on these GPUs and what memory each part takes.
@@ -63,7 +61,7 @@ def _plan_gpus(shape: ModelShape, options: _Options, machine: Machine) -> None:
     from insitu.backend.plan.plan_table import plan_lines, plan_table
 
     dtype = "bfloat16" if options["dtype"] == "auto" else options["dtype"]
-    made = make_plan(shape, machine, wanted_of(options, dtype, lora_rank=options["lora_rank"]))
+    made = make_plan(shape, machine, wanted_of(options, dtype))
     console = Console(highlight=False, soft_wrap=True)
     console.print(plan_table(made))
     for line in plan_lines(made):

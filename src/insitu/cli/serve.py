@@ -251,6 +251,7 @@ def _settings(options: _Options) -> ServeSettings:
         ray_address=options["ray_address"],
         max_seq_length=options["max_seq_length"] or CPU_MAX_SEQ_LENGTH,
         max_num_seqs=options["max_num_seqs"] or CPU_MAX_NUM_SEQS,
+        max_lora_rank=options["max_lora_rank"],
         tensor_parallel_size=options["tensor_parallel_size"] or 1,
         gpu_memory_utilization=options["gpu_memory_utilization"],
         micro_batch_tokens=options["micro_batch_tokens"],

@@ -21,7 +21,7 @@ from insitu.backend.serving.host import DamagedStep
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, ChildFailed
-from insitu.types import RunState
+from insitu.types import LoraSettings, RunState
 from insitu.wire.routing_table import Served
 
 
@@ -126,6 +126,50 @@ def test_a_path_or_an_address_is_no_base_model(
     run: Any = SimpleNamespace(name="run", base_model=base_model)
     with pytest.raises(CannotHonour, match="is not a model name"):
         registrar._base_engine(run)
+
+
+def of_rank(name: str, rank: int) -> Any:
+    lora = LoraSettings(rank=rank)
+    return Run(name, "project", "m", lora, {}, {}, RunState.READY, 0, None, 0.0, 0.0)
+
+
+class StandinLedger:
+    """Has open runs."""
+
+    def __init__(self, *runs: Any) -> None:
+        self.runs = runs
+
+    def list_runs(self) -> tuple[Any, ...]:
+        return self.runs
+
+
+async def test_a_restart_takes_the_largest_rank_of_all_open_runs(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[str] = []
+
+    async def admit(run: Run) -> None:
+        admitted.append(run.name)
+
+    monkeypatch.setattr(registrar, "_admit", admit)
+    ledger: Any = StandinLedger(of_rank("oldest", 8), of_rank("large", 32), of_rank("newest", 8))
+    registrar._ledger = ledger
+    await registrar.resume()
+    assert registrar.host is not None
+    assert registrar.host.engine.max_lora_rank == 32
+    assert admitted == ["oldest", "large", "newest"]
+
+
+async def test_a_rank_that_other_runs_leave_no_room_for_names_the_option(registrar: Registrar) -> None:
+    await loaded(registrar)
+    traffic: Any = SimpleNamespace(runs={"other": {}}, push=StandinTraffic().push)
+    registrar._traffic = traffic
+    with pytest.raises(CannotHonour, match=r"has LoRA rank 20; beside other runs .* up to 16") as raised:
+        registrar._wanted_engine(of_rank("large", 20))
+    assert raised.value.hint == "start the backend with --max-lora-rank 32, or use rank 16"
+    registrar._settings = replace(registrar._settings, max_lora_rank=20)
+    await loaded(registrar)
+    assert registrar._wanted_engine(of_rank("large", 20)).max_lora_rank == 32
 
 
 async def test_a_damaged_last_step_is_fallen_back_from(

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from insitu.access import engine_door
 from insitu.backend.plan.compute import Compute, Placement
-from insitu.backend.plan.engine import NO_PARSER, Device, Dtype, EngineSettings, Publication
+from insitu.backend.plan.engine import (
+    NO_PARSER,
+    Device,
+    Dtype,
+    EngineSettings,
+    Publication,
+    allowed_lora_rank,
+)
 from insitu.backend.plan.layouts import Wanted, check_four_bits
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.teachers import TeacherSettings, unknown_teacher
@@ -74,6 +81,8 @@ class ServeSettings:
     ray_address: str | None = None
     max_seq_length: int = 2048
     max_num_seqs: int = 64
+    max_lora_rank: int = 16
+    """Of runs that are open side by side."""
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float | None = None
     """The engine's share of a GPU; None leaves it to vLLM."""
@@ -172,6 +181,7 @@ class ServeSettings:
             sleep=self.device == "cuda" and self.placement == "shared",
             max_model_len=self.max_seq_length,
             max_num_seqs=self.max_num_seqs,
+            max_lora_rank=allowed_lora_rank(self.max_lora_rank),
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -66,8 +67,9 @@ class Registrar:
         open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
         engine = self._settings.preloaded()
         if engine is not None:
-            for run in open_runs[:1]:  # all open runs agree on the engine
-                engine = self._registered(engine, run)
+            for run in open_runs[:1]:  # all open runs agree on the engine, but for the rank of their adapters
+                largest = max(each.lora.rank for each in open_runs)
+                engine = self._registered(engine, replace(run, lora=replace(run.lora, rank=largest)))
             await self._load(engine)
         for run in open_runs:
             await self._admit(run)
@@ -186,6 +188,13 @@ class Registrar:
         base = self._base_engine(run)
         wanted = self._registered(base, run)
         current = self.host.engine if self.host is not None else None
+        if others and current is not None and wanted.max_lora_rank > current.max_lora_rank:
+            raise CannotHonour(
+                f"run {run.name} has LoRA rank {run.lora.rank}; beside other runs this backend takes up to "
+                f"{current.max_lora_rank}",
+                hint=f"start the backend with --max-lora-rank {wanted.max_lora_rank}, or use rank "
+                f"{current.max_lora_rank}",
+            )
         if others and current is not None and current != wanted:
             named = ", ".join(dict.fromkeys(named_for(run.name, other) for other in others))
             raise CannotHonour(

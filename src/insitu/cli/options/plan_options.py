@@ -42,6 +42,7 @@ class PlanOptions(TypedDict):
     trainer_ranks: int | None
     max_seq_length: int | None
     max_num_seqs: int | None
+    max_lora_rank: int
     micro_batch_tokens: int | None
     gpu_memory_utilization: float | None
     four_bit_base: bool
@@ -101,6 +102,13 @@ _OPTIONS = (
         help="Calls that an engine processes at once. Default: 256; 64 on a CPU.",
     ),
     click.option(
+        "--max-lora-rank",
+        type=click.IntRange(1, 512),
+        default=16,
+        show_default=True,
+        help="Largest LoRA rank of runs that are open side by side; one that is alone may have a larger one.",
+    ),
+    click.option(
         "--micro-batch-tokens",
         type=_POSITIVE,
         help="Tokens that a trainer rank computes at once. Default: as planned; 2048 on a CPU.",
@@ -133,7 +141,7 @@ def publication_of(options: PlanOptions, device: Literal["cpu", "cuda"]) -> Publ
     return chosen
 
 
-def wanted_of(options: PlanOptions, dtype: Dtype, *, lora_rank: int = 16) -> Wanted:
+def wanted_of(options: PlanOptions, dtype: Dtype) -> Wanted:
     """Return what binds the planner on CUDA."""
     from insitu.backend.plan.layouts import Wanted
 
@@ -142,7 +150,7 @@ def wanted_of(options: PlanOptions, dtype: Dtype, *, lora_rank: int = 16) -> Wan
         publication=publication_of(options, "cuda"),
         dtype=dtype,
         compiled=options["compiled"] is not False,
-        lora_rank=lora_rank,
+        lora_rank=options["max_lora_rank"],
         four_bit=options["four_bit_base"],
         num_replicas=options["replicas"],
         tensor_parallel_size=options["tensor_parallel_size"],
