@@ -262,7 +262,8 @@ class Gateway:
             self.caller.refuse_when_full(1 + self._bodies.num_arriving)
             async with self._bodies.of(request, self._load) as body:
                 labels, sender = labels_of(request), sender_of(request)
-                return await record_demonstration(self.caller, body, labels, ticket, sender)
+                spend = request[_ADMISSION].spend_tokens
+                return await record_demonstration(self.caller, body, labels, ticket, sender, spend)
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(describe(self._protocols)), content_type=_JSON)

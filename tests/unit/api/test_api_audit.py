@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.key_changes import create_key
 from insitu.access.scopes import Scope
+from insitu.backend.api.security import address_of
+from insitu.backend.http.forwarded import Forwarded
 
 from .test_api_door import fill, routes_of
 from .test_api_scopes import bearer
@@ -60,3 +64,40 @@ async def test_a_change_that_cannot_be_noted_is_not_made(http: httpx.AsyncClient
     assert answer.status_code == 503
     assert "cannot be noted in audit.jsonl" in answer.json()["error"]["message"]
     assert (await http.get("/v1/runs/new")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("peer", "behind_proxy", "sent", "seen", "scheme"),
+    [
+        (
+            "127.0.0.1",
+            False,
+            {"x-forwarded-for": "10.1.1.1", "x-forwarded-proto": "https"},
+            "127.0.0.1",
+            "https",
+        ),
+        (
+            "10.0.0.9",
+            False,
+            {"x-forwarded-for": "10.1.1.1", "x-forwarded-proto": "https"},
+            "10.0.0.9",
+            "http",
+        ),
+        ("10.0.0.9", True, {"x-forwarded-for": '"key":"admin, 10.1.1.1'}, "10.1.1.1", "http"),
+        ("10.0.0.9", True, {"x-forwarded-for": '10.1.1.1, "key":"admin'}, "10.0.0.9", "http"),
+        ("10.0.0.9", True, {}, "10.0.0.9", "http"),
+    ],
+)
+async def test_an_address_is_never_the_clients_own_word(
+    peer: str, behind_proxy: bool, sent: dict[str, str], seen: str, scheme: str
+) -> None:
+    found: list[tuple[str, str]] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        found.append((address_of(scope), scope["scheme"]))
+
+    headers = [(name.encode(), value.encode()) for name, value in sent.items()]
+    scope: Any = {"type": "http", "client": (peer, 5000), "scheme": "http", "headers": headers}
+    nothing: Any = None
+    await Forwarded(app, behind_proxy=behind_proxy)(scope, nothing, nothing)
+    assert found == [(seen, scheme)]

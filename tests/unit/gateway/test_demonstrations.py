@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from insitu.access.key_changes import create_key
+from insitu.access.key_file import KEYS_FILE
+from insitu.access.key_limits import KeyLimits
+from insitu.access.scopes import Scope
+from insitu.gateway.calls import demonstrations
 from insitu.gateway_client import GatewayClient
 from insitu.wire.bodies import Demonstration
 from tests.support.standin_engine import (
@@ -20,6 +26,7 @@ from tests.support.standin_engine import (
     spell_messages,
 )
 from tests.unit.gateway.conftest import GatewayUnderTest, StartGateway
+from tests.unit.gateway.test_scopes import bearer
 
 PATH = "/rollouts/r1/v1/demonstrations"
 TALK: list[Any] = [
@@ -142,3 +149,26 @@ async def test_requests_without_sense_are_rejected(
 async def test_a_key_is_needed(gateway: GatewayUnderTest) -> None:
     status, _, _ = await gateway.post(PATH, messages=TALK, headers={"authorization": "Bearer wrong"})
     assert status == 401
+
+
+@pytest.mark.parametrize(("count", "size", "said"), [(65, 1, "65 answers"), (32, 100_000, "32 answers and ")])
+async def test_what_is_rendered_for_one_request_is_bounded(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, count: int, size: int, said: str
+) -> None:
+    monkeypatch.setattr(demonstrations, "_MOST_RENDERED_BYTES", 32 * 2**20)
+    turn: list[Any] = [{"role": "user", "content": "x" * size}, {"role": "assistant", "content": "5"}]
+    status, body, _ = await gateway.post(PATH, messages=turn * count)
+    assert (status, body["error"]["type"]) == (413, "TooLarge")
+    assert said in body["error"]["message"]
+    assert "only_last" in body["error"]["hint"]
+    assert not [path for path, _ in gateway.engine.seen if "render" in path]
+    status, receipt, _ = await gateway.post(PATH, messages=turn * count, only_last=True)
+    assert (status, len(receipt["calls"])) == (200, 1)
+
+
+async def test_demonstrated_tokens_count_against_the_key(start_gateway: StartGateway, tmp_path: Path) -> None:
+    engine = StandinEngine(Behaviour(texts=["x"]))
+    gateway = await start_gateway(make_engine=lambda: engine, keys_file=tmp_path / KEYS_FILE)
+    key, _ = create_key(tmp_path, "agent", [Scope.INFER], limits=KeyLimits(tokens_per_day=1))
+    assert (await gateway.post(PATH, messages=TALK, headers=bearer(key)))[0] == 200
+    assert (await gateway.post(headers=bearer(key)))[0] == 429, "the tokens of the day are used up"

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from insitu.backend.api.settings import ApiSettings, Limits, Services
 from insitu.backend.http.app import build_api
 from insitu.backend.http.connection import connection_class
+from insitu.backend.http.forwarded import Forwarded
 from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError
 from insitu.system.connections import collect_new_objects_only, reuse_receive_buffers
@@ -104,7 +105,7 @@ def server_config(
 ) -> uvicorn.Config:
     """Return how uvicorn serves the API, with TLS if there are files for it."""
     return uvicorn.Config(
-        app,
+        Forwarded(app, behind_proxy=behind_proxy),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -115,6 +116,5 @@ def server_config(
         ws="none",
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
-        # X-Forwarded-Proto is the scheme of `gateway_url`; the proxy is the only caller, or on loopback.
-        forwarded_allow_ips="*" if behind_proxy else "127.0.0.1,::1",
+        proxy_headers=False,
     )

@@ -12,11 +12,15 @@ rejected: its template may rewrite the answer, or give it no end.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
+import orjson
+
 from insitu.access.projects import EVERYTHING, Project
-from insitu.errors import InvalidRequest
+from insitu.errors import InvalidRequest, TooLarge
 from insitu.gateway.calls.attempt import Attempt, CallContext, new_call_id, timed
 from insitu.gateway.calls.labels import Labels
 from insitu.gateway.calls.pipeline import Caller
@@ -34,6 +38,9 @@ from insitu.wire.bodies import Demonstration
 from insitu.wire.message import field_names
 from insitu.wire.model_call import DEMONSTRATION
 
+_MOST_ANSWERS = 64
+_MOST_RENDERED_BYTES = 64 * 2**20
+"""JSON bytes of all conversations before the answers, which are rendered one by one."""
 _MOST_AFTER_END = 8
 """Tokens that a template may write after the end of an answer, usually one newline."""
 
@@ -49,7 +56,12 @@ class _Given:
 
 
 async def record_demonstration(
-    caller: Caller, body: dict[str, Any], labels: Labels, ticket: Ticket, project: Project = EVERYTHING
+    caller: Caller,
+    body: dict[str, Any],
+    labels: Labels,
+    ticket: Ticket,
+    project: Project = EVERYTHING,
+    spend_tokens: Callable[[int], None] = lambda _num_tokens: None,
 ) -> DemonstrationReceipt:
     """Render every answer of a conversation and record them all, or none."""
     request, places = _parse(body, caller.limits)
@@ -62,6 +74,7 @@ async def record_demonstration(
         return [await timed(timings, "render", _rendered(attempt.lane, request, at)) for at in places]
 
     given = await caller.attempts(context, work)
+    spend_tokens(sum(len(each.prompt_ids) + len(each.output_ids) for each in given))
     calls = [_call(context, answer, timings) for answer in given]
     await ticket.noted(caller.limits.record_seconds)
     recordings = [caller.recorder.submit(call) for call in calls]
@@ -92,7 +105,21 @@ def _parse(body: dict[str, Any], limits: Limits) -> tuple[CallRequest, list[int]
         )
     if places[0] == 0:
         raise InvalidRequest("`messages[0]` is an answer to nothing.", hint="put a user message before it")
-    return request, places[-1:] if only_last else places
+    places = places[-1:] if only_last else places
+    _check_size(messages, places)
+    return request, places
+
+
+def _check_size(messages: list[dict[str, Any]], places: list[int]) -> None:
+    """Reject what takes too long to render: each answer costs its whole conversation, twice."""
+    sizes = [*accumulate(len(orjson.dumps(message)) for message in messages)]
+    num_bytes = sum(sizes[place] for place in places)
+    if len(places) > _MOST_ANSWERS or num_bytes > _MOST_RENDERED_BYTES:
+        raise TooLarge(
+            f"`messages` has {len(places)} answers and {num_bytes} bytes of conversation up to them; the "
+            f"limits are {_MOST_ANSWERS} and {_MOST_RENDERED_BYTES}.",
+            hint="send a request for each answer, with the conversation up to it and `only_last: true`",
+        )
 
 
 async def _rendered(lane: Lane, request: CallRequest, place: int) -> _Given:
