@@ -68,15 +68,23 @@ def page(path: str, folder: Path = PAGES) -> Response:
     """Return a file, or the application for addresses that it routes itself."""
     if not (folder / _INDEX).is_file():
         return PlainTextResponse(_MISSING.format(folder=folder), 503)
-    wanted = (folder / path).resolve()
-    root = folder.resolve()
-    if wanted.is_relative_to(root) and wanted.is_file() and wanted.suffix in _TYPES:
+    wanted = _file(path, folder)
+    if wanted is not None:
         # Names below assets/ change with their content.
         keep = "public, max-age=31536000, immutable" if path.startswith("assets/") else "no-cache"
         return FileResponse(wanted, media_type=_TYPES[wanted.suffix], headers={"cache-control": keep})
     if "." in path.rsplit("/", 1)[-1]:
         raise NotFound(f"/{path} is not one of the pages")
     return FileResponse(folder / _INDEX, media_type=_TYPES[".html"], headers={"cache-control": "no-cache"})
+
+
+def _file(path: str, folder: Path) -> Path | None:
+    try:
+        wanted = (folder / path).resolve()
+        is_page = wanted.is_relative_to(folder.resolve()) and wanted.is_file() and wanted.suffix in _TYPES
+    except (OSError, ValueError):  # too long, or with a NUL
+        return None
+    return wanted if is_page else None
 
 
 def api_page(folder: Path = PAGES) -> Response:

@@ -46,6 +46,7 @@ def gateway(
     Clients must send the key in INSITU_API_KEY. If it is not set, the key is `default`, which is accepted
     on loopback only.
     """
+    import os
     from pathlib import Path
 
     from insitu.gateway.process import main
@@ -55,4 +56,5 @@ def gateway(
     arguments = ["--host", host, "--port", str(port), "--records", f"sqlite:///{Path(records).resolve()}"]
     arguments += ["--tokenizer", tokenizer] if tokenizer else []
     arguments += listener_arguments(tls, behind_proxy=listener["behind_proxy"])
+    os.umask(0o077)  # what agents say is for its owner alone
     main(arguments + [part for url in upstreams for part in ("--upstream", url)])

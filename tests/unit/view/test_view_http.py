@@ -127,6 +127,7 @@ BAD = [
     ("/rollouts/no-such-rollout", 404),
     ("/groups/epoch-0000-step-0000/99", 404),
     ("/groups/epoch-0000-step-0000/x", 400),
+    ("/groups/epoch-0000-step-0000/99999999999999999999", 400),
     ("/groups/..%2F..%2Fconfig/0", 404),
     ("/tree", 400),
     ("/tree?rollout=no-such-rollout", 404),
@@ -192,6 +193,14 @@ def test_pages_and_their_files(client):
     for address in ("/..%2Fsecret.txt", "/assets/..%2F..%2Fsecret.txt", "/%2e%2e/secret.txt"):
         assert "not a page" not in client.get(address).text
     assert client.get("/view/v2/runs").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/%00", "/a%00.js", f"/{'x' * 5000}", f"/{'x' * 300}.js", "/..%2Fsecret.txt"]
+)
+def test_addresses_that_no_file_can_have(client, path):
+    assert client.get(path).status_code in (200, 404)
+    assert "not a page" not in client.get(path).text
 
 
 def test_an_installation_without_pages_says_so(run_copy, tmp_path):

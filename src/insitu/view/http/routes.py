@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Path, Query
 from starlette.responses import Response, StreamingResponse
 
 from insitu.view.answers.alarms import alarms_of
@@ -33,6 +33,7 @@ _MAX_CHARS = 300
 Limit = Annotated[int, Query(ge=1, le=_MOST)]
 Siblings = Annotated[int, Query(ge=1, le=_MOST_SIBLINGS)]
 Text = Annotated[str | None, Query(max_length=_MAX_CHARS)]
+Place = Annotated[int, Path(ge=0, lt=2**31)]
 Number = Annotated[int | None, Query(ge=0, lt=2**31)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
 
@@ -109,20 +110,20 @@ def view_routes(catalogue: Catalogue, streams: Streams, beside: BesideAgent | No
         return MessageResponse(group_page(opened(run), filters, sort, cursor, limit))
 
     @router.get("/runs/{run}/groups/{store}/{index}")
-    def one_group(run: str, store: str, index: int, limit: Siblings = _MOST_SIBLINGS) -> Response:  # pyright: ignore[reportUnusedFunction]
+    def one_group(run: str, store: str, index: Place, limit: Siblings = _MOST_SIBLINGS) -> Response:  # pyright: ignore[reportUnusedFunction]
         return MessageResponse(group_view(opened(run), store, index, limit))
 
     if beside is not None:
 
         @router.post("/runs/{run}/groups/{store}/{index}/rescore")
-        def rescore(run: str, store: str, index: int) -> Response:  # pyright: ignore[reportUnusedFunction]
+        def rescore(run: str, store: str, index: Place) -> Response:  # pyright: ignore[reportUnusedFunction]
             return MessageResponse(beside.rescoring.group(opened(run), store, index))
 
         @router.post("/runs/{run}/groups/{store}/{index}/resample")
         def resample(  # pyright: ignore[reportUnusedFunction]
             run: str,
             store: str,
-            index: int,
+            index: Place,
             rollout: Annotated[str, Query(max_length=_MAX_CHARS)],
             sequence: Annotated[int, Query(ge=0, lt=2**31)],
             depth: Annotated[int, Query(ge=1, lt=2**31)],
