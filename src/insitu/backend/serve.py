@@ -47,6 +47,7 @@ from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger.adapter_files import remove_unused
+from insitu.backend.plan.machine import host_memory, remembered_tokens
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
 from insitu.backend.progress.phases import SILENT, Phases, Say
@@ -144,6 +145,7 @@ class Supervisor:
         keys[engine_door.VARIABLE] = settings.engine_key
         gateway = [*listen, "--managed", *([] if database else ["--records", records])]
         gateway += ["--keys", str(settings.state_dir / KEYS_FILE)]
+        gateway += ["--remembered-tokens", str(remembered_tokens(host_memory(), settings.num_gateways))]
         api = [*listen, "--port", str(settings.port), "--state-dir", str(settings.state_dir)]
         keep = settings.keep_calls_seconds
         api += [] if keep is None else ["--keep-calls-seconds", str(keep)]

@@ -17,7 +17,7 @@ from insitu.database.url import VARIABLE, check_url
 from insitu.errors import InsituError, Unavailable
 from insitu.gateway.app import build_app
 from insitu.gateway.connection import Site
-from insitu.gateway.shared.settings import Settings
+from insitu.gateway.shared.settings import Limits, Settings
 from insitu.system.connections import collect_new_objects_only, reuse_receive_buffers
 from insitu.system.keys import DEFAULT_KEY, is_loopback
 from insitu.system.logs import log_to
@@ -38,6 +38,8 @@ def settings_from(arguments: list[str]) -> Settings:
     add_listener_options(parser)
     parser.add_argument("--keys", type=Path, help="the file of the keys that `insitu keys` creates")
     parser.add_argument("--number", type=int, default=0, help="which of several gateways this is")
+    remembered = Limits().max_remembered_tokens
+    parser.add_argument("--remembered-tokens", type=int, default=remembered, help="ids kept for next turns")
     given = parser.parse_args(arguments)
     database_url = os.environ.get(VARIABLE, "")
     if not given.records and not database_url:
@@ -57,6 +59,7 @@ def settings_from(arguments: list[str]) -> Settings:
         allowed_hosts=tuple(name.lower() for name in given.allowed_host),
         tls=tls_files(given.tls_certificate, given.tls_key),
         behind_proxy=given.behind_proxy,
+        limits=Limits(max_remembered_tokens=given.remembered_tokens),
     )
 
 

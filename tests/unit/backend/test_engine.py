@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from insitu.backend.plan.engine import EngineSettings, allowed_lora_rank, apply_arguments, difference
+from insitu.backend.plan.machine import remembered_tokens
 from insitu.errors import CannotHonour
 
 CPU = EngineSettings("dir", "tiny", "cpu", "float32", "merged")
@@ -75,3 +76,9 @@ def test_engine_listens_on_loopback_and_takes_no_sampling_defaults() -> None:
     assert command[command.index("--load-format") + 1] == "safetensors", "no pickle is loaded"
     assert "--enable-lora" not in command
     assert "--enable-lora" in CUDA.command(1)
+
+
+def test_gateways_remember_ids_in_a_64th_of_the_ram() -> None:
+    assert remembered_tokens(64 * 2**30, 1) == 256 * 2**20
+    assert remembered_tokens(64 * 2**30, 4) == 64 * 2**20
+    assert remembered_tokens(2**30, 4) == 32 * 2**20

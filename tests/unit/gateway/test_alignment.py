@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from insitu.gateway.sampled_ids.alignment import align
-from insitu.gateway.sampled_ids.history import Conversation, History, Key, Turn
+from insitu.gateway.sampled_ids.history import ACTIVE_SECONDS, Conversation, History, Key, Turn
 from insitu.gateway.sampled_ids.pieces import Pieces
 from insitu.gateway.sampled_ids.restore import match
 
@@ -117,9 +117,24 @@ def test_memory_is_linear_in_a_conversation_and_bounded_over_rollouts() -> None:
     history.of(("a", "run"))  # used: `b` is the oldest now
     remember(history, ("d", "run"), [1], [2])
     assert [bool(history.of((name, "run"))) for name in "abcd"] == [True, False, True, True]
-    assert history.num_forgotten == 1
+    assert (history.num_forgotten, history.num_forgotten_active) == (1, 1)
     remember(history, ("e", "run"), [1] * 20_000, [2])
     assert (history.num_rollouts, history.num_tokens) == (0, 0)
+
+
+def test_only_a_rollout_that_may_go_on_is_an_alarm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    history, now = History(max_rollouts=1, max_tokens=100), 1000.0
+    monkeypatch.setattr("insitu.gateway.sampled_ids.history.time.monotonic", lambda: now)
+    remember(history, ("a", "run"), [1], [2])
+    now += ACTIVE_SECONDS + 1
+    remember(history, ("b", "run"), [1], [2])
+    assert (history.num_forgotten, history.num_forgotten_active, caplog.text) == (1, 0, "")
+    now += 12
+    remember(history, ("c", "run"), [1], [2])
+    assert (history.num_forgotten, history.num_forgotten_active) == (2, 1)
+    assert "made a call 12 s ago are forgotten, since this gateway remembers 100 tokens" in caplog.text
 
 
 def test_a_rollout_keeps_its_latest_conversations() -> None:

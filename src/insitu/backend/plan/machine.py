@@ -14,6 +14,7 @@ import psutil
 from insitu.errors import CannotHonour
 
 _ROOT = Path("/")
+_LEAST_REMEMBERED, _ID_BYTES = 32 * 2**20, 4
 _SMI_SECONDS = 20.0
 _WSL_LIBRARIES = "usr/lib/wsl/lib"
 
@@ -103,3 +104,8 @@ def host_memory(root: Path = _ROOT) -> int:
     limits = (root / "sys/fs/cgroup" / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
     found = [int(text) for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
     return min([total, *found])
+
+
+def remembered_tokens(num_bytes: int, num_gateways: int) -> int:
+    """Return how many ids of recent calls each gateway keeps: all of them, a 64th of the RAM."""
+    return max(_LEAST_REMEMBERED, num_bytes // 64 // _ID_BYTES // num_gateways)

@@ -7,6 +7,8 @@ recently used rollouts are forgotten first, and all of them when the process end
 
 from __future__ import annotations
 
+import logging
+import time
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from dataclasses import dataclass
 MAX_CONVERSATIONS = 32
 """Per rollout; the least recently used one is evicted."""
 
+ACTIVE_SECONDS = 300.0
+"""A rollout that made a call within this time may make another."""
+log = logging.getLogger(__name__)
 Key = tuple[str, str]
 """A rollout and the run, or else the model, that answers it."""
 
@@ -41,8 +46,11 @@ class History:
         self.num_tokens = 0
         self.num_forgotten = 0
         """Rollouts evicted to make room for newer ones."""
+        self.num_forgotten_active = 0
+        """Those of them that may go on: their next prompts stay as rendered."""
         self._max_rollouts, self._max_tokens = max_rollouts, max_tokens
         self._rollouts: OrderedDict[Key, list[Conversation]] = OrderedDict()
+        self._used_at: dict[Key, float] = {}
 
     @property
     def num_rollouts(self) -> int:
@@ -59,6 +67,7 @@ class History:
         """Remember a call as the next turn of the longest conversation that it continues, or as a new one."""
         kept = self._rollouts.setdefault(key, [])
         self._rollouts.move_to_end(key)
+        self._used_at[key] = time.monotonic()
         continued = [c for c in kept if prompt[: len(c.ids)] == c.ids]
         found = max(continued, key=lambda c: len(c.ids), default=None)
         conversation = found or Conversation(array("i"), [])
@@ -75,6 +84,16 @@ class History:
         if len(kept) > MAX_CONVERSATIONS:
             self.num_tokens -= len(kept.pop(0).ids)
         while self.num_tokens > self._max_tokens or len(self._rollouts) > self._max_rollouts:
-            _, dropped = self._rollouts.popitem(last=False)
+            key, dropped = self._rollouts.popitem(last=False)
             self.num_tokens -= sum(len(conversation.ids) for conversation in dropped)
             self.num_forgotten += 1
+            seconds = time.monotonic() - self._used_at.pop(key)
+            if seconds < ACTIVE_SECONDS:
+                self.num_forgotten_active += 1
+                log.warning(
+                    "the sampled ids of a rollout that made a call %.0f s ago are forgotten, since this "
+                    "gateway remembers %d tokens. If its next prompt is rendered differently, it starts a "
+                    "new sequence. More gateways remember more (--gateways)",
+                    seconds,
+                    self._max_tokens,
+                )

@@ -64,6 +64,7 @@ class Restorer:
             "remembered_rollouts": self._history.num_rollouts,
             "remembered_tokens": self._history.num_tokens,
             "forgotten_rollouts": self._history.num_forgotten,
+            "forgotten_active_rollouts": self._history.num_forgotten_active,
         }
 
     def remember(self, rollout_id: str | None, target: Target, rendered: Rendered, output: list[int]) -> None:

@@ -75,9 +75,9 @@ class Limits:
     """Rollouts whose requests are counted; the least recently used counts are forgotten."""
     max_choices: int = 16
     """The largest `n`."""
-    max_remembered_rollouts: int = 16_384
+    max_remembered_rollouts: int = 65_536
     max_remembered_tokens: int = 32 * 2**20
-    """Ids of recent calls kept for the turns that follow, 4 bytes each."""
+    """Ids of recent calls kept for the turns that follow, 4 bytes each. A supervisor gives more if it can."""
 
 
 @dataclass(frozen=True, slots=True)
