@@ -27,7 +27,7 @@ def keys_of(folder: Path, project: str, count: int = NUM_KEYS) -> list[str]:
 async def test_bodies_that_never_arrive_take_no_memory(start_gateway: StartGateway, tmp_path: Path) -> None:
     gateway = await start_gateway(keys_file=tmp_path / KEYS_FILE)
     idle, honest = keys_of(tmp_path, "a", 1)[0], keys_of(tmp_path, "b", 1)[0]
-    head = POST + b"Authorization: Bearer " + idle.encode() + b"\r\nContent-Length: 30000000\r\n\r\n{"
+    head = POST + b"Authorization: Bearer " + idle.encode() + b"\r\nContent-Length: 8388608\r\n\r\n{"
     async with AsyncExitStack() as stack:
         for _ in range(64):
             await stack.enter_async_context(connected(port_of(gateway), head))
@@ -35,12 +35,16 @@ async def test_bodies_that_never_arrive_take_no_memory(start_gateway: StartGatew
         assert [(await gateway.post(headers=bearer(honest)))[0] for _ in range(20)] == [200] * 20
 
 
+def message(size: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "x" * size}]
+
+
 async def held_by(
     gateway: GatewayUnderTest, keys: list[str], calls: int, size: int
 ) -> list[asyncio.Task[int]]:
     """Start calls that the engine does not answer; return them once it has all that were let in."""
     gateway.engine.behaviour.gate = asyncio.Event()
-    messages = [{"role": "user", "content": "x" * size}]
+    messages = message(size)
 
     async def status(key: str) -> int:
         return (await gateway.post(headers=bearer(key), messages=messages))[0]
@@ -62,7 +66,7 @@ async def test_what_one_project_holds_leaves_room_for_another(
     rejected = [task.result() for task in tasks if task.done()]
     assert set(rejected) == {429}
     assert calls > len(rejected) > calls / 3, "the neighbour holds all it can"
-    late = asyncio.create_task(gateway.post(headers=bearer(other)))
+    late = asyncio.create_task(gateway.post(headers=bearer(other), messages=message(20_000)))
     await asyncio.sleep(0.2)
     assert not late.done(), late.result()
     gateway.engine.behaviour.gate.set()
