@@ -9,9 +9,10 @@ no limits and no project, take what there is.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 from insitu.access.keyring import Holder
 from insitu.errors import Overloaded
@@ -78,6 +79,46 @@ class Shares:
                 f"{self._total - self.used} are free.",
                 hint="retry when some of its own have ended",
             )
+
+
+class Turns:
+    """A few places that senders wait for, each with its share of them."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self.shares = Shares(total, what)
+        self._waiting: list[tuple[Holder | None, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, holder: Holder | None) -> AsyncGenerator[None]:
+        """Hold a place for the length of a block, as soon as the sender's share has one."""
+        if self.shares.may_take(holder, 1):
+            self.shares.take(holder, 1)
+        else:
+            await self._wait(holder)
+        try:
+            yield
+        finally:
+            self._give_back(holder)
+
+    async def _wait(self, holder: Holder | None) -> None:
+        place = holder, asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place[1]
+        except asyncio.CancelledError:
+            if place in self._waiting:
+                self._waiting.remove(place)
+            else:  # it was given in the same moment
+                self._give_back(holder)
+            raise
+
+    def _give_back(self, holder: Holder | None) -> None:
+        self.shares.give_back(holder, 1)
+        for place in [*self._waiting]:
+            if self.shares.may_take(place[0], 1):
+                self._waiting.remove(place)
+                self.shares.take(place[0], 1)
+                place[1].set_result(None)
 
 
 def _is_tenant(holder: Holder) -> bool:

@@ -307,8 +307,8 @@ class Gateway:
         assert rollout_id is not None, "the path names it"
         tokens = flag(request.query, "tokens", default=True)
         pieces = flag(request.query, "pieces", default=False)
-        reader = sender_of(request)
-        listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces, reader=reader)
+        holder = request.get(HOLDER)
+        listed = await self.listings.of_rollout(rollout_id, tokens=tokens, pieces=pieces, holder=holder)
         return web.Response(body=listed, content_type=_JSON)
 
     async def _put_routes(self, request: web.Request) -> TableReceipt:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.access.keyring import Holder
 from insitu.access.projects import Project
-from insitu.access.shares import Shares
+from insitu.access.shares import Shares, Turns
 from insitu.errors import Overloaded
 
 OPERATOR = Holder("default", frozenset())
@@ -87,3 +89,41 @@ def test_nothing_is_lost_or_doubled(moves: list[Move]) -> None:
     assert not +shares._by_key
     assert not +shares._by_project
     assert greedy(shares, OPERATOR) == 100
+
+
+async def test_whoever_waits_for_a_turn_gets_the_first_that_its_share_has() -> None:
+    turns, order, end = Turns(4, "uploads"), list[str](), asyncio.Event()
+
+    async def upload(holder: Holder) -> None:
+        async with turns.turn(holder):
+            order.append(holder.key)
+            await end.wait()
+
+    busy = [asyncio.create_task(upload(key("busy"))) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    assert order == ["busy", "busy"], "a half"
+    late = [asyncio.create_task(upload(key("late", "b"))) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert order == ["busy", "busy", "late"]
+    busy[3].cancel()
+    await asyncio.sleep(0.01)
+    end.set()
+    await asyncio.gather(*busy[:3], *late)
+    assert sorted(order) == ["busy"] * 3 + ["late"] * 2
+    assert (turns.shares.used, turns._waiting) == (0, [])
+
+
+async def test_a_turn_given_to_one_that_leaves_in_the_same_moment_is_given_back() -> None:
+    turns = Turns(1, "uploads")
+
+    async def held() -> None:
+        async with turns.turn(OPERATOR):
+            pytest.fail("it has left")
+
+    async with turns.turn(OPERATOR):
+        task = asyncio.create_task(held())
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert turns.shares.used == 0

@@ -6,11 +6,16 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from insitu.backend.api.events import stream_events
+from insitu.access.keyring import Holder
+from insitu.access.projects import Project
+from insitu.backend.api.events import admit, stream_events
 from insitu.backend.ledger import Ledger
+from insitu.errors import Overloaded
 from insitu.types import JobState
 
 from .conftest import inline_group, put, submit
+
+OPERATOR = Holder("default", frozenset())
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ async def test_the_stream_tells_the_story_and_ends(app: FastAPI, http, ledger: L
     ledger.set_progress(job, "train", 0.5, {"text": "two\nlines"})
 
     async def finish():
-        while not app.state.services.num_streams:
+        while not app.state.services.streams.used:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         ledger.commit_step(job, 1, {"loss": 1.0}, "path", "sha")
@@ -67,15 +72,27 @@ async def test_unknown_jobs_have_no_stream(http):
     assert (await http.get("/v1/jobs/..%2f..%2fetc/events")).status_code in (400, 404)
 
 
+async def test_one_keys_streams_leave_room_for_others(app: FastAPI, http, job: str):
+    many, other = (Holder(name, frozenset(), Project(name)) for name in ("many", "other"))
+    streams = [stream_events(app.state.services, job, 0, many) for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    with pytest.raises(Overloaded, match="2 event streams are open already"):
+        admit(app.state.services, many)
+    admit(app.state.services, other)
+    for stream in streams:
+        await stream.aclose()
+
+
 async def test_streams_are_bounded_and_given_back(app: FastAPI, http, job: str):
     services = app.state.services
-    streams = [stream_events(services, job, 0) for _ in range(4)]
+    streams = [stream_events(services, job, 0, OPERATOR) for _ in range(4)]
     for stream in streams:
         await anext(stream)
     assert (await http.get(f"/v1/jobs/{job}/events")).status_code == 429
     for stream in streams:
         await stream.aclose()
-    assert services.num_streams == 0
+    assert services.streams.used == 0
 
 
 async def test_a_request_that_waits_is_answered_at_the_end_of_the_job(
@@ -122,7 +139,7 @@ async def test_those_that_wait_look_less_often_the_more_they_are(
 async def test_streams_end_without_an_end_mark_when_the_server_stops(app: FastAPI, job: str):
     services, sent = app.state.services, b""
     async with asyncio.timeout(30):
-        async for chunk in stream_events(services, job, 0):
+        async for chunk in stream_events(services, job, 0, OPERATOR):
             sent += chunk
             services.stopping = b"event: queued" in sent
     assert [event["event"] for event in parse(sent.decode())] == ["queued"]

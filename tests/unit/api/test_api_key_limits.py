@@ -29,7 +29,7 @@ def key_with(folder: Path, **limits: int) -> dict[str, str]:
 async def streams(app: FastAPI, count: int) -> None:
     """Wait until so many event streams are open."""
     async with asyncio.timeout(10):
-        while app.state.services.num_streams != count:
+        while app.state.services.streams.used != count:
             await asyncio.sleep(0.01)
 
 

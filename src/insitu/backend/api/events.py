@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 
+from insitu.access.keyring import Holder
 from insitu.access.projects import EVERYTHING, Project
 from insitu.backend.api.responses import shown_data
 from insitu.backend.api.settings import Services
@@ -29,20 +30,19 @@ def parse_last_event_id(value: str | None) -> int:
     return int(value)
 
 
-def admit(services: Services) -> None:
-    """Raise Overloaded if the limit of open streams is reached."""
-    if services.num_streams >= services.limits.max_streams:
+def admit(services: Services, holder: Holder) -> None:
+    """Raise Overloaded if the sender's share of open streams is used up."""
+    if not services.streams.may_take(holder, 1):
         raise Overloaded(
-            f"{services.num_streams} event streams are open already", hint="poll GET /v1/jobs/{id} instead"
+            f"{services.streams.used} event streams are open already; this project or key has its share",
+            hint="poll GET /v1/jobs/{id} instead",
         )
 
 
-async def stream_events(
-    services: Services, job_id: str, seq: int, reader: Project = EVERYTHING
-) -> AsyncIterator[bytes]:
+async def stream_events(services: Services, job_id: str, seq: int, holder: Holder) -> AsyncIterator[bytes]:
     """Yield the events after `seq`, then new ones as they arrive, and `end` after the job's last."""
-    services.num_streams += 1
-    try:
+    reader = holder.project
+    with services.streams.held(holder, 1):
         loop = asyncio.get_running_loop()
         # Sent at once, so that a proxy or client knows the stream is open.
         yield b": open\n\n"
@@ -63,8 +63,6 @@ async def stream_events(
                 last_sent = loop.time()
             if job.state not in TERMINAL_JOB_STATES:
                 await asyncio.sleep(services.limits.event_poll_seconds)
-    finally:
-        services.num_streams -= 1
 
 
 async def until_ended(services: Services, job_id: str, seconds: float) -> Job:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from insitu.backend.api.events import admit, parse_last_event_id, stream_events, until_ended
 from insitu.backend.api.requests import new_router
 from insitu.backend.api.responses import shown
-from insitu.backend.api.security import Sender
+from insitu.backend.api.security import Sender, holder_of
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger.jobs import unknown_job
 from insitu.wire.answers import MAX_WAIT_SECONDS, JobInfo
@@ -56,15 +56,16 @@ def job_routes(services: Services) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def watch_job(
-        job_id: JobId, sender: Sender, last_event_id: Annotated[str | None, Header()] = None
+        request: Request, job_id: JobId, last_event_id: Annotated[str | None, Header()] = None
     ) -> StreamingResponse:
         """The job's events until it ends. Resume with `Last-Event-ID`."""
         seq = parse_last_event_id(last_event_id)
         await run_in_threadpool(ledger.get_job, job_id)
-        admit(services)
+        holder = await holder_of(request)
+        admit(services, holder)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
-            stream_events(services, job_id, seq, sender), media_type="text/event-stream", headers=headers
+            stream_events(services, job_id, seq, holder), media_type="text/event-stream", headers=headers
         )
 
     return router

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from insitu.access.audit_log import AUDIT_FILE
 from insitu.access.day_use import API_USE_FILE
 from insitu.access.key_file import KEYS_FILE
 from insitu.access.projects import Project
-from insitu.access.shares import Shares
+from insitu.access.shares import Shares, Turns
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
@@ -168,9 +167,8 @@ class Services:
         self.limits = settings.limits
         self.ledger = ledger
         self.records = records
-        self.uploads = Shares(settings.limits.max_uploads, "uploads under way")
-        self.upload_ended = asyncio.Condition()
-        self.num_streams = 0
+        self.uploads = Turns(settings.limits.max_uploads, "uploads under way")
+        self.streams = Shares(settings.limits.max_streams, "open event streams")
         self.num_waiting = 0
         """Requests for a job that are answered when it ends."""
         self.stopping = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -21,23 +21,18 @@ from insitu.errors import Overloaded
 @asynccontextmanager
 async def upload_turn(services: Services, holder: Holder) -> AsyncGenerator[None]:
     """Wait for one of the few places for uploads, but not for long."""
-    wait, uploads = services.limits.upload_wait_seconds, services.uploads
-    try:
-        async with asyncio.timeout(wait), services.upload_ended:
-            await services.upload_ended.wait_for(lambda: uploads.may_take(holder, 1))
-            uploads.take(holder, 1)
-    except TimeoutError:
-        raise Overloaded(
-            f"{uploads.used} of {services.limits.max_uploads} uploads are under way, as many of them of this "
-            f"project or key as its share allows, and none ended within {wait:.0f} s",
-            hint="upload it again later, under the same id",
-        ) from None
-    try:
+    wait = services.limits.upload_wait_seconds
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(wait):
+                await stack.enter_async_context(services.uploads.turn(holder))
+        except TimeoutError:
+            raise Overloaded(
+                f"{services.uploads.shares.used} of {services.limits.max_uploads} uploads are under way; this "
+                f"project or key has its share of them, and none ended within {wait:.0f} s",
+                hint="upload it again later, under the same id",
+            ) from None
         yield
-    finally:
-        uploads.give_back(holder, 1)
-        async with services.upload_ended:
-            services.upload_ended.notify_all()
 
 
 def uploading_route(services: Services) -> type[APIRoute]:

@@ -18,7 +18,9 @@ from typing import cast
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from insitu.access.keyring import Holder
 from insitu.access.projects import EVERYTHING, Project
+from insitu.access.shares import Turns
 from insitu.errors import InvalidRequest, Unavailable
 from insitu.gateway.recording.recorder import Recorder
 from insitu.gateway.recording.tally import Tallies
@@ -61,23 +63,23 @@ class Listings:
         self._seconds = limits.listing_seconds
         # A pool of its own: name resolution and the like use the loop's.
         self._threads = ThreadPoolExecutor(limits.max_listings, thread_name_prefix="listing")
-        self._turns = asyncio.Semaphore(limits.max_listings)
+        self._turns = Turns(limits.max_listings, "lists of calls")
 
     async def of_rollout(
-        self, rollout_id: str, *, tokens: bool, pieces: bool = False, reader: Project = EVERYTHING
+        self, rollout_id: str, *, tokens: bool, pieces: bool = False, holder: Holder | None = None
     ) -> bytes:
         """Return the rollout's `RolloutRecord` as JSON; DeadlineExceeded if the writer lags.
 
-        `rollout_id` is the stored one; `reader` is its project. `pieces` adds the text of the tokens, for
-        display.
+        `rollout_id` is the stored one; `holder` reads it. `pieces` adds the text of the tokens, for display.
         """
+        reader = EVERYTHING if holder is None else holder.project
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._seconds):
                 tally = self._tallies.find(rollout_id)
                 num_due = tally.recorded if tally else 0
                 await asyncio.wrap_future(self._recorder.written())
-                async with self._turns:
+                async with self._turns.turn(holder):
                     read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens or pieces)
                     counts = self._counts(rollout_id, read, num_due)
                     tables = (
