@@ -97,7 +97,7 @@ export-check: setup  ## exported weights in a plain vLLM give the backend's gree
 sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.frameworks.environment
-	INSITU_TESTS=long $(BIN)/python -m pytest tests/integration tests/faults tests/frameworks -m sweep -v -s --durations=2
+	INSITU_TESTS=long $(BIN)/python -m pytest tests/integration tests/faults tests/frameworks tests/gates -m sweep -v -s --durations=2
 	INSITU_TESTS=long $(BIN)/python -m pytest tests/faults/test_finetune_killed.py \
 		tests/integration/test_exactness_zoo.py -v -s --durations=2
 	$(BIN)/python -m insitu.testing.models smollm2
@@ -133,7 +133,7 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 	$(BIN)/python -m pytest tests/compat -v --durations=0
 
 gates: setup  ## claims about GPUs, proved without one: a line for each
-	$(BIN)/python -m tests.support.lanes tests/gates -q -s --durations=3
+	$(BIN)/python -m tests.support.lanes tests/gates -q -s --durations=3 -m 'not sweep'
 
 doctor: setup  ## the doctor on this machine, and on a trainer that was made to compute wrongly
 	$(BIN)/python -m pytest tests/integration/test_doctor.py -v

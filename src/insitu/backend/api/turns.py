@@ -28,8 +28,8 @@ async def upload_turn(services: Services, holder: Holder) -> AsyncGenerator[None
                 await stack.enter_async_context(services.uploads.turn(holder))
         except TimeoutError:
             raise Overloaded(
-                f"{services.uploads.shares.used} of {services.limits.max_uploads} uploads are under way; this "
-                f"project or key has its share of them, and none ended within {wait:.0f} s",
+                f"{services.uploads.shares.used} of {services.limits.max_uploads} uploads are under way; "
+                f"this project or key has its share of them, and none ended within {wait:.0f} s",
                 hint="upload it again later, under the same id",
             ) from None
         yield
