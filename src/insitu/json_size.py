@@ -13,6 +13,6 @@ def count_values(data: bytes | bytearray, most: int) -> int:
     found = data.count(b",") + data.count(b"[") + data.count(b"{") + 1
     if found > most:
         raise TooLarge(
-            f"The body has up to {found} values; the limit is {most}.", hint="send less in one request"
+            f"A JSON text has up to {found} values; the limit is {most}.", hint="send less at once"
         )
     return found

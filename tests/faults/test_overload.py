@@ -133,7 +133,7 @@ async def check(folder: Path, load: Load, limits: dict[str, float] | None) -> No
 @pytest.mark.timeout(120)
 async def test_three_times_the_load(tmp_path: Path) -> None:
     load = Load(num_admitted=32, body_bytes=2 * 2**20, engine_seconds=(2.5, 3.5), measured_seconds=8.0)
-    await check(tmp_path, load, {"max_in_flight": 32})
+    await check(tmp_path, load, {"max_calls": 32})
 
 
 @pytest.mark.sweep

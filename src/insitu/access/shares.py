@@ -55,13 +55,14 @@ class Shares:
                     del taken[name]  # pyright: ignore[reportArgumentType]
 
     @contextmanager
-    def held(self, holder: Holder | None, amount: int) -> Generator[None]:
-        """Hold an amount for the length of a block."""
-        self.take(holder, amount)
+    def reserved(self, holder: Holder | None, amount: int = 0) -> Generator[Reservation]:
+        """Reserve an amount, which may grow, for the length of a block."""
+        reservation = Reservation(self, holder)
         try:
-            yield
+            reservation.grow(amount)
+            yield reservation
         finally:
-            self.give_back(holder, amount)
+            reservation.release()
 
     def may_take(self, holder: Holder | None, amount: int) -> bool:
         """Return True if `take` would succeed."""
@@ -81,43 +82,69 @@ class Shares:
             )
 
 
+class Reservation:
+    """The amount that one request has taken, which may grow."""
+
+    def __init__(self, shares: Shares, holder: Holder | None) -> None:
+        self._shares = shares
+        self._holder = holder
+        self._amount = 0
+
+    def grow(self, amount: int) -> None:
+        """Take more, or raise Overloaded."""
+        self._shares.take(self._holder, amount)
+        self._amount += amount
+
+    def release(self) -> None:
+        """Give back all of it."""
+        self._shares.give_back(self._holder, self._amount)
+        self._amount = 0
+
+
 class Turns:
     """A few places that senders wait for, each with its share of them."""
 
     def __init__(self, total: int, what: str) -> None:
-        self.shares = Shares(total, what)
+        self._shares = Shares(total, what)
         self._waiting: list[tuple[Holder | None, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, holder: Holder | None) -> AsyncGenerator[None]:
-        """Hold a place for the length of a block, as soon as the sender's share has one."""
-        if self.shares.may_take(holder, 1):
-            self.shares.take(holder, 1)
+    async def turn(self, holder: Holder | None, seconds: float) -> AsyncGenerator[None]:
+        """Hold a place for the length of a block, as soon as the sender's share has one.
+
+        Raises Overloaded after so many seconds.
+        """
+        if self._shares.may_take(holder, 1):
+            self._shares.take(holder, 1)
         else:
-            await self._wait(holder)
+            await self._wait(holder, seconds)
         try:
             yield
         finally:
             self._give_back(holder)
 
-    async def _wait(self, holder: Holder | None) -> None:
-        place = holder, asyncio.get_running_loop().create_future()
+    async def _wait(self, holder: Holder | None, seconds: float) -> None:
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = holder, given
         self._waiting.append(place)
         try:
-            await place[1]
+            await asyncio.wait([given], timeout=seconds)
         except asyncio.CancelledError:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            else:  # it was given in the same moment
+            if given.done():  # in the same moment
                 self._give_back(holder)
             raise
+        finally:
+            if not given.done():
+                self._waiting.remove(place)
+        if not given.done():
+            self._shares.take(holder, 1)  # raises, and says who holds the places
 
     def _give_back(self, holder: Holder | None) -> None:
-        self.shares.give_back(holder, 1)
+        self._shares.give_back(holder, 1)
         for place in [*self._waiting]:
-            if self.shares.may_take(place[0], 1):
+            if self._shares.may_take(place[0], 1):
                 self._waiting.remove(place)
-                self.shares.take(place[0], 1)
+                self._shares.take(place[0], 1)
                 place[1].set_result(None)
 
 

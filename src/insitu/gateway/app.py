@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from aiohttp import web
 from insitu.access.day_use import gateway_use_file
 from insitu.access.meters import Admission, KeyMeters
 from insitu.access.routes import GATEWAY
-from insitu.access.shares import Shares
+from insitu.access.shares import Reservation, Shares
 from insitu.access.strangers import Strangers
 from insitu.errors import InsituError, NotFound, UpstreamError
 from insitu.exposition import CONTENT_TYPE, exposition
@@ -35,7 +36,7 @@ from insitu.gateway.protocols.base import CallProtocol
 from insitu.gateway.protocols.chat import ChatProtocol
 from insitu.gateway.protocols.completions import CompletionsProtocol
 from insitu.gateway.protocols.messages import MessagesProtocol
-from insitu.gateway.protocols.request import CallRequest, load_body
+from insitu.gateway.protocols.request import load_body
 from insitu.gateway.protocols.responses import ResponsesProtocol
 from insitu.gateway.recording.journal import Journal, journal_folder, recover
 from insitu.gateway.recording.listings import Listings, flag
@@ -96,7 +97,7 @@ class Gateway:
             "messages": MessagesProtocol(),
         }
         self._bodies = Bodies(settings.limits)
-        self._calls = Shares(settings.limits.max_in_flight, "calls in flight")
+        self._calls = Shares(settings.limits.max_calls, "calls at this gateway")
         self._counts = Counts()
         self.app = web.Application(middlewares=[self._middleware])
         self._strangers = self.app[STRANGERS] = Strangers(GATEWAY, self._guard.knows, KEY_HINT)
@@ -131,7 +132,7 @@ class Gateway:
         if folder is not None:
             await asyncio.to_thread(recover, folder, store)
         self.recorder = Recorder(store, max_backlog=limits.max_record_backlog, journal=journal)
-        self.routes = Routes(max_held=limits.max_held, default_hold_seconds=limits.hold_seconds)
+        self.routes = Routes(default_hold_seconds=limits.hold_seconds)
         self.pool = ReplicaPool(limits, on_change=self.routes.wake, key=self._settings.engine_key)
         tokenizers = Tokenizers(self._settings.tokenizer)
         self.restorer = Restorer(limits, tokenizers)
@@ -216,25 +217,20 @@ class Gateway:
     def _handler(self, spoken: CallProtocol) -> Handler:
         async def counted(request: web.Request) -> web.StreamResponse:
             request[_ADMISSION].check_tokens()
-            with self.tallies.counted(named_rollout(request)) as ticket:
-                self.caller.refuse_when_full(1 + self._bodies.num_arriving)
+            with self.tallies.counted(named_rollout(request)) as ticket, self._place(request) as places:
+                self.caller.refuse_unrecorded()
                 async with self._bodies.of(request, self._load) as body:
-                    return await call(request, ticket, body)
+                    return await call(request, ticket, body, places)
 
-        async def call(request: web.Request, ticket: Ticket, body: dict[str, Any]) -> web.StreamResponse:
+        async def call(
+            request: web.Request, ticket: Ticket, body: dict[str, Any], places: Reservation
+        ) -> web.StreamResponse:
             sender, protocol = sender_of(request), spoken
             if isinstance(spoken, ResponsesProtocol):
                 protocol = spoken.within(sender.name)
             parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
-            self.caller.refuse_when_full(parsed.num_choices)
-            with self._calls.held(request.get(HOLDER), parsed.num_choices):
-                return await answered(request, ticket, protocol, parsed)
-
-        async def answered(
-            request: web.Request, ticket: Ticket, protocol: CallProtocol, parsed: CallRequest
-        ) -> web.StreamResponse:
-            sender = sender_of(request)
+            places.grow(parsed.num_choices - 1)
             spend = request[_ADMISSION].spend_tokens
             context = CallContext(
                 protocol, parsed, labels_of(request), new_call_id(), ticket, spend, project=sender
@@ -247,19 +243,24 @@ class Gateway:
 
         return counted
 
+    def _place(self, request: web.Request) -> AbstractContextManager[Reservation]:
+        """Take a place among the gateway's calls, from before the body arrives to the end of the answer."""
+        return self._calls.reserved(request.get(HOLDER), 1)
+
     async def _count_tokens(self, request: web.Request) -> web.Response:
         """Return the number of prompt tokens of a messages request."""
         protocol = self._protocols["messages"]
-        async with self._bodies.of(request, self._load) as body:
-            parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
-            labels, sender = labels_of(request), sender_of(request)
-            context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), project=sender)
-            rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
+        with self._place(request):
+            async with self._bodies.of(request, self._load) as body:
+                parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
+                labels, sender = labels_of(request), sender_of(request)
+                context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), project=sender)
+                rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
         return web.json_response({"input_tokens": len(rendered.prompt_ids)})
 
     async def _demonstrate(self, request: web.Request) -> DemonstrationReceipt:
-        with self.tallies.counted(named_rollout(request)) as ticket:
-            self.caller.refuse_when_full(1 + self._bodies.num_arriving)
+        with self.tallies.counted(named_rollout(request)) as ticket, self._place(request):
+            self.caller.refuse_unrecorded()
             async with self._bodies.of(request, self._load) as body:
                 labels, sender = labels_of(request), sender_of(request)
                 spend = request[_ADMISSION].spend_tokens

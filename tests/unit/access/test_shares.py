@@ -95,7 +95,7 @@ async def test_whoever_waits_for_a_turn_gets_the_first_that_its_share_has() -> N
     turns, order, end = Turns(4, "uploads"), list[str](), asyncio.Event()
 
     async def upload(holder: Holder) -> None:
-        async with turns.turn(holder):
+        async with turns.turn(holder, 10):
             order.append(holder.key)
             await end.wait()
 
@@ -110,20 +110,44 @@ async def test_whoever_waits_for_a_turn_gets_the_first_that_its_share_has() -> N
     end.set()
     await asyncio.gather(*busy[:3], *late)
     assert sorted(order) == ["busy"] * 3 + ["late"] * 2
-    assert (turns.shares.used, turns._waiting) == (0, [])
+    assert (turns._shares.used, turns._waiting) == (0, [])
 
 
 async def test_a_turn_given_to_one_that_leaves_in_the_same_moment_is_given_back() -> None:
     turns = Turns(1, "uploads")
 
     async def held() -> None:
-        async with turns.turn(OPERATOR):
+        async with turns.turn(OPERATOR, 10):
             pytest.fail("it has left")
 
-    async with turns.turn(OPERATOR):
+    async with turns.turn(OPERATOR, 10):
         task = asyncio.create_task(held())
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert turns.shares.used == 0
+    assert turns._shares.used == 0
+
+
+async def test_a_wait_has_an_end_that_says_who_holds_the_places() -> None:
+    turns = Turns(4, "uploads under way")
+    async with turns.turn(key("one"), 1), turns.turn(key("one"), 1):
+        with pytest.raises(Overloaded, match="has 2 of 4 already"):
+            async with turns.turn(key("one"), 0.01):
+                pytest.fail("its share is used up")
+    assert (turns._shares.used, turns._waiting) == (0, [])
+
+
+async def test_one_that_leaves_while_it_waits_disturbs_nobody() -> None:
+    turns, got = Turns(1, "uploads"), list[str]()
+
+    async def upload(name: str) -> None:
+        async with turns.turn(OPERATOR, 10):
+            got.append(name)
+
+    async with turns.turn(OPERATOR, 10):
+        left, stayed = asyncio.create_task(upload("left")), asyncio.create_task(upload("stayed"))
+        await asyncio.sleep(0.01)
+        left.cancel()  # its place in the queue is given up in a later turn of the loop
+    await stayed
+    assert (got, turns._shares.used) == (["stayed"], 0)

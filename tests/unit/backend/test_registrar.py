@@ -160,6 +160,24 @@ async def test_a_restart_takes_the_largest_rank_of_all_open_runs(
     assert admitted == ["oldest", "large", "newest"]
 
 
+async def test_without_a_model_the_first_run_starts_the_engines_for_the_ranks_of_all(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def admit(run: Run) -> None:
+        base = EngineSettings("m", "m", "cpu", "float32", "adapter")
+        asked.append(registrar._registered(base, run).max_lora_rank)
+
+    monkeypatch.setattr(registrar, "_admit", admit)
+    ledger: Any = StandinLedger(of_rank("oldest", 8), of_rank("large", 32))
+    registrar._ledger, registrar._settings = ledger, replace(registrar._settings, model=None)
+    await registrar.resume()
+    assert asked == [32, 32]
+    await admit(of_rank("later", 8))
+    assert asked[-1] == 16
+
+
 async def test_a_rank_that_other_runs_leave_no_room_for_names_the_option(registrar: Registrar) -> None:
     await loaded(registrar)
     traffic: Any = SimpleNamespace(runs={"other": {}}, push=StandinTraffic().push)

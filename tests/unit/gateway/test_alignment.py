@@ -134,7 +134,9 @@ def test_only_a_rollout_that_may_go_on_is_an_alarm(
     now += 12
     remember(history, ("c", "run"), [1], [2])
     assert (history.num_forgotten, history.num_forgotten_active) == (2, 1)
-    assert "made a call 12 s ago are forgotten, since this gateway remembers 100 tokens" in caplog.text
+    assert (
+        "made a call 12 s ago are forgotten: this gateway remembers 1 rollouts and 100 tokens" in caplog.text
+    )
 
 
 def test_a_rollout_keeps_its_latest_conversations() -> None:

@@ -98,7 +98,7 @@ async def test_n_has_a_limit_and_is_a_number(gateway: GatewayUnderTest) -> None:
 
 
 async def test_choices_count_against_the_calls_under_way(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(max_in_flight=3)
+    gateway = await start_gateway(max_calls=3)
     assert (await gateway.post(CHAT, n=4))[0] == 429
     assert (await gateway.post(CHAT, n=3))[0] == 200
     assert (await record_of(gateway)).unrecorded == {"refused": 4}

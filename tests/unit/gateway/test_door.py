@@ -167,7 +167,7 @@ async def test_a_client_with_a_key_may_finish_a_rejected_body(
 
 async def test_bodies_that_arrive_count_as_calls(start_gateway: StartGateway) -> None:
     """Otherwise any number of bodies would be read for the last place, and all but one rejected."""
-    gateway = await start_gateway(max_in_flight=2)
+    gateway = await start_gateway(max_calls=2)
     half = POST + KEY + b"Content-Length: 100\r\n\r\n{"
     async with connected(port_of(gateway), half), connected(port_of(gateway), half):
         await asyncio.sleep(0.2)

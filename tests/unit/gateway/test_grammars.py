@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -96,6 +98,22 @@ def test_what_is_compiled_is_bounded_in_seconds() -> None:
     ):
         with pytest.raises(InvalidRequest, match=r"`tools` would take .* about 21 s"):
             ChatProtocol().parse(compiled, LIMITS)
+
+
+def test_nothing_in_a_schema_lowers_its_estimate() -> None:
+    less: dict[str, Any] = {"default": {"minLength": -(10**6), "maxLength": -(10**6)}}
+    none_required = {"properties": {f"p{n}": {} for n in range(1300)}, "required": [""] * 1300}
+    for schema in (LIMITED | less, none_required):
+        with pytest.raises(InvalidRequest, match="the limit is 20"):
+            ChatProtocol().parse(CHAT | {"response_format": formatted(schema)}, LIMITS)
+
+
+@pytest.mark.parametrize("pattern", ["a{" + "9" * 400 + "}", "{" + "9" * 200 + "}", "a{" + "1" * 1000])
+def test_a_count_of_many_digits_is_an_error_of_the_client(pattern: str) -> None:
+    started = time.process_time()
+    with contextlib.suppress(InvalidRequest):
+        ChatProtocol().parse(CHAT | {"response_format": formatted(text(pattern))}, LIMITS)
+    assert time.process_time() - started < 0.1
 
 
 def test_the_tools_of_a_request_are_bounded_together() -> None:

@@ -113,7 +113,7 @@ async def test_run_with_leased_steps_only_has_no_alias(gateway: GatewayUnderTest
 
 
 async def test_held_calls_are_bounded(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(max_held=2)
+    gateway = await start_gateway(max_calls=2)
     await gateway.put_table(hold=HOLD)
     calls = [asyncio.create_task(gateway.post()) for _ in range(2)]
     await until(lambda: _held(gateway, 2), "two calls are held")
@@ -123,7 +123,7 @@ async def test_held_calls_are_bounded(start_gateway: StartGateway) -> None:
 
 
 async def test_calls_under_way_are_bounded(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(max_in_flight=2)
+    gateway = await start_gateway(max_calls=2)
     gate = gateway.engine.behaviour.gate = asyncio.Event()
     calls = [asyncio.create_task(gateway.post()) for _ in range(2)]
     await until(lambda: gateway.engine.num_generating == 2, "two calls generate")

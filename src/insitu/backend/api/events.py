@@ -34,7 +34,8 @@ def admit(services: Services, holder: Holder) -> None:
     """Raise Overloaded if the sender's share of open streams is used up."""
     if not services.streams.may_take(holder, 1):
         raise Overloaded(
-            f"{services.streams.used} event streams are open already; this project or key has its share",
+            f"{services.streams.used} event streams are open already, or as many of this project or key as "
+            "its share allows",
             hint="poll GET /v1/jobs/{id} instead",
         )
 
@@ -42,7 +43,9 @@ def admit(services: Services, holder: Holder) -> None:
 async def stream_events(services: Services, job_id: str, seq: int, holder: Holder) -> AsyncIterator[bytes]:
     """Yield the events after `seq`, then new ones as they arrive, and `end` after the job's last."""
     reader = holder.project
-    with services.streams.held(holder, 1):
+    if not services.streams.may_take(holder, 1):
+        return  # its place was taken since `admit`: a stream without an end is resumed
+    with services.streams.reserved(holder, 1):
         loop = asyncio.get_running_loop()
         # Sent at once, so that a proxy or client knows the stream is open.
         yield b": open\n\n"

@@ -68,7 +68,7 @@ class Limits:
     max_group_bytes: int = 1024 * 2**20
     max_body_values: int = 2**19
     """Values in a JSON body."""
-    max_training_values: int = 2**23
+    max_training_values: int = 2**24
     """Values in the body of ART's `_train_model`, which is parsed at once."""
     max_adapter_bytes: int = 4 * 2**30
     max_trajectories: int = 4096

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -15,23 +14,12 @@ from insitu.access.keyring import Holder
 from insitu.backend.api.requests import BoundedRequest
 from insitu.backend.api.security import holder_of
 from insitu.backend.api.settings import Services
-from insitu.errors import Overloaded
 
 
 @asynccontextmanager
 async def upload_turn(services: Services, holder: Holder) -> AsyncGenerator[None]:
     """Wait for one of the few places for uploads, but not for long."""
-    wait = services.limits.upload_wait_seconds
-    async with AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(wait):
-                await stack.enter_async_context(services.uploads.turn(holder))
-        except TimeoutError:
-            raise Overloaded(
-                f"{services.uploads.shares.used} of {services.limits.max_uploads} uploads are under way; "
-                f"this project or key has its share of them, and none ended within {wait:.0f} s",
-                hint="upload it again later, under the same id",
-            ) from None
+    async with services.uploads.turn(holder, services.limits.upload_wait_seconds):
         yield
 
 

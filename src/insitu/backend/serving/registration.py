@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -61,18 +60,21 @@ class Registrar:
         self._say = say
         self._phases = phases
         self._promotions = Promotions(settings, ledger, traffic, say)
+        self._least_rank = 0
+        """While `resume` works, the largest LoRA rank of open runs: the first starts the engines for all."""
 
     async def resume(self) -> None:
         """Load the model of `--model` or of the open runs and publish their last steps; called at start."""
         open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
+        self._least_rank = max((run.lora.rank for run in open_runs), default=0)
         engine = self._settings.preloaded()
         if engine is not None:
-            for run in open_runs[:1]:  # all open runs agree on the engine, but for the rank of their adapters
-                largest = max(each.lora.rank for each in open_runs)
-                engine = self._registered(engine, replace(run, lora=replace(run.lora, rank=largest)))
+            for run in open_runs[:1]:  # all open runs agree on the engine
+                engine = self._registered(engine, run)
             await self._load(engine)
         for run in open_runs:
             await self._admit(run)
+        self._least_rank = 0
 
     async def reconcile(self) -> None:
         """Load again what the ledger has at another step than calls get: an acknowledgement was lost."""
@@ -232,7 +234,8 @@ class Registrar:
         return settings.engine(run.base_model, run.base_model)
 
     def _registered(self, base: EngineSettings, run: Run) -> EngineSettings:
-        return registered_engine(self._settings, base, run.engine_args, run.init_args, run.lora.rank)
+        rank = max(run.lora.rank, self._least_rank)
+        return registered_engine(self._settings, base, run.engine_args, run.init_args, rank)
 
     async def _load(self, engine: EngineSettings) -> None:
         """Replace the current engines and trainer with ones for these settings.

@@ -38,7 +38,6 @@ from insitu.wire.bodies import Demonstration
 from insitu.wire.message import field_names
 from insitu.wire.model_call import DEMONSTRATION
 
-_MOST_ANSWERS = 64
 _MOST_RENDERED_BYTES = 64 * 2**20
 """JSON bytes of all conversations before the answers, which are rendered one by one."""
 _MOST_AFTER_END = 8
@@ -66,7 +65,6 @@ async def record_demonstration(
     """Render every answer of a conversation and record them all, or none."""
     request, places = _parse(body, caller.limits)
     ticket.expect(len(places))
-    caller.refuse_when_full(len(places))
     context = CallContext(ChatProtocol(), request, labels, new_call_id(), ticket, project=project)
     timings: dict[str, float] = {}
 
@@ -114,10 +112,10 @@ def _check_size(messages: list[dict[str, Any]], places: list[int]) -> None:
     """Reject what takes too long to render: each answer costs its whole conversation, twice."""
     sizes = [*accumulate(len(orjson.dumps(message)) for message in messages)]
     num_bytes = sum(sizes[place] for place in places)
-    if len(places) > _MOST_ANSWERS or num_bytes > _MOST_RENDERED_BYTES:
+    if num_bytes > _MOST_RENDERED_BYTES:
         raise TooLarge(
-            f"`messages` has {len(places)} answers and {num_bytes} bytes of conversation up to them; the "
-            f"limits are {_MOST_ANSWERS} and {_MOST_RENDERED_BYTES}.",
+            f"`messages` has {len(places)} answers and {num_bytes} bytes of conversation up to them, counted "
+            f"for each answer; the limit is {_MOST_RENDERED_BYTES}.",
             hint="send a request for each answer, with the conversation up to it and `only_last: true`",
         )
 

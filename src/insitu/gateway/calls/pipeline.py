@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from insitu.errors import Overloaded, Unavailable, UpstreamError
+from insitu.errors import Unavailable, UpstreamError
 from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, choices_of, merged, together
 from insitu.gateway.calls.suspects import ALONE_SECONDS, Suspects
@@ -96,15 +96,11 @@ class Caller:
         self.suspects = Suspects()
         self._budget = RetryBudget()
 
-    def refuse_when_full(self, num_calls: int = 1) -> None:
-        """Reject excess calls before they start, so that every call that is served can be recorded."""
+    def refuse_unrecorded(self) -> None:
+        """Reject a call before it starts if it could not be recorded."""
         if (reason := self.recorder.refusal()) is not None:
             raise Unavailable(
                 f"The gateway accepts no new calls: {reason}.", hint="retry later; see the gateway's log"
-            )
-        if self.routes.in_flight.total() + num_calls > self.limits.max_in_flight:
-            raise Overloaded(
-                f"The limit of {self.limits.max_in_flight} calls in flight is reached.", hint="retry later"
             )
 
     async def complete(self, context: CallContext) -> Answer:

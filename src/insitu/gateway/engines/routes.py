@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from insitu.access.projects import EVERYTHING, Project
-from insitu.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from insitu.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from insitu.types import parse_policy, policy_name
 from insitu.wire.message import describe
 from insitu.wire.routing_table import Hold, RoutingTable, Served, ServedBase
@@ -127,13 +127,12 @@ def _target(served: Served | ServedBase, name: str, run: str | None, step: int) 
 class Routes:
     """The current table, the calls it holds, and the versions that calls under way are using."""
 
-    def __init__(self, *, max_held: int, default_hold_seconds: float) -> None:
+    def __init__(self, *, default_hold_seconds: float) -> None:
         self.table: Table | None = None
         self.in_flight: Counter[str] = Counter()
         self.held = 0
         self.closing = False
         """The process is shutting down; calls still under way are cut off."""
-        self._max_held = max_held
         self._default_hold_seconds = default_hold_seconds
         self._changed = asyncio.Event()
 
@@ -183,9 +182,7 @@ class Routes:
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Count a call as held; reject it if too many are."""
-        if self.held >= self._max_held:
-            raise Overloaded(f"The limit of {self.held} held calls is reached.", hint="retry later")
+        """Count a call as held."""
         self.held += 1
         try:
             yield

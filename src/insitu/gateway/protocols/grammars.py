@@ -16,7 +16,10 @@ from insitu.gateway.shared.settings import Limits
 
 _PATTERNS = ("pattern", "regex")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)?(?P<comma>,)?(?P<most>\d+)?\}|.", re.DOTALL)
+_PIECE = re.compile(
+    r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)?(?:(?P<comma>,)(?P<most>\d+)?)?\}|.",
+    re.DOTALL,
+)
 
 # Seconds of one core, rounded up, of xgrammar 0.2.8 with a vocabulary of 49,152 tokens.
 _UNROLLED = 128
@@ -31,6 +34,8 @@ _SECONDS_OF_COUNT = 0.6e-6
 """Of the square of a count beyond `_UNROLLED`."""
 _SECONDS_OF_OPTIONAL = 15e-6
 """Of each pair of properties of an object that may be left out."""
+_MOST_COUNTED = 10_000
+"""A larger count is taken for this; where it repeats something, the pattern is too large anyway."""
 _SECONDS_OF_ADDRESS, _SECONDS_OF_FORMAT, _SECONDS_OF_RANGE = 0.2, 0.05, 0.01
 """Of a string of a format such as `uri-template`, of another format, and of a number with bounds."""
 _RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -124,12 +129,12 @@ class _Checked:
                 f"has a pattern of {len(pattern)} characters", f"{self._limits.max_pattern_chars}"
             )
         size = _expanded_size(pattern)
-        self.seconds += _SECONDS_OF_CHARACTER * size + _seconds_of_repeats(pattern)
         if size > self._limits.max_pattern_size:
             raise self._refusal(
                 f"has the pattern {pattern!r:.80}, whose repetitions multiply",
                 f"{self._limits.max_pattern_size} characters written out",
             )
+        self.seconds += _SECONDS_OF_CHARACTER * size + _seconds_of_repeats(pattern)
 
     def _refusal(self, found: str, limit: str) -> InvalidRequest:
         return InvalidRequest(f"`{self._name}` {found}; the limit is {limit}.", hint="send a smaller schema")
@@ -137,14 +142,15 @@ class _Checked:
 
 def _seconds_of(schema: dict[str, object]) -> float:
     """Return about how long the compiler takes for an object of a schema, without its patterns and parts."""
-    longest = max(_number(schema, "minLength"), _number(schema, "maxLength"))
+    longest = max(0.0, _number(schema, "minLength"), _number(schema, "maxLength"))
     form = str(schema.get("format") or "")
     properties, required = schema.get("properties"), schema.get("required")
-    num_optional = len(cast("dict[str, object]", properties)) if isinstance(properties, dict) else 0
-    num_optional -= len(cast("list[object]", required)) if isinstance(required, list) else 0
+    names = set(cast("dict[str, object]", properties)) if isinstance(properties, dict) else set[str]()
+    if isinstance(required, list):
+        names -= {name for name in cast("list[object]", required) if isinstance(name, str)}
     return (
         _SECONDS_OF_LENGTH * min(longest, _UNROLLED)
-        + _SECONDS_OF_OPTIONAL * max(num_optional, 0) ** 2
+        + _SECONDS_OF_OPTIONAL * len(names) ** 2
         + (_SECONDS_OF_ADDRESS if form.startswith("uri") else _SECONDS_OF_FORMAT if form else 0.0)
         + _SECONDS_OF_RANGE * any(isinstance(schema.get(key), int | float) for key in _RANGE)
     )
@@ -162,8 +168,8 @@ def _seconds_of_repeats(pattern: str) -> float:
             num_repeats += 1
             num_optional += 0.25
         elif piece[0][0] == "{" and len(piece[0]) > 1:
-            least = int(piece["least"] or 0)
-            most = int(piece["most"] or least)
+            least = min(int(piece["least"] or 0), _MOST_COUNTED)
+            most = min(int(piece["most"] or least), _MOST_COUNTED)
             if most >= _UNROLLED:
                 seconds += _SECONDS_OF_COUNT * most**2
             if piece["comma"]:

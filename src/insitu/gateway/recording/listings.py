@@ -74,12 +74,13 @@ class Listings:
         """
         reader = EVERYTHING if holder is None else holder.project
         loop = asyncio.get_running_loop()
+        tally = self._tallies.find(rollout_id)
+        num_due = tally.recorded if tally else 0
         try:
             async with asyncio.timeout(self._seconds):
-                tally = self._tallies.find(rollout_id)
-                num_due = tally.recorded if tally else 0
                 await asyncio.wrap_future(self._recorder.written())
-                async with self._turns.turn(holder):
+            async with self._turns.turn(holder, self._seconds):
+                async with asyncio.timeout(self._seconds):
                     read = await loop.run_in_executor(self._threads, self._read, rollout_id, tokens or pieces)
                     counts = self._counts(rollout_id, read, num_due)
                     tables = (

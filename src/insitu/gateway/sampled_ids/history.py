@@ -91,9 +91,10 @@ class History:
             if seconds < ACTIVE_SECONDS:
                 self.num_forgotten_active += 1
                 log.warning(
-                    "the sampled ids of a rollout that made a call %.0f s ago are forgotten, since this "
-                    "gateway remembers %d tokens. If its next prompt is rendered differently, it starts a "
-                    "new sequence. More gateways remember more (--gateways)",
+                    "the sampled ids of a rollout that made a call %.0f s ago are forgotten: this gateway "
+                    "remembers %d rollouts and %d tokens. If its next prompt is rendered differently, it "
+                    "starts a new sequence",
                     seconds,
+                    self._max_rollouts,
                     self._max_tokens,
                 )

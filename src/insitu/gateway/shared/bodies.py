@@ -10,7 +10,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from insitu.access.keyring import Holder
-from insitu.access.shares import Shares
+from insitu.access.shares import Reservation, Shares
 from insitu.errors import InvalidRequest, TooLarge, TooSlow
 from insitu.gateway.shared.settings import Limits
 from insitu.json_size import VALUE_BYTES, count_values
@@ -26,8 +26,6 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self._shares = Shares(limits.max_bodies_bytes, "bytes of requests under way")
         """The estimated memory of all bodies under way, raw and parsed."""
-        self.num_arriving = 0
-        """Requests whose body is being read."""
         self._limits = limits
 
     @asynccontextmanager
@@ -36,21 +34,14 @@ class Bodies:
 
         Only the parsed form stays: a long call must not keep its body twice.
         """
-        share = _Share(self._shares, request.get(HOLDER))
-        try:
-            self.num_arriving += 1
-            try:
-                data = await self._read(request, share)
-            finally:
-                self.num_arriving -= 1
+        with self._shares.reserved(request.get(HOLDER)) as share:
+            data = await self._read(request, share)
             share.grow(VALUE_BYTES * count_values(data, self._limits.max_json_values))
             parsed = parse(data)
             del data
             yield parsed
-        finally:
-            share.release()
 
-    async def _read(self, request: web.Request, share: _Share) -> bytes:
+    async def _read(self, request: web.Request, share: Reservation) -> bytes:
         limits = self._limits
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("Compressed bodies are not accepted.", hint="omit `Content-Encoding`")
@@ -77,20 +68,3 @@ class Bodies:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is over the limit of {self._limits.max_body_bytes} bytes.")
-
-
-class _Share:
-    """The memory that one request has reserved."""
-
-    def __init__(self, shares: Shares, holder: Holder | None) -> None:
-        self._shares = shares
-        self._holder = holder
-        self._num_bytes = 0
-
-    def grow(self, num_bytes: int) -> None:
-        self._shares.take(self._holder, num_bytes)
-        self._num_bytes += num_bytes
-
-    def release(self) -> None:
-        self._shares.give_back(self._holder, self._num_bytes)
-        self._num_bytes = 0

@@ -32,8 +32,8 @@ class Limits:
     """Characters of a pattern with its repetitions written out, and counts in a schema such as `maxItems`."""
     max_output_tokens: int = 131_072
     max_top_logprobs: int = 20
-    max_in_flight: int = 4096
-    max_held: int = 4096
+    max_calls: int = 4096
+    """Calls at a gateway at once: arriving, held or under way; each of `n` choices counts."""
     spill_margin: int = 8
     """Calls that a rollout's replica may have beyond twice those of the least loaded one."""
     max_record_backlog: int = 4096

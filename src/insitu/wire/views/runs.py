@@ -248,7 +248,7 @@ class RunView(Answer):
     cursor: str
     """`Last-Event-ID` to continue from this state at `/events`."""
     rescoring: str | None = None
-    """The secret with which a page may ask for a new score or a fork; null where no page may."""
+    """The secret with which a page asks for a new score or a fork; null at a backend and in a report."""
     configured: bool = False
     """True if the user named a configuration, whose reward and backend serve both."""
 
