@@ -114,23 +114,36 @@ describe("a real run", () => {
     await opened.close();
   });
 
-  it("scores a group again with the reward on disk", async () => {
-    const [hash, text] = pages.group;
-    const [, , , , store, index] = hash.split("/");
-    const group = await read(server.address, `runs/${key}/groups/${store}/${index}`);
-    for (const width of [1280, 380]) {
-      const opened = await visit(hash, text, { width });
-      await opened.page.getByRole("button", { name: "Score again" }).press("Enter");
-      const table = opened.page.getByRole("region", { name: "Siblings, scored again" });
-      await table.waitFor({ timeout: 90_000 });
-      const rows = await table.locator("tbody tr").evaluateAll((found) => found.map((row) => [...row.cells].map((cell) => cell.textContent.trim())));
-      assert.deepEqual(rows.map((cells) => cells[0]), group.tree.siblings.map((sibling) => `#${sibling.generation}`));
-      for (const [, reward, now, advantage, advantageNow] of rows) assert.deepEqual([reward, advantage], [now, advantageNow], "the reward is that of the run");
-      await shows(opened.page.locator("main"), /gives every sibling the reward that it had/);
-      assert.ok((await overflow(opened.page)) <= 0);
-      if (width === 1280) assert.deepEqual(await axe(opened.page), []);
-      await calm(opened);
-      await opened.close();
+  it("executes nothing that a run directory names", async () => {
+    const opened = await visit(...pages.group);
+    assert.equal(await opened.page.getByRole("button", { name: "Score again" }).count(), 0);
+    await shows(opened.page.locator("main"), /start insitu view config\.yml with your own configuration/);
+    await opened.close();
+  });
+
+  it("scores a group again with the reward on disk, for whoever names a configuration", async () => {
+    const own = await serve({ ...run, directory: run.config });
+    try {
+      const [{ key: ownKey }] = (await read(own.address, "runs")).runs;
+      const [hash, text] = [pages.group[0].replace(`/runs/${key}/`, `/runs/${encodeURIComponent(ownKey)}/`), pages.group[1]];
+      const [, , , , store, index] = hash.split("/");
+      const group = await read(own.address, `runs/${encodeURIComponent(ownKey)}/groups/${store}/${index}`);
+      for (const width of [1280, 380]) {
+        const opened = await visit(hash, text, { width }, own.address);
+        await opened.page.getByRole("button", { name: "Score again" }).press("Enter");
+        const table = opened.page.getByRole("region", { name: "Siblings, scored again" });
+        await table.waitFor({ timeout: 90_000 });
+        const rows = await table.locator("tbody tr").evaluateAll((found) => found.map((row) => [...row.cells].map((cell) => cell.textContent.trim())));
+        assert.deepEqual(rows.map((cells) => cells[0]), group.tree.siblings.map((sibling) => `#${sibling.generation}`));
+        for (const [, reward, now, advantage, advantageNow] of rows) assert.deepEqual([reward, advantage], [now, advantageNow], "the reward is that of the run");
+        await shows(opened.page.locator("main"), /gives every sibling the reward that it had/);
+        assert.ok((await overflow(opened.page)) <= 0);
+        if (width === 1280) assert.deepEqual(await axe(opened.page), []);
+        await calm(opened);
+        await opened.close();
+      }
+    } finally {
+      await own.stop();
     }
   });
 

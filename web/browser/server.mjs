@@ -1,6 +1,6 @@
 // A real `insitu view` over a run directory that is made here.
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 
@@ -8,13 +8,16 @@ import { ENV, PYTHON, ROOT, saying } from "./python.mjs";
 
 const STARTS_WITHIN_SECONDS = 120;
 
-/** A run directory with its tokenizer; `remove` deletes what was made. */
+/** A run directory with its tokenizer, and a configuration that names it; `remove` deletes what was made. */
 export function aRun() {
   const folder = mkdtempSync(join(tmpdir(), "insitu-view-"));
   const directory = join(folder, "output");
   const tokenizer = join(folder, "tokenizer");
   execFileSync(PYTHON, ["-m", "tests.support.viewed_run", "--directory", directory, "--tokenizer", tokenizer, "--epochs", "6"], { cwd: ROOT, env: ENV, stdio: ["ignore", "ignore", "inherit"], timeout: 300_000 });
-  return { directory, tokenizer, remove: () => rmSync(folder, { recursive: true, force: true }) };
+  const { config: made } = JSON.parse(readFileSync(join(directory, "config.json"), "utf8"));
+  const config = join(folder, "config.yml");
+  writeFileSync(config, JSON.stringify({ ...made, finetuning: { ...made.finetuning, output_dir: directory } }));
+  return { directory, config, tokenizer, remove: () => rmSync(folder, { recursive: true, force: true }) };
 }
 
 /** A run whose backend, a stand-in, is still there: its configuration, tokenizer and folder. */
