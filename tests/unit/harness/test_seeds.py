@@ -29,3 +29,11 @@ def test_seeds_that_a_comparison_needs() -> None:
     assert seeds_needed(scatter=0.06, difference=0.1) == 5
     assert seeds_needed(scatter=0.06, difference=0.05) == 14
     assert seeds_needed(scatter=0.001, difference=0.1) == 3
+
+
+def test_a_bootstrap_over_four_values_covers_80_percent_instead() -> None:
+    random, runs = np.random.default_rng(0), 2000
+    values = random.normal(0.3, 1.0, (runs, 4))
+    means = values[np.arange(runs)[:, None, None], random.integers(0, 4, (runs, 400, 4))].mean(axis=2)
+    low, high = np.percentile(means, (2.5, 97.5), axis=1)
+    assert np.mean((low <= 0.3) & (high >= 0.3)) == pytest.approx(0.80, abs=0.03)
