@@ -28,8 +28,9 @@ class FairShares:
         if not waiting:
             return None
         project = self._projects.choose(_project_of(job.run) for job in waiting)
-        jobs = {job.run: job for job in waiting if _project_of(job.run) == project}
-        return jobs[self._runs[project].choose(jobs)]
+        jobs = [job for job in waiting if _project_of(job.run) == project]
+        run = self._runs[project].choose(job.run for job in jobs)
+        return next(job for job in jobs if job.run == run)
 
     def charge(self, run: str, num_tokens: int) -> None:
         """Count the tokens of a batch that the run's job trains on, also if it fails later."""

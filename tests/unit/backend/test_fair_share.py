@@ -34,6 +34,12 @@ def test_the_oldest_job_wins_among_equals_and_a_run_alone_always_goes() -> None:
         shares.charge("a", 1000)
 
 
+def test_the_oldest_job_of_a_run_goes_first() -> None:
+    older, newer = Waiting("a"), Waiting("a")
+    jobs: Any = [older, newer]
+    assert FairShares().next(jobs) is older
+
+
 def test_steps_of_any_size_get_the_same_share() -> None:
     sizes = {f"run-{number}": 100 * (number + 1) for number in range(16)}
     shares, trained, turns = FairShares(), Counter[str](), Counter[str]()
