@@ -29,7 +29,7 @@ class Shares:
         self._total = total
         self._what = what
         self._by_project: Counter[str | None] = Counter()
-        self._by_key: Counter[str] = Counter()
+        self._by_key: Counter[str | None] = Counter()
 
     def take(self, holder: Holder | None, amount: int) -> None:
         """Reserve an amount for a sender, or raise Overloaded."""
@@ -50,9 +50,9 @@ class Shares:
         self.used -= amount
         if holder is not None and _is_tenant(holder):
             for taken, name in ((self._by_project, holder.project.name), (self._by_key, holder.key)):
-                taken[name] -= amount  # pyright: ignore[reportArgumentType] - each has names of its own kind
-                if not taken[name]:  # pyright: ignore[reportArgumentType]
-                    del taken[name]  # pyright: ignore[reportArgumentType]
+                taken[name] -= amount
+                if not taken[name]:
+                    del taken[name]
 
     @contextmanager
     def reserved(self, holder: Holder | None, amount: int = 0) -> Generator[Reservation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
 from insitu.records.call_head import CallHead
-from insitu.system.keys import check_key, hash_key, is_loopback
+from insitu.system.keys import check_key, hash_key, is_address, is_loopback
 from insitu.types import ModelCall, StepSettings, served_teacher
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
@@ -148,15 +147,7 @@ class ApiSettings:
             return True
         # Listening on all interfaces, accept any IP address. A DNS-rebinding page still sends its own name,
         # never an address.
-        return self.host in _EVERYWHERE and _is_address(bare)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return self.host in _EVERYWHERE and is_address(bare)
 
 
 class Services:

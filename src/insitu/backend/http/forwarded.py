@@ -6,10 +6,10 @@ believed from the machine itself and, if the operator has said that a proxy is t
 
 from __future__ import annotations
 
-import ipaddress
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from insitu.system.keys import is_address, is_loopback
 
 
 class Forwarded:
@@ -24,24 +24,12 @@ class Forwarded:
             peer, port = scope["client"]
             headers = Headers(scope=scope)
             scheme = _last(headers, "x-forwarded-proto")
-            if scheme in ("http", "https") and (self._behind_proxy or _is_own(peer)):
+            if scheme in ("http", "https") and (self._behind_proxy or is_loopback(peer)):
                 scope["scheme"] = scheme
-            if self._behind_proxy and _is_ip(seen := _last(headers, "x-forwarded-for")):
+            if self._behind_proxy and is_address(seen := _last(headers, "x-forwarded-for")):
                 scope["client"] = seen, port
         await self._app(scope, receive, send)
 
 
 def _last(headers: Headers, name: str) -> str:
     return ",".join(headers.getlist(name)).rpartition(",")[2].strip()
-
-
-def _is_own(address: str) -> bool:
-    return _is_ip(address) and ipaddress.ip_address(address).is_loopback
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
