@@ -124,6 +124,14 @@ class InsituClient(Connected):
         """Close a run that has no open jobs."""
         return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/close")
 
+    async def say_alive(self, name: str) -> RunInfo:
+        """Say that this client works with the run."""
+        return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/alive")
+
+    async def release_run(self, name: str) -> RunInfo:
+        """Say that nobody works with the run any more: it may go idle, and keeps everything."""
+        return await self._transport.call(RunInfo, "POST", f"/v1/runs/{quote(name, safe='')}/release")
+
     async def delete_run(self, name: str) -> DeletedRun:
         """Delete a closed run with everything of it. Raise Conflict with what still uses it.
 
@@ -141,7 +149,7 @@ class InsituClient(Connected):
         """
 
         def done(run: RunInfo) -> bool:
-            if run.state in (RunState.FAILED, RunState.CLOSED):
+            if run.state in (RunState.FAILED, RunState.CLOSED, RunState.IDLE):
                 raise errors.ChildFailed(f"run {name!r} is {run.state}: {run.error or 'no reason given'}")
             return run.state is RunState.READY and (run.step >= step or not run.lost_steps)
 

@@ -94,6 +94,10 @@ class CannotHonour(InsituError):
     status = 422
 
 
+class PlaceTaken(CannotHonour):
+    """Another run has what this one needs, for as long as it is active."""
+
+
 class Overloaded(InsituError):
     """A bounded queue is full; retry later."""
 

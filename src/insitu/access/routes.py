@@ -50,6 +50,8 @@ API: Table = {
     "GET /v1/runs/{name}": Scope.SUBMIT,
     "DELETE /v1/runs/{name}": Scope.ADMIN,
     "POST /v1/runs/{name}/close": Scope.SUBMIT,
+    "POST /v1/runs/{name}/alive": Scope.SUBMIT,
+    "POST /v1/runs/{name}/release": Scope.SUBMIT,
     "PUT /v1/adapters/{sha256}": Scope.SUBMIT,
     "GET /v1/runs/{name}/groups/{group_id}": Scope.SUBMIT,
     "PUT /v1/runs/{name}/groups/{group_id}": Scope.SUBMIT,

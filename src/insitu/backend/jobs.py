@@ -136,6 +136,10 @@ class StepRunner:
             self._phases.say(f"run {job.run}: a step failed, the run is as it was: {first_line(reason)}")
             await asyncio.to_thread(self._ledger.fail_job, job.id, reason)
 
+    def forget(self, run: str) -> None:
+        """Forget a run that is not loaded any more; its next step measures its baseline again."""
+        self._probes.pop(run, None)
+
     async def _attempts(self, job: Job, host: ModelHost) -> None:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             engines = _incarnations(host)
@@ -204,7 +208,7 @@ class StepRunner:
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await asyncio.to_thread(self._ledger.commit_step, job.id, step, figures, str(path), digest)
-                host.publisher.committed()
+                host.publisher.committed(run.name)
                 self._probes[run.name] = after
                 self._traffic.serve_version(run.name, step, served)
                 rest = self._waves.swap(host, first)

@@ -10,7 +10,7 @@ from insitu.backend.plan.compute import Kept
 from insitu.backend.plan.engine import Dtype
 from insitu.types import RunState
 
-_OPEN = (RunState.REGISTERED, RunState.LOADING, RunState.READY)
+_OPEN = (RunState.REGISTERED, RunState.LOADING, RunState.READY, RunState.IDLE)
 
 
 def kept_precision(state_dir: Path, database_url: str | None = None) -> Kept | None:

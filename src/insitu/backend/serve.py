@@ -227,6 +227,7 @@ class Supervisor:
         )
         registrar = Registrar(settings, ledger, traffic, http, self._scratch, self._say, phases)
         runner = StepRunner(settings, ledger, records, traffic, phases, self._shares)
+        registrar.on_idle = runner.forget
         leases = VersionLeases(settings, ledger, traffic)
         scaling = Scaling(settings.state_dir, traffic, self._say)
         await leases.end_all()
@@ -254,11 +255,23 @@ class Supervisor:
                 if child.keep_alive():
                     self._say(f"the {child.name} process had ended and was started again")
             state = await traffic.answering()
+            await self._hear(registrar, state, tasks)
             if registrar.host is not None:
                 await self._tend_replicas(registrar.host, traffic, tasks)
                 scaling.tend(registrar.host, tasks)
             self._write_status(registrar, state)
             await asyncio.sleep(_TEND_SECONDS)
+
+    async def _hear(self, registrar: Registrar, state: GatewayState | None, tasks: asyncio.TaskGroup) -> None:
+        """Take from the gateways which runs are called, and which calls wait for runs that are idle."""
+        if state is None:
+            return
+        registrar.activity.heard(state)
+        try:
+            if self._state == "ready":
+                await registrar.call_up(state.wanted, tasks)
+        except InsituError as error:  # the ledger is away: the calls wait
+            log.warning("calls wait for runs that cannot be looked up: %s", error)
 
     async def _tend_replicas(self, host: ModelHost, traffic: Traffic, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -326,8 +339,8 @@ class Supervisor:
         """Admit runs, serve leases and take the next job; return False if none is there or can be taken."""
         if not leases.exclusive:
             await registrar.admit_runs()
-        runs = await asyncio.to_thread(ledger.list_runs)
-        ready = [run.name for run in runs if run.state is RunState.READY]
+        live = await asyncio.to_thread(ledger.live_runs)
+        ready = [run.name for run in live if run.state is RunState.READY]
         job = self._shares.next(await asyncio.to_thread(ledger.next_jobs, ready) if ready else [])
         await leases.tend(registrar.host, job)
         shortage = await asyncio.to_thread(self._disk.shortage)
@@ -368,7 +381,7 @@ class Supervisor:
             "waiting": self._waiting,
             "pid": os.getpid(),
             "processes": {child.name: child.pid for child in self._children},
-            "gateway": None if gateway is None else asdict(gateway),
+            "gateway": None if gateway is None else _in_counts(gateway),
             "gateway_port": self._settings.gateway_port,
             "num_gateways": self._settings.num_gateways,
             "deleted_calls": 0 if self._retention is None else self._retention.num_calls,
@@ -409,6 +422,12 @@ class Supervisor:
         stop_ray()
         (self._settings.state_dir / TOKEN_FILE).unlink(missing_ok=True)
         (self._settings.state_dir / "status.json").unlink(missing_ok=True)
+
+
+def _in_counts(state: GatewayState) -> dict[str, object]:
+    """Return the gateways' state without the names of runs, of which there may be many."""
+    named = {"in_flight", "silent", "wanted"}
+    return {name: value for name, value in asdict(state).items() if name not in named}
 
 
 def _reachable(host: str) -> str:

@@ -9,7 +9,7 @@ from insitu.cli.options.backend_url import ask, elsewhere, url_option
 
 @click.group()
 def runs() -> None:
-    """List, show, fork, close and delete the runs of a backend."""
+    """List, show, fork, release, close and delete the runs of a backend."""
 
 
 @runs.command(name="list")
@@ -60,6 +60,18 @@ def close(name: str, url: str) -> None:
     """
     closed = ask(url, lambda client: client.close_run(name))
     click.echo(f"{closed.name} is {closed.state} at step {closed.step}; its checkpoints are kept")
+
+
+@runs.command()
+@click.argument("name")
+@url_option
+def release(name: str, url: str) -> None:
+    """Say that nobody works with a run any more, so that it may go idle. A call or a step brings it back.
+
+    `insitu finetune` does so at its end; this is for one that was killed.
+    """
+    released = ask(url, lambda client: client.release_run(name))
+    click.echo(f"{released.name} is released at step {released.step}: it goes idle after its last step")
 
 
 @runs.command()

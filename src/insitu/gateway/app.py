@@ -300,7 +300,10 @@ class Gateway:
 
     async def _model(self, request: web.Request) -> ModelCard:
         name = request.match_info["model"]
-        self._table().resolve(name, sender_of(request))
+        table, sender = self._table(), sender_of(request)
+        if table.missing(name, sender) is not None:
+            table = await self.routes.admit(name, sender)
+        table.resolve(name, sender)
         return _model_card(name)
 
     async def _list_calls(self, request: web.Request) -> web.Response:
@@ -328,6 +331,8 @@ class Gateway:
             put_back=self.restorer.report(),
             replicas={r.id: ReplicaState(r.healthy, r.in_flight) for r in self.pool.replicas.values()},
             leaving=self.pool.leaving(),
+            silent=self.routes.silent(),
+            wanted=self.routes.wants(),
         )
 
     def _install(self, table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -49,10 +50,13 @@ from insitu.wire.starts.adapter_files import TOKENS
 from insitu.wire.transport import ONCE, PATIENT
 
 BACKEND = "insitu"
+_log = logging.getLogger(__name__)
 HEALTH_SECONDS = 15.0
 """Long enough for a backend that is just starting, short enough to fail soon at a silent address."""
 _LOCATE_SECONDS = 3.0
 _MAX_UPLOADS = 8
+_ALIVE_SECONDS = 30.0
+_RELEASE_SECONDS = 5.0
 _STATUS = {
     JobState.QUEUED: TrainingStatusEnum.PENDING,
     JobState.RUNNING: TrainingStatusEnum.RUNNING,
@@ -84,6 +88,7 @@ class BackendAdapter(TrainerAdapter):
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         self._uploaded: set[str] = set()
         self._progress = Progress()
+        self._alive: asyncio.Task[None] | None = None
 
     @property
     def trained_model(self) -> TrainedModel:
@@ -119,6 +124,7 @@ class BackendAdapter(TrainerAdapter):
         backend = self._backend
         registered = await self._start.register(self._lora)
         self._lora = registered.lora
+        self._alive = asyncio.create_task(self._stay_alive())
         journal = run.directory.journal
         past = events.read(journal)
         first = not any(isinstance(event, events.Registered) for event in past)
@@ -291,8 +297,33 @@ class BackendAdapter(TrainerAdapter):
         return served_adapter(self._backend, self._client, directory)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Let the run go idle, and close the connections."""
+        if self._alive is not None:
+            self._alive.cancel()
+            self._alive = None
+            await self._release()
         await self._client.close()
+
+    async def _stay_alive(self) -> None:
+        """Say from time to time that somebody works with the run; its agents may be silent for long."""
+        async with self._once() as client:
+            while True:
+                await asyncio.sleep(_ALIVE_SECONDS)
+                try:
+                    await client.say_alive(self._backend.name)
+                except InsituError as error:
+                    _log.info("the backend did not hear that run %s is alive: %s", self._backend.name, error)
+
+    async def _release(self) -> None:
+        try:
+            async with self._once() as client:
+                await client.release_run(self._backend.name)
+        except InsituError as error:  # it goes idle when nothing has been heard of it for a while
+            _log.info("the backend did not hear that run %s has ended: %s", self._backend.name, error)
+
+    def _once(self) -> InsituClient:
+        key = self._backend.api_key.get_secret_value()
+        return InsituClient(self._backend.url, key, retry=ONCE, request_seconds=_RELEASE_SECONDS)
 
     def _warn(self, message: str) -> None:
         self._progress.warn(message)

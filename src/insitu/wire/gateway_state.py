@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from insitu.wire.message import Answer
 from insitu.wire.values import AnyObject, Count
@@ -54,6 +54,10 @@ class GatewayState(Answer):
     replicas: dict[str, ReplicaState]
     leaving: dict[str, Count]
     """Calls under way on replicas that have left the table, by id."""
+    silent: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds since the last call to each run in the table that was called; 0 while one is under way."""
+    wanted: list[str] = field(default_factory=list[str])
+    """Runs that are not in the table and that calls wait for."""
 
 
 @dataclass(frozen=True, slots=True)

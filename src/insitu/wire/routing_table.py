@@ -5,7 +5,7 @@ The supervisor pushes it whole (`PUT /control/routes`), the gateway routes by it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Interval, MinLen
@@ -65,6 +65,17 @@ class ServedRun(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class NotServed(Message):
+    """Says why a run that a call has asked for is not in the table, and will not be soon."""
+
+    reason: str = ""
+    """Empty if there is no such run, or it is not open."""
+    hint: str = ""
+    held: bool = False
+    """True if another run has its place."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingTable(Message):
     """The complete routing state at one revision."""
 
@@ -73,3 +84,5 @@ class RoutingTable(Message):
     replicas: list[ReplicaAddress]
     base: ServedBase | None
     runs: dict[Name, ServedRun]
+    not_served: dict[Name, NotServed] = field(default_factory=dict[Name, NotServed])
+    """Answers to the names that gateways asked for in the last moments."""

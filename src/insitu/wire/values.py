@@ -64,6 +64,8 @@ class RunState(StrEnum):
     REGISTERED = "registered"
     LOADING = "loading"
     READY = "ready"
+    IDLE = "idle"
+    """Kept and callable, but not loaded: nobody works with it. A call, a step or a registration loads it."""
     FAILED = "failed"
     CLOSED = "closed"
 

@@ -38,6 +38,8 @@ ROUTES = {
     "/v1/runs/{name}": {"GET", "DELETE"},
     "/v1/adapters/{sha256}": {"PUT"},
     "/v1/runs/{name}/close": {"POST"},
+    "/v1/runs/{name}/alive": {"POST"},
+    "/v1/runs/{name}/release": {"POST"},
     "/v1/runs/{name}/steps": {"GET", "POST"},
     "/v1/runs/{name}/checkpoints": {"GET"},
     "/v1/runs/{name}/leases/{lease_id}": {"PUT", "GET", "DELETE"},

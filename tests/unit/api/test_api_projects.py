@@ -157,6 +157,8 @@ REQUESTS: dict[str, Make] = {
     ),
     "POST /_delete_checkpoint_files": art("/_delete_checkpoint_files", steps_to_keep=[]),
     "DELETE /v1/runs/{name}": at("/v1/runs/{name}"),
+    "POST /v1/runs/{name}/alive": at("/v1/runs/{name}/alive"),
+    "POST /v1/runs/{name}/release": at("/v1/runs/{name}/release"),
     "POST /v1/runs/{name}/close": at("/v1/runs/{name}/close"),  # last: the others need open runs
 }
 READ_BY_OWNER = [

@@ -16,7 +16,7 @@ from .conftest import inline_group, put, submit
 @pytest.mark.parametrize(
     ("row", "view", "hidden"),
     [
-        (Run, RunInfo, set()),
+        (Run, RunInfo, {"seen_at", "done_at"}),
         (Job, JobInfo, {"idempotency_key"}),
         (Step, StepInfo, set()),
         (Checkpoint, CheckpointInfo, set()),

@@ -48,6 +48,12 @@ def merged_publisher(lease: DeviceLease, tmp_path: Path, model: Path | None = No
     )
 
 
+@pytest.fixture(autouse=True)
+def _checkpoint(tmp_path: Path) -> None:
+    """The directory is a checkpoint as far as a publisher looks."""
+    (tmp_path / "manifest.json").write_text("{}")
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("publication", ["adapter", "merged"])
 async def test_eight_engines_take_about_the_time_of_one(
@@ -66,7 +72,7 @@ async def test_eight_engines_take_about_the_time_of_one(
         )
         async with lease.publication():
             published = await seconds_of(publisher.publish("run", 1, tmp_path))
-            withdrawn = await seconds_of(publisher.withdraw())
+            withdrawn = await seconds_of(publisher.withdraw("run"))
         shutil.rmtree(tmp_path / "runs")
         seconds[count] = [published, withdrawn]
         assert all(not server.adapters for server in replicas.servers.values())
@@ -123,7 +129,7 @@ async def test_engines_that_fail_are_named_and_the_others_are_awaited_and_withdr
             await publisher.publish("run", 1, tmp_path)
         assert "replica-0" not in str(caught.value)
         assert [bool(server.adapters) for server in servers.values()] == [True, False, True, False]
-        await publisher.withdraw()
+        await publisher.withdraw("run")
     assert not any(server.adapters for server in servers.values())
     assert all(server.alive for server in servers.values()), "they have calls and are not replaced"
 
@@ -137,7 +143,7 @@ async def test_each_engine_has_its_own_deadline(start: Start, tmp_path: Path) ->
         with pytest.raises(DeadlineExceeded, match=r"^replica-1: .* did not answer .* in 0.5 s"):
             await publisher.publish("run", 1, tmp_path)
         replicas.servers["replica-1"].hangs = False
-        await publisher.withdraw()
+        await publisher.withdraw("run")
     assert not any(server.adapters for server in replicas.servers.values())
 
 
@@ -239,7 +245,7 @@ async def test_merged_weights_that_one_engine_never_takes_leave_all_on_the_old_o
                 await publisher.publish("run", 1, tmp_path)
         others = [replicas.servers[name] for name in ("replica-0", "replica-2")]
         assert [(server.weights, server.version) for server in others] == [("000001", "run@1")] * 2
-        await publisher.withdraw()
+        await publisher.withdraw("run")
     assert {(server.weights, server.version) for server in replicas.servers.values()} == {("model", "base")}
 
 
@@ -287,7 +293,7 @@ async def test_a_cancelled_publication_leaves_no_request_behind_and_is_withdrawn
                 assert not any(replica.engine.occupied for replica in replicas.joined())
                 for server in servers:
                     server.delay = 0.0
-                await publisher.withdraw()
+                await publisher.withdraw("run")
 
     task = asyncio.create_task(published())
     async with asyncio.timeout(5):

@@ -142,6 +142,12 @@ class StandinLedger:
     def list_runs(self) -> tuple[Any, ...]:
         return self.runs
 
+    def open_leases(self) -> list[Any]:
+        return []
+
+    def runs_with_open_jobs(self) -> set[str]:
+        return {run.name for run in self.runs}
+
 
 async def test_a_restart_takes_the_largest_rank_of_all_open_runs(
     registrar: Registrar, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +159,7 @@ async def test_a_restart_takes_the_largest_rank_of_all_open_runs(
 
     monkeypatch.setattr(registrar, "_admit", admit)
     ledger: Any = StandinLedger(of_rank("oldest", 8), of_rank("large", 32), of_rank("newest", 8))
-    registrar._ledger = ledger
+    registrar._ledger = registrar.activity._ledger = ledger
     await registrar.resume()
     assert registrar.host is not None
     assert registrar.host.engine.max_lora_rank == 32
@@ -171,11 +177,12 @@ async def test_without_a_model_the_first_run_starts_the_engines_for_the_ranks_of
 
     monkeypatch.setattr(registrar, "_admit", admit)
     ledger: Any = StandinLedger(of_rank("oldest", 8), of_rank("large", 32))
-    registrar._ledger, registrar._settings = ledger, replace(registrar._settings, model=None)
+    registrar._ledger = registrar.activity._ledger = ledger
+    registrar._settings = replace(registrar._settings, model=None)
     await registrar.resume()
     assert asked == [32, 32]
     await admit(of_rank("later", 8))
-    assert asked[-1] == 16
+    assert asked[-1] == 32, "an idle run may be called at any time"
 
 
 async def test_a_rank_that_other_runs_leave_no_room_for_names_the_option(registrar: Registrar) -> None:
@@ -244,8 +251,10 @@ def dropping(registrar: Registrar, tmp_path: Path, known: list[Any]) -> Dropping
     (tmp_path / "runs" / "run" / "merged" / "000003").mkdir(parents=True)
     registrar._settings = replace(settings, publication="merged")
     registrar._traffic = traffic
-    registrar._ledger = SimpleNamespace(list_runs=lambda: known, current_promotions=dict)  # type: ignore[assignment]
-    registrar._promotions._ledger = registrar._ledger
+    registrar._ledger = SimpleNamespace(
+        live_runs=lambda: known, current_promotions=dict, runs_with_open_jobs=set
+    )  # type: ignore[assignment]
+    registrar._promotions._ledger = registrar.activity._ledger = registrar._ledger
     registrar.host = host  # type: ignore[assignment]
     return host
 

@@ -43,7 +43,7 @@ class StandinLedger:
         self.queued = [Queued("job-1", "run")]
         self.requeued = 0
 
-    def list_runs(self) -> list[Row]:
+    def live_runs(self) -> list[Row]:
         if self.errors:
             raise self.errors.pop(0)
         return [Row("run", RunState.READY)]

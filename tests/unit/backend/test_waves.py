@@ -55,7 +55,7 @@ class Backend:
         return first
 
     def committed(self, step: int, first: list[Replica]) -> list[Replica]:
-        self.publisher.committed()
+        self.publisher.committed("run")
         self.traffic.serve_version("run", step, Served("tiny", f"run@{step}"))
         return self.waves.swap(self.host, first)
 
@@ -127,7 +127,7 @@ async def test_a_withdrawn_publication_never_reaches_the_rest(backend: Backend) 
         backend.replicas.servers["replica-1"].broken.clear()
         for name in ("replica-2", "replica-3"):
             backend.replicas.servers[name].broken.add("/collective_rpc")  # they have calls
-        await backend.publisher.withdraw()
+        await backend.publisher.withdraw("run")
     await backend.waves.rejoin(backend.host, first)
     assert set(backend.versions().values()) == {"base"}
     assert len(backend.routed()) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -84,6 +85,18 @@ def run_routes(services: Services) -> APIRouter:
         if run.state is not RunState.CLOSED:
             run = ledger.transition_run(name, RunState.CLOSED)
         return shown(sender, RunInfo.of(run))
+
+    @router.post("/runs/{name}/alive")
+    def say_alive(name: RunName, sender: Sender) -> RunInfo:
+        """Say that a client works with the run, which keeps its place. Repeat it at least once a minute."""
+        run = ledger.get_run(name)
+        ledger.note_seen({name: time.time()})
+        return shown(sender, RunInfo.of(run))
+
+    @router.post("/runs/{name}/release")
+    def release_run(name: RunName, sender: Sender) -> RunInfo:
+        """Say that no client works with the run any more: after its last job it may go idle."""
+        return shown(sender, RunInfo.of(ledger.note_done(name)))
 
     @router.delete("/runs/{name}")
     def delete_run(name: RunName, sender: Sender) -> DeletedRun:

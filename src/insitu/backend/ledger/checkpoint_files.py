@@ -103,6 +103,14 @@ def commit(staging: Path) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def manifest_digest(path: Path) -> str:
+    """Return the SHA-256 of a checkpoint's manifest, which tells its weights from all others."""
+    try:
+        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise _corrupt(path, MANIFEST, f"cannot be read: {error.strerror}") from error
+
+
 def verify(path: Path, manifest_sha256: str | None = None) -> Manifest:
     """Check every file against the manifest (and the manifest against the ledger's hash, when given).
 

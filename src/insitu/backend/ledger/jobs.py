@@ -12,8 +12,8 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, upd
 
 from insitu.backend.ledger import checkpoints, groups, lost_steps, schema
 from insitu.backend.ledger.rows import Event, Job, LedgerCounts
-from insitu.backend.ledger.runs import read_run
-from insitu.backend.ledger.transitions import JOB_TRANSITIONS, check_transition
+from insitu.backend.ledger.runs import note_seen, read_run, wake
+from insitu.backend.ledger.transitions import JOB_TRANSITIONS, OPEN_JOB_STATES, check_transition
 from insitu.errors import Cancelled, Conflict, InvalidRequest, NotFound
 from insitu.json_values import JsonObject
 from insitu.types import JobState, RunState, StepSettings, policy_name, reference_of
@@ -71,6 +71,8 @@ def create(
             hint="use a new key for a new step",
         )
     _refuse_unusable(connection, run, group_ids)
+    wake(connection, run)
+    note_seen(connection, {run: time.time()})
     _refuse_missing_reference(connection, run, settings)
     job_id = f"job-{secrets.token_hex(8)}"
     connection.execute(
@@ -134,6 +136,13 @@ def running(connection: Connection) -> list[Job]:
     jobs = schema.jobs
     query = select(jobs).where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.seq)
     return [to_job(row) for row in connection.execute(query).mappings()]
+
+
+def runs_with_open_jobs(connection: Connection) -> set[str]:
+    """Return the runs with a job that is queued or runs."""
+    jobs = schema.jobs
+    query = select(jobs.c.run).where(jobs.c.state.in_(sorted(OPEN_JOB_STATES))).distinct()
+    return set(connection.execute(query).scalars())
 
 
 def count(connection: Connection) -> LedgerCounts:

@@ -31,7 +31,7 @@ def take(connection: Connection, run: str, lease_id: str, step: int, seconds: fl
     if lease is not None:
         _refuse_renewal(lease, step, now)
         return _change(connection, lease, seconds=seconds, expires_at=now + seconds)
-    if found.state not in (RunState.READY, RunState.CLOSED):
+    if found.state not in (RunState.READY, RunState.IDLE, RunState.CLOSED):
         cause = f": {found.error}" if found.error else ""
         raise Conflict(
             f"run {run!r} is {found.state}{cause}", hint=f"wait until it is ready: GET /v1/runs/{run}"

@@ -40,6 +40,7 @@ from insitu.backend.ledger.rows import (
     Run,
     Step,
 )
+from insitu.backend.ledger.transitions import LIVE_RUN_STATES
 from insitu.database.engine import advice, cause_of, is_outage, unstorable
 from insitu.database.writer import GroupCommitWriter
 from insitu.errors import InsituError, InvalidRequest, Unavailable, one_line
@@ -117,6 +118,30 @@ class Ledger:
     def list_runs(self) -> list[Run]:
         """Return all runs, oldest first."""
         return self._read(runs.list_runs)
+
+    def live_runs(self) -> list[Run]:
+        """Return the runs that are loaded or about to be, oldest first."""
+        return self._read(lambda connection: runs.list_runs(connection, LIVE_RUN_STATES))
+
+    def run_states(self, names: Collection[str]) -> dict[str, RunState]:
+        """Return the states of those of the named runs that exist."""
+        return self._read(lambda connection: runs.read_states(connection, names))
+
+    def note_seen(self, signs: Mapping[str, float]) -> None:
+        """Record the last sign of a client of each run, which exists."""
+        self._writer.run(lambda connection: runs.note_seen(connection, signs))
+
+    def note_done(self, name: str) -> Run:
+        """Record that a client is done with the run; return the run."""
+        return self._writer.run(lambda connection: runs.note_done(connection, name))
+
+    def let_idle(self, run: Run) -> bool:
+        """Make a run idle; return False if a client or a job has come since `run` was read."""
+        return self._writer.run(lambda connection: runs.let_idle(connection, run))
+
+    def wake_run(self, name: str) -> bool:
+        """Have an idle run loaded; return False if it is not idle."""
+        return self._writer.run(lambda connection: runs.wake(connection, name))
 
     def transition_run(self, name: str, state: RunState, error: str | None = None) -> Run:
         """Move the run to `state`; `error` replaces the previous one."""
@@ -200,6 +225,10 @@ class Ledger:
     def count(self) -> LedgerCounts:
         """Count jobs and steps."""
         return self._read(jobs.count)
+
+    def runs_with_open_jobs(self) -> set[str]:
+        """Return the runs with a job that is queued or runs."""
+        return self._read(jobs.runs_with_open_jobs)
 
     def running_jobs(self) -> list[Job]:
         """Return the running jobs of all runs, oldest first."""

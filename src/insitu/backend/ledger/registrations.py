@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select
 from insitu.backend.ledger import checkpoints, jobs, leases, schema
 from insitu.backend.ledger.adapter_files import missing
 from insitu.backend.ledger.rows import Origin, Run
-from insitu.backend.ledger.runs import find_run, read_run, refuse_open_jobs, transition
+from insitu.backend.ledger.runs import find_run, note_seen, read_run, refuse_open_jobs, transition, wake
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, NotFound
 from insitu.json_values import JsonValue
@@ -47,6 +47,7 @@ def register(
             lora = _fitting(name, lora, found, origin)
             _create(connection, name, {**asked, "lora": asdict(lora)})
             checkpoints.add_origin(connection, name, origin, source)
+        note_seen(connection, {name: time.time()})
         return read_run(connection, name)
     asked["init_from"] = None if origin is None else origin.init_from
     asked["fork_from"] = None if origin is None else origin.fork_from
@@ -57,6 +58,8 @@ def register(
         if origin is not None and there.source and checkpoints.start_of(connection, name) is None:
             _source(connection, there.source, origin.uploaded, base_model)  # it may be gone meanwhile
         transition(connection, name, RunState.REGISTERED, None)
+    wake(connection, name)
+    note_seen(connection, {name: time.time()})
     return read_run(connection, name)
 
 
@@ -99,6 +102,7 @@ def delete_run(connection: Connection, name: str) -> Run:
     # Each before the tables that it refers to.
     rows = (schema.lost_steps, schema.pins, schema.checkpoints, schema.steps, schema.rollouts)
     more = (schema.groups, schema.jobs, schema.leases, schema.promotions, schema.precisions, schema.origins)
+    more = (*more, schema.activity)
     for table in (*rows, *more):
         connection.execute(delete(table).where(table.c.run == name))
     connection.execute(delete(schema.runs).where(schema.runs.c.name == name))

@@ -41,6 +41,10 @@ class Run:
     """Steps after `step` that were lost with their checkpoints and are queued again."""
     promoted: int | None = None
     """The step that calls to the run's plain name get; None: the newest."""
+    seen_at: float = field(default=0.0, compare=False)
+    """The last sign of a client that works with the run."""
+    done_at: float = field(default=0.0, compare=False)
+    """The last time that a client said it was done with the run."""
 
 
 @dataclass(frozen=True, slots=True)

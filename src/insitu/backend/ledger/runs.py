@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
@@ -20,6 +20,8 @@ def to_run(row: RowMapping, lost_steps: Sequence[int] = (), promoted: int | None
     fields = dict(row)
     fields["lora"] = LoraSettings(**fields["lora"])
     fields["state"] = RunState(fields["state"])
+    for sign in ("seen_at", "done_at"):
+        fields[sign] = fields[sign] or 0.0
     return Run(**fields, lost_steps=list(lost_steps), promoted=promoted)
 
 
@@ -52,7 +54,7 @@ def read_promoted(connection: Connection, name: str | None = None) -> dict[str, 
 
 def find_run(connection: Connection, name: str, *, lock: bool = False) -> Run | None:
     """Return the run if it exists. `lock` locks the row until the commit (SQLite locks everything)."""
-    query = _with_origins().where(schema.runs.c.name == name)
+    query = _whole().where(schema.runs.c.name == name)
     locked = query.with_for_update(of=schema.runs)
     row = connection.execute(locked if lock else query).mappings().first()
     if row is None:
@@ -61,18 +63,76 @@ def find_run(connection: Connection, name: str, *, lock: bool = False) -> Run | 
     return to_run(row, lost.get(name, []), promoted.get(name))
 
 
-def list_runs(connection: Connection) -> list[Run]:
-    """Return all runs, oldest first."""
-    lost, promoted = read_lost_steps(connection), read_promoted(connection)
-    query = _with_origins().order_by(schema.runs.c.created_at, schema.runs.c.name)
-    rows = connection.execute(query).mappings()
+def list_runs(connection: Connection, states: Collection[RunState] | None = None) -> list[Run]:
+    """Return all runs, or those in certain states, oldest first."""
+    query = _whole().order_by(schema.runs.c.created_at, schema.runs.c.name)
+    if states is not None:
+        query = query.where(schema.runs.c.state.in_(sorted(states)))
+    rows = list(connection.execute(query).mappings())
+    lost, promoted = (read_lost_steps(connection), read_promoted(connection)) if rows else ({}, {})
     return [to_run(row, lost.get(row["name"], []), promoted.get(row["name"])) for row in rows]
 
 
-def _with_origins() -> Select[Any]:
-    table = schema.origins
-    both = schema.runs.outerjoin(table, table.c.run == schema.runs.c.name)
-    return select(schema.runs, table.c.init_from, table.c.fork_from, table.c.source).select_from(both)
+def read_states(connection: Connection, names: Collection[str]) -> dict[str, RunState]:
+    """Return the states of those of the named runs that exist."""
+    table = schema.runs
+    found: dict[str, RunState] = {}
+    for name in names:
+        state = connection.execute(select(table.c.state).where(table.c.name == name)).scalar()
+        if state is not None:
+            found[name] = RunState(state)
+    return found
+
+
+def note_seen(connection: Connection, signs: Mapping[str, float]) -> None:
+    """Record the last sign of a client of each run, unless a later one is on record."""
+    for name, at in signs.items():
+        _note(connection, name, "seen_at", at)
+
+
+def note_done(connection: Connection, name: str) -> Run:
+    """Record that a client is done with the run."""
+    run = read_run(connection, name)
+    _note(connection, name, "done_at", time.time())
+    return run
+
+
+def _note(connection: Connection, name: str, column: str, at: float) -> None:
+    table = schema.activity
+    known = select(table.c[column]).where(table.c.run == name)
+    before = connection.execute(known).scalar()
+    if before is None:
+        connection.execute(insert(table).values(**{"run": name, "seen_at": 0.0, "done_at": 0.0, column: at}))
+    elif at > before:
+        connection.execute(update(table).where(table.c.run == name).values({column: at}))
+
+
+def let_idle(connection: Connection, run: Run) -> bool:
+    """Make a ready run idle; return False if a client or a job has come since `run` was read."""
+    now = read_run(connection, run.name, lock=True)
+    jobs = schema.jobs
+    query = select(jobs.c.id).where(jobs.c.run == run.name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
+    if now.state is not run.state or now.seen_at > run.seen_at or connection.execute(query).first():
+        return False
+    transition(connection, run.name, RunState.IDLE, None)
+    return True
+
+
+def wake(connection: Connection, name: str) -> bool:
+    """Have an idle run loaded; return False if it is not idle."""
+    run = find_run(connection, name, lock=True)
+    if run is None or run.state is not RunState.IDLE:
+        return False
+    transition(connection, name, RunState.LOADING, None)
+    return True
+
+
+def _whole() -> Select[Any]:
+    table, origins, activity = schema.runs, schema.origins, schema.activity
+    joined = table.outerjoin(origins, origins.c.run == table.c.name)
+    joined = joined.outerjoin(activity, activity.c.run == table.c.name)
+    origin = (origins.c.init_from, origins.c.fork_from, origins.c.source)
+    return select(table, *origin, activity.c.seen_at, activity.c.done_at).select_from(joined)
 
 
 def transition(connection: Connection, name: str, state: RunState, error: str | None) -> Run:

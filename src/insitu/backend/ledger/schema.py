@@ -28,7 +28,7 @@ from sqlalchemy import (
 from insitu.database import engine as database
 from insitu.database.migrations import Schema, other_version
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The number of the newest revision; releases before migrations look at it alone."""
 
 metadata = MetaData()
@@ -51,6 +51,17 @@ runs = Table(
     Column("error", String),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
+    Index("runs_by_state", "state"),
+)
+
+activity = Table(
+    "activity",
+    metadata,
+    # A separate table, like pins: written far more often than the run.
+    Column("run", String, ForeignKey("runs.name"), primary_key=True),
+    # The last sign of a client that works with the run, and the last time that one said it was done.
+    Column("seen_at", Float, nullable=False, default=0.0),
+    Column("done_at", Float, nullable=False, default=0.0),
 )
 
 jobs = Table(

@@ -14,8 +14,11 @@ State = TypeVar("State", bound=StrEnum)
 RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.REGISTERED: frozenset({RunState.LOADING, RunState.FAILED, RunState.CLOSED}),
     # Loading starts again if the supervisor died while the run was loading.
-    RunState.LOADING: frozenset({RunState.LOADING, RunState.READY, RunState.FAILED, RunState.CLOSED}),
-    RunState.READY: frozenset({RunState.LOADING, RunState.FAILED, RunState.CLOSED}),
+    RunState.LOADING: frozenset(
+        {RunState.LOADING, RunState.READY, RunState.IDLE, RunState.FAILED, RunState.CLOSED}
+    ),
+    RunState.READY: frozenset({RunState.LOADING, RunState.IDLE, RunState.FAILED, RunState.CLOSED}),
+    RunState.IDLE: frozenset({RunState.LOADING, RunState.CLOSED}),
     # Registering a failed or closed run again reopens it.
     RunState.FAILED: frozenset({RunState.REGISTERED, RunState.LOADING, RunState.CLOSED}),
     RunState.CLOSED: frozenset({RunState.REGISTERED}),
@@ -38,6 +41,8 @@ GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.CONSUMED: frozenset(),
 }
 
+LIVE_RUN_STATES = frozenset({RunState.REGISTERED, RunState.LOADING, RunState.READY})
+"""States of runs that are loaded, or are about to be."""
 TERMINAL_JOB_STATES = frozenset(state for state, following in JOB_TRANSITIONS.items() if not following)
 OPEN_JOB_STATES = frozenset(JOB_TRANSITIONS) - TERMINAL_JOB_STATES
 

@@ -145,7 +145,7 @@ class ModelHost:
     async def publish_committed(self, run: Run) -> Served:
         """Publish the run's last committed step; with merged weights, hold and drain calls first."""
         served = await self._publish(run)
-        self.publisher.committed()
+        self.publisher.committed(run.name)
         return served
 
     async def lend(self, run: Run, step: int) -> Served:
@@ -157,13 +157,13 @@ class ModelHost:
         if self.engine.publication == "merged" and self.trainer.opened.get(run.name) == step:
             await self.trainer.forget_run(run.name)
         if self.engine.publication == "adapter":  # the others stay, so there is nothing to return to
-            self.publisher.committed()
+            self.publisher.committed(run.name)
         return served
 
-    async def take_back(self, served: Served) -> None:
+    async def take_back(self, run: str, served: Served) -> None:
         """Unload a version that was lent, also one that was not loaded whole; merged weights go back."""
         async with self.lease.engines():
-            await self.publisher.withdraw()
+            await self.publisher.withdraw(run)
             await self.publisher.retire(served)
 
     async def _publish(self, run: Run) -> Served:
@@ -191,7 +191,7 @@ class ModelHost:
         """Bring the engines back to the committed step; the trainer opens the run again when it is used."""
         self.trainer.opened.pop(run.name, None)
         async with self.lease.engines():
-            await self.publisher.withdraw()
+            await self.publisher.withdraw(run.name)
 
     def _shared_devices(self) -> str | None:
         if self.engine.device == "cpu" or self.settings.placement == "dedicated":

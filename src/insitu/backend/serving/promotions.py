@@ -56,6 +56,11 @@ class Promotions:
         if reason and promotion.step is not None and run.name not in self._traffic.promoted:
             self._traffic.promoted[run.name] = Promoted(promotion.step, None)
 
+    def forget(self, run: str) -> None:
+        """Forget a run that is not loaded any more."""
+        self._followed.pop(run, None)
+        self._again_at.pop(run, None)
+
     async def tend(self, runs: list[Run], host: ModelHost | None) -> None:
         """Follow the decisions since the last time; retry those that could not be served."""
         promotions = await asyncio.to_thread(self._ledger.current_promotions)

@@ -69,12 +69,12 @@ class Publisher(ABC):
         """Load this version on every engine, or on those of `among`; nothing is routed to it yet."""
 
     @abstractmethod
-    def committed(self) -> None:
-        """Keep the last publication: its step is committed."""
+    def committed(self, run: str) -> None:
+        """Keep the run's last publication: its step is committed."""
 
     @abstractmethod
-    async def withdraw(self) -> None:
-        """Undo the publication since the last commit, whole or partial; do nothing if there was none."""
+    async def withdraw(self, run: str) -> None:
+        """Undo the run's publication since its last commit, whole or partial; nothing if there was none."""
 
     @abstractmethod
     async def retire(self, served: Served) -> None:
@@ -95,8 +95,10 @@ class AdapterPublisher(Publisher):
     def __init__(self, lease: DeviceLease, base: Served) -> None:
         super().__init__(lease, base)
         self._loaded: dict[str, Path] = {}
-        self._used: set[str] = set()
-        self._uncommitted: str | None = None
+        self._used: dict[str, str] = {}
+        """The weights that each name has been used for, by their digest."""
+        self._uncommitted: dict[str, str] = {}
+        """The name of each run's publication that is not committed yet."""
 
     @property
     def version(self) -> str | None:
@@ -119,17 +121,18 @@ class AdapterPublisher(Publisher):
         assert among is None, "an adapter needs no engine without calls, so all get it at once"
         if checkpoint is None:
             return self.base
-        name = self._uncommitted = self._fresh_name(policy_name(run, step))
+        digest = await asyncio.to_thread(checkpoints.manifest_digest, checkpoint)
+        name = self._uncommitted[run] = self._name(policy_name(run, step), digest)
         path = checkpoint / "adapter"
         await self._lease.on_each(lambda engine: engine.load_adapter(name, path))
         self._loaded[name] = path
         return Served(name, name)
 
-    def committed(self) -> None:
-        self._uncommitted = None
+    def committed(self, run: str) -> None:
+        self._uncommitted.pop(run, None)
 
-    async def withdraw(self) -> None:
-        name, self._uncommitted = self._uncommitted, None
+    async def withdraw(self, run: str) -> None:
+        name = self._uncommitted.pop(run, None)
         if name is not None:
             self._loaded.pop(name, None)
             await self._lease.on_each(lambda engine: _unload(engine, name))
@@ -146,13 +149,13 @@ class AdapterPublisher(Publisher):
             await asyncio.to_thread(checkpoints.verify, path.parent)  # it was written long ago
             await engine.load_adapter(name, path)
 
-    def _fresh_name(self, name: str) -> str:
-        """Return an unused name: a step retrained after a failure has different weights."""
+    def _name(self, name: str, digest: str) -> str:
+        """Return a name for these weights alone: a step retrained after a failure has different ones."""
         attempt, fresh = 1, name
-        while fresh in self._used:
+        while fresh in self._loaded or self._used.get(fresh, digest) != digest:
             attempt += 1
             fresh = f"{name}#{attempt}"
-        self._used.add(fresh)
+        self._used[fresh] = digest
         return fresh
 
 
@@ -221,11 +224,11 @@ class MergedPublisher(Publisher):
             await self._load(wanted)
         return Served(self.base.engine_model, wanted.version)
 
-    def committed(self) -> None:
+    def committed(self, run: str) -> None:  # noqa: ARG002
         """Keep the last publication; engines that lack it get it when they are restored."""
         self._before = self._among = None
 
-    async def withdraw(self) -> None:
+    async def withdraw(self, run: str) -> None:  # noqa: ARG002
         """Load the weights before; after a failure, call it again. An engine that restarts gets them too."""
         if self._before is None:
             return

@@ -1,11 +1,12 @@
-"""Registration: admits runs, chooses their engine, rejects with a reason, resumes and closes."""
+"""Registration: admits runs, chooses their engine, rejects with a reason, resumes, lets go and closes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say
+from insitu.backend.serving.activity import GIVES_WAY_SECONDS, IDLE_SECONDS, Activity
 from insitu.backend.serving.fall_back import fall_back
 from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.promotions import Promotions
@@ -29,12 +31,18 @@ from insitu.backend.serving.reasons import first_line, reason_of
 from insitu.backend.serving.start import write_start
 from insitu.backend.serving.traffic import Traffic
 from insitu.database.engine import is_outage
-from insitu.errors import CannotHonour, InsituError
+from insitu.errors import CannotHonour, InsituError, PlaceTaken
 from insitu.types import RunState, policy_name
-from insitu.wire.routing_table import Served, ServedBase
+from insitu.wire.routing_table import NotServed, Served, ServedBase
 
+_AGAIN_SECONDS = 10.0
+"""Between two tries to load an idle run whose step waits for the place of another."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 log = logging.getLogger(__name__)
+
+
+def _nothing(_run: str) -> None:
+    """Forget nothing."""
 
 
 class Registrar:
@@ -60,45 +68,163 @@ class Registrar:
         self._say = say
         self._phases = phases
         self._promotions = Promotions(settings, ledger, traffic, say)
+        self.activity = Activity(ledger)
+        self.on_idle: Callable[[str], None] = _nothing
+        """Called with the name of a run that is not loaded any more."""
         self._least_rank = 0
-        """While `resume` works, the largest LoRA rank of open runs: the first starts the engines for all."""
+        """The largest LoRA rank of the runs that were open at the start: the engines are for all of them."""
+        self._called_up: set[str] = set()
+        """Idle runs that calls wait for: if they cannot be loaded, they stay idle."""
+        self._beside: set[str] = set()
+        """Those that are loaded beside a step, by a task of their own."""
+        self._again_at: dict[str, float] = {}
 
     async def resume(self) -> None:
         """Load the model of `--model` or of the open runs and publish their last steps; called at start."""
-        open_runs = [r for r in self._ledger.list_runs() if r.state in (RunState.READY, RunState.LOADING)]
-        self._least_rank = max((run.lora.rank for run in open_runs), default=0)
+        known = await asyncio.to_thread(self._ledger.list_runs)
+        loaded = [run for run in known if run.state in (RunState.READY, RunState.LOADING)]
+        idle = [run for run in known if run.state is RunState.IDLE]
+        for run in await self.activity.silent_runs(loaded, IDLE_SECONDS):
+            if await asyncio.to_thread(self._ledger.let_idle, run):
+                loaded.remove(run)
+                idle.append(run)
+        self._least_rank = max((run.lora.rank for run in [*loaded, *idle]), default=0)
         engine = self._settings.preloaded()
         if engine is not None:
-            for run in open_runs[:1]:  # all open runs agree on the engine
+            used_last = sorted(idle, key=lambda run: run.updated_at, reverse=True)
+            for run in [*loaded, *used_last][:1]:  # runs that are loaded agree on the engine
                 engine = self._registered(engine, run)
             await self._load(engine)
-        for run in open_runs:
+        for run in loaded:
             await self._admit(run)
-        self._least_rank = 0
 
     async def reconcile(self) -> None:
         """Load again what the ledger has at another step than calls get: an acknowledgement was lost."""
-        for run in await asyncio.to_thread(self._ledger.list_runs):
+        for run in await asyncio.to_thread(self._ledger.live_runs):
             if run.state is RunState.READY and self._traffic.latest.get(run.name) != run.step:
                 log.warning("run %s is at step %d in the ledger: it is loaded again", run.name, run.step)
                 await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
 
     async def admit_runs(self) -> None:
         """Admit newly registered runs, stop serving closed or failed ones, and serve what is promoted."""
-        known = await asyncio.to_thread(self._ledger.list_runs)
-        for name in [name for name in self._traffic.runs if name not in {run.name for run in known}]:
-            await self._drop(name)  # deleted
-        for run in known:
-            if run.state is RunState.LOADING:  # the end of its admission could not be recorded
-                await self._admit(run)
+        live = await asyncio.to_thread(self._ledger.live_runs)
+        for name in [name for name in self._traffic.runs if name not in {run.name for run in live}]:
+            await self._drop(name)  # closed, failed or deleted
+        for run in live:
+            if run.state is RunState.LOADING:  # it was idle, or the end of its admission was not recorded
+                if run.name not in self._beside and await self._is_loading(run.name):
+                    await self._admit(run)
             elif run.state is RunState.REGISTERED:
                 if run.name in self._traffic.runs:  # closed, perhaps deleted, since it was admitted
                     await self._drop(run.name)
                 self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
                 await self._admit(run)
-            elif run.state in (RunState.CLOSED, RunState.FAILED) and run.name in self._traffic.runs:
-                await self._drop(run.name)
-        await self._promotions.tend(known, self.host)
+        if self._settings.publication == "adapter":  # merged weights stay until another run needs the place
+            for run in await self.activity.silent_runs(self._routed(live), IDLE_SECONDS):
+                await self._let_go(run)
+        await self.activity.note(self._traffic.runs)
+        await self._wake_for_steps()
+        await self._promotions.tend(live, self.host)
+
+    async def call_up(self, wanted: Sequence[str], tasks: asyncio.TaskGroup) -> None:
+        """Load the idle runs among those that calls wait for; tell the gateways which will not come."""
+        if not wanted:
+            return
+        states = await asyncio.to_thread(self._ledger.run_states, wanted)
+        answers: dict[str, NotServed] = {}
+        for name in wanted:
+            state = states.get(name)
+            if state is RunState.IDLE and name not in self._called_up:
+                taken = await self._taken(name)
+                if taken is not None:
+                    answers[name] = NotServed(taken.message, taken.hint, held=True)
+                    continue
+                self._called_up.add(name)
+                if self._loads_beside_steps:
+                    self._beside.add(name)
+                    tasks.create_task(self._bring_back(name))
+                else:
+                    await asyncio.to_thread(self._ledger.wake_run, name)
+            elif state in (None, RunState.FAILED, RunState.CLOSED):
+                answers[name] = NotServed()
+        if answers:
+            self._traffic.answer(answers)
+            await self._traffic.offer()
+
+    @property
+    def _loads_beside_steps(self) -> bool:
+        """True if an adapter can be loaded while a step trains: nothing is held, nothing is replaced."""
+        settings = self._settings
+        apart = settings.placement == "dedicated" and not settings.four_bit_base
+        return settings.publication == "adapter" and apart and self.host is not None
+
+    async def _bring_back(self, name: str) -> None:
+        """Load one idle run, if that needs no other engine; otherwise it waits for the end of the step."""
+        try:
+            run = await asyncio.to_thread(self._ledger.get_run, name)
+            fits = self.host is not None and self.host.engine == await self._engine_or_none(run)
+            if await asyncio.to_thread(self._ledger.wake_run, name) and fits and (run.step or not run.source):
+                await self._admit(run)
+        except (InsituError, OSError):  # it is loading in the ledger, or idle as before: it is tried again
+            log.exception("run %s could not be brought back", name)
+        finally:
+            self._beside.discard(name)
+
+    async def _is_loading(self, name: str) -> bool:
+        """Return True unless a task has loaded the run meanwhile."""
+        return (await asyncio.to_thread(self._ledger.run_states, [name])).get(name) is RunState.LOADING
+
+    async def _engine_or_none(self, run: Run) -> EngineSettings | None:
+        try:
+            return await asyncio.to_thread(self._wanted_engine, run)
+        except CannotHonour:
+            return None
+
+    async def _wake_for_steps(self) -> None:
+        """Load idle runs that have steps in the queue; one whose place is taken is tried again later."""
+        names = await asyncio.to_thread(self._ledger.runs_with_open_jobs)
+        now = time.monotonic()
+        self._again_at = {name: at for name, at in self._again_at.items() if at > now and name in names}
+        for name in sorted(names - self._traffic.runs.keys() - self._again_at.keys()):
+            if await asyncio.to_thread(self._ledger.wake_run, name):
+                self._again_at[name] = now + _AGAIN_SECONDS
+
+    def _routed(self, live: Sequence[Run]) -> list[Run]:
+        return [run for run in live if run.state is RunState.READY and run.name in self._traffic.runs]
+
+    async def _taken(self, name: str) -> PlaceTaken | None:
+        """Return who has the only place, if that is another run that is active."""
+        if self._settings.publication != "merged":
+            return None
+        live = await asyncio.to_thread(self._ledger.live_runs)
+        others = [run for run in live if run.name != name and run.name in self._traffic.runs]
+        active = await self.activity.active_runs(others, GIVES_WAY_SECONDS)
+        return self._place_taken(name, active[0].name) if active else None
+
+    def _place_taken(self, name: str, holder: str) -> PlaceTaken:
+        shown = named_for(name, holder)
+        return PlaceTaken(
+            f"merged publication serves the weights of one run at a time, now {shown}, which is active",
+            hint=f"wait until it has ended; if nobody works with it any more: insitu runs release {shown}; "
+            "or serve with --publication adapter",
+        )
+
+    async def _let_go(self, run: Run) -> bool:
+        """Let a run go idle: nothing in memory knows it any more. Return False if it is active after all."""
+        if not await asyncio.to_thread(self._ledger.let_idle, run):
+            return False
+        log.info("run %s is idle at step %d", run.name, run.step)
+        await self._drop(run.name)
+        return True
+
+    async def _make_room(self, run: Run) -> bool:
+        """Let the other runs go idle if nobody works with any of them; return True if room was made."""
+        live = await asyncio.to_thread(self._ledger.live_runs)
+        others = [other for other in self._routed(live) if other.name != run.name]
+        silent = await self.activity.silent_runs(others, GIVES_WAY_SECONDS)
+        if not others or len(silent) < len(others):
+            return False
+        return all([await self._let_go(other) for other in silent])
 
     def _joined(self) -> dict[str, str]:
         joined = self.host.replicas.joined() if self.host is not None else []
@@ -107,7 +233,7 @@ class Registrar:
     async def _admit(self, run: Run) -> None:
         """Make a run ready, or mark it failed with the reason."""
         try:
-            wanted = await asyncio.to_thread(self._wanted_engine, run)
+            wanted = await self._engine_of(run)
             await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
             if self.host is None or self.host.engine != wanted:
                 await self._load(wanted)
@@ -121,11 +247,27 @@ class Registrar:
             if is_outage(error):  # nothing is wrong with the run; it is admitted when the database is back
                 raise
             log.exception("run %s cannot be served", run.name)
-            failed = RunState.FAILED, reason_of(error)
-            self._phases.say(f"run {run.name} cannot be served: {first_line(failed[1])}")
-            await asyncio.to_thread(self._ledger.transition_run, run.name, *failed)
+            reason = reason_of(error)
+            self._phases.say(f"run {run.name} cannot be served: {first_line(reason)}")
+            await self._rejected(run, error, reason)
         else:
             await self._unload(run.name, list(before.values()), self.host)
+        finally:
+            self._called_up.discard(run.name)
+
+    async def _rejected(self, run: Run, error: Exception, reason: str) -> None:
+        """Leave a run idle that was idle before or whose place is taken; others have failed."""
+        taken = isinstance(error, PlaceTaken)
+        if not taken and run.name not in self._called_up:
+            await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.FAILED, reason)
+            return
+        await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.LOADING)
+        await asyncio.to_thread(self._ledger.transition_run, run.name, RunState.IDLE, reason)
+        hint = error.hint if isinstance(error, InsituError) else "retry later"
+        self._traffic.answer({run.name: NotServed(first_line(reason), hint, held=taken)})
+        await self._traffic.offer()
+        for job in await asyncio.to_thread(self._ledger.next_jobs, [run.name]):
+            await asyncio.to_thread(self._ledger.set_waiting, job.id, f"waits: {first_line(reason)}")
 
     async def _open(self, run: Run, host: ModelHost) -> dict[int, Served]:
         """Publish the run's last step and route to it; return the versions of an earlier loading."""
@@ -172,15 +314,20 @@ class Registrar:
         if before != dtype:
             self._ledger.set_precision(run.name, dtype)
 
+    async def _engine_of(self, run: Run) -> EngineSettings:
+        """Return the engine settings the run asks for; runs that nobody works with make room for it."""
+        try:
+            return await asyncio.to_thread(self._wanted_engine, run)
+        except PlaceTaken:
+            if not await self._make_room(run):
+                raise
+            return await asyncio.to_thread(self._wanted_engine, run)
+
     def _wanted_engine(self, run: Run) -> EngineSettings:
         """Return the engine settings the run asks for; reject them if other runs use a different engine."""
         others = [name for name in self._traffic.runs if name != run.name]
         if others and self._settings.publication == "merged":
-            other = named_for(run.name, others[0])
-            raise CannotHonour(
-                f"merged publication serves the weights of one run at a time, now {other}",
-                hint=f"close it: insitu runs close {other}; or serve with --publication adapter",
-            )
+            raise self._place_taken(run.name, others[0])
         if run.promoted is not None and self._settings.publication == "merged":
             raise CannotHonour(
                 f"{policy_name(run.name, run.promoted)} is promoted, but merged publication serves one "
@@ -191,7 +338,7 @@ class Registrar:
         wanted = self._registered(base, run)
         current = self.host.engine if self.host is not None else None
         if others and current is not None and wanted.max_lora_rank > current.max_lora_rank:
-            raise CannotHonour(
+            raise PlaceTaken(
                 f"run {run.name} has LoRA rank {run.lora.rank}; beside other runs this backend takes up to "
                 f"{current.max_lora_rank}",
                 hint=f"start the backend with --max-lora-rank {wanted.max_lora_rank}, or use rank "
@@ -199,7 +346,7 @@ class Registrar:
             )
         if others and current is not None and current != wanted:
             named = ", ".join(dict.fromkeys(named_for(run.name, other) for other in others))
-            raise CannotHonour(
+            raise PlaceTaken(
                 f"run {run.name} needs an engine with other settings than {named}: "
                 f"{difference(current, wanted)}",
                 hint="remove these arguments, or close the other runs: insitu runs close NAME",
@@ -223,7 +370,7 @@ class Registrar:
                 hint="name the served model, or start a second backend",
             )
         if self.host is not None and self._traffic.runs:
-            raise CannotHonour(
+            raise PlaceTaken(
                 f"base model {run.base_model} cannot be loaded beside runs on another one{serves}",
                 hint="close those runs first",
             )
@@ -234,7 +381,8 @@ class Registrar:
         return settings.engine(run.base_model, run.base_model)
 
     def _registered(self, base: EngineSettings, run: Run) -> EngineSettings:
-        rank = max(run.lora.rank, self._least_rank)
+        there = 0 if self.host is None else self.host.engine.max_lora_rank
+        rank = max(run.lora.rank, self._least_rank, there)
         return registered_engine(self._settings, base, run.engine_args, run.init_args, rank)
 
     async def _load(self, engine: EngineSettings) -> None:
@@ -282,6 +430,9 @@ class Registrar:
         if promoted is not None and promoted.served is not None and promoted.served not in versions:
             versions.append(promoted.served)
         self._traffic.drop_run(run)
+        self.activity.forget(run)
+        self._promotions.forget(run)
+        self.on_idle(run)
         await self._traffic.offer()
         if self.host is None:
             return

@@ -22,10 +22,19 @@ from insitu.errors import DeadlineExceeded, UpstreamError
 from insitu.system.tasks import all_or_none
 from insitu.wire.gateway_state import GatewayState, ReplicaState, TableReceipt
 from insitu.wire.message import Malformed, Message, encode, read
-from insitu.wire.routing_table import Hold, ReplicaAddress, RoutingTable, Served, ServedBase, ServedRun
+from insitu.wire.routing_table import (
+    Hold,
+    NotServed,
+    ReplicaAddress,
+    RoutingTable,
+    Served,
+    ServedBase,
+    ServedRun,
+)
 
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 1.0
 Received = TypeVar("Received", bound=Message)
 log = logging.getLogger(__name__)
 
@@ -61,6 +70,8 @@ class Traffic:
     """The promoted steps of runs that do not follow their newest one."""
     holds: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     """Reasons to hold calls, each with the one name that passes; the last one counts."""
+    answers: dict[str, tuple[NotServed, float]] = field(default_factory=dict[str, tuple[NotServed, float]])
+    """Answers to the gateways about runs that calls ask for and that are not served, with their times."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Increases with every table, also across restarts of the supervisor."""
     _sent: dict[str, str] = field(default_factory=dict[str, str])
@@ -86,6 +97,11 @@ class Traffic:
         self.runs.pop(run, None)
         self.latest.pop(run, None)
         self.promoted.pop(run, None)
+
+    def answer(self, answers: Mapping[str, NotServed]) -> None:
+        """Have the next tables say why these runs are not served; for a moment, as that may change."""
+        now = time.monotonic()
+        self.answers |= {run: (answer, now) for run, answer in answers.items()}
 
     def lend(self, run: str, step: int, served: Served) -> None:
         """Route `<run>@<step>`, without moving the alias `<run>`."""
@@ -230,12 +246,15 @@ class Traffic:
         )
 
     def _table(self) -> RoutingTable:
+        since = time.monotonic() - _ANSWER_SECONDS
+        self.answers = {run: given for run, given in self.answers.items() if given[1] >= since}
         return RoutingTable(
             epoch=self.revision,
             hold=self._hold(),
             replicas=[ReplicaAddress(name, url) for name, url in self.replicas().items()],
             base=self.base,
             runs={run: self._served_run(run) for run in self.runs | self.lent},
+            not_served={run: answer for run, (answer, _) in self.answers.items()},
         )
 
     def _hold(self) -> Hold | None:
@@ -302,7 +321,17 @@ def together(states: Sequence[GatewayState]) -> GatewayState:
             for name in dict.fromkeys(name for state in states for name in state.replicas)
         },
         leaving=_added(state.leaving for state in states),
+        silent=_least(state.silent for state in states),
+        wanted=list(dict.fromkeys(name for state in states for name in state.wanted)),
     )
+
+
+def _least(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in seconds:
+        for name, value in each.items():
+            found[name] = min(value, found.get(name, value))
+    return found
 
 
 def _counts(report: Mapping[str, object]) -> dict[str, int]:

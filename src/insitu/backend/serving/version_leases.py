@@ -163,7 +163,7 @@ class VersionLeases:
     async def _loaded(self, run: Run, step: int, host: ModelHost, on_failure: AsyncExitStack) -> Served:
         on_failure.push_async_callback(until_done, lambda: host.roll_back(run))
         served = await host.lend(run, step)
-        on_failure.push_async_callback(until_done, lambda: host.take_back(served))
+        on_failure.push_async_callback(until_done, lambda: host.take_back(run.name, served))
         return served
 
     async def _take_back(self, lent: _Lent, host: ModelHost) -> None:
@@ -180,7 +180,7 @@ class VersionLeases:
             if not published:
                 await self._traffic.offer()
                 await self._free_of_calls(lent, host)
-                await until_done(lambda: host.take_back(lent.served))
+                await until_done(lambda: host.take_back(lent.run, lent.served))
             del self._lent[lent.run, lent.step]
         log.info("the evaluation of %s has ended", lent.name)
 
@@ -202,7 +202,7 @@ def _suitable(host: ModelHost | None, run: Run) -> ModelHost:
     if host is None:
         raise CannotHonour("no model is loaded now", hint=register)
     engine = host.engine
-    if run.state not in (RunState.READY, RunState.CLOSED):
+    if run.state not in (RunState.READY, RunState.IDLE, RunState.CLOSED):
         raise CannotHonour(f"run {run.name} is {run.state}", hint=register)
     if run.base_model not in (engine.served_name, engine.model):
         raise CannotHonour(

@@ -16,7 +16,8 @@ DEFAULT_URL = "http://127.0.0.1:7623"
 
 # Commands with --url, as hints write them.
 _TALKING = re.compile(
-    r"\binsitu (runs list|runs (show|close) [^\s`;,]+|promote [^\s`;,]+( --newest)?|rollback [^\s`;,]+|"
+    r"\binsitu (runs list|runs (show|close|release) [^\s`;,]+|"
+    r"promote [^\s`;,]+( --newest)?|rollback [^\s`;,]+|"
     r"export [^\s`;,]+ [^\s`;,]+)"
 )
 
