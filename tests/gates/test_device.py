@@ -21,7 +21,7 @@ from aiohttp import web
 from insitu.backend import serve
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Job, Ledger, ledger_url
-from insitu.backend.plan.compute import Asked, choose
+from insitu.backend.plan.compute import Asked, Placement, choose
 from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.engine import EngineSettings, Publication
 from insitu.backend.plan.settings import Deadlines, ServeSettings
@@ -187,6 +187,7 @@ async def running(
     publication: Publication = "adapter",
     *,
     four_bit: bool = False,
+    placement: Placement = "shared",
 ) -> AsyncIterator[World]:
     """Start a world with a run that is ready, calls that never cease, and a supervisor that revives."""
     device = PretendedDevice(sizes)
@@ -195,7 +196,7 @@ async def running(
         "cuda",
         choose(read_cpu(), "cuda", Asked(dtype="float32")),
         publication,
-        "shared",
+        placement,
         "default",
         model=str(model),
         model_name="tiny",
@@ -224,6 +225,8 @@ async def running(
         world.runner = StepRunner(settings, ledger, records, traffic)
         world.leases = VersionLeases(settings, ledger, traffic)
         world.supervisor = Supervisor(settings, state, print)
+        world.supervisor._state = "ready"
+        world.registrar.on_idle = world.runner.forget
         await world.leases.end_all()
         await world.registrar.resume()
         stack.push_async_callback(lambda: world.host.stop())
@@ -261,7 +264,8 @@ async def tend(world: World, supervisor: Supervisor) -> None:
     """What the supervisor does about dead replicas, at a quicker pace."""
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await world.traffic.refresh()
+            heard = await world.traffic.answering()
+            await supervisor._hear(world.registrar, heard, tasks)
             if world.registrar.host is not None:
                 await supervisor._tend_replicas(world.registrar.host, world.traffic, tasks)
             await asyncio.sleep(0.05)

@@ -7,11 +7,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from insitu.backend.ledger import Job, Lease
+from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.engine import Publication
 from insitu.backend.serving import version_leases
 from insitu.errors import Conflict, NotFound
@@ -34,10 +36,16 @@ def quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def working(
-    state: Path, model: Path, scores: StandinScores, publication: Publication, num_steps: int = 2
+    state: Path,
+    model: Path,
+    scores: StandinScores,
+    publication: Publication,
+    num_steps: int = 2,
+    placement: Placement = "shared",
 ) -> AsyncIterator[World]:
     """A world with trained steps and the supervisor's work loop; merged weights match their version."""
-    async with running(state, SMALL, model, scores, publication) as world:
+    sizes = SMALL if placement == "shared" else replace(SMALL, total=2 * SMALL.total, share=SMALL.share / 2)
+    async with running(state, sizes, model, scores, publication, placement=placement) as world:
         for step in range(world.ledger.get_run("run").step, num_steps):
             assert await world.submit("run", step) is JobState.SUCCEEDED
         work = world.supervisor._work(world.registrar, world.runner, world.leases, world.ledger)
