@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.engine import Publication
 from insitu.backend.serving import activity, registration
 from insitu.types import JobState, RunState
+from insitu.wire.message import encode
+from tests.gates.gate import gate
 from tests.gates.test_device import LORA, World, in_memory, model, running, scores
 from tests.gates.test_version_leases import FIXED, until, working
 from tests.support.pretended_device import SMALL, StandinScores
@@ -183,3 +187,38 @@ async def test_a_restart_loads_what_is_active(in_memory: Path, model: Path, scor
     async with running(in_memory / "state", SMALL, model, scores) as world:  # registers `run`
         assert list(world.traffic.runs) == ["run"]
         assert num_loads(world) == 1
+
+
+@pytest.mark.parametrize("number", [30, pytest.param(1000, marks=pytest.mark.sweep)])
+@pytest.mark.timeout(900)
+async def test_experiments_one_after_the_other_leave_nothing_behind(
+    number: int, in_memory: Path, model: Path, scores: StandinScores
+) -> None:
+    async with with_another(in_memory / "state", model, scores) as world:
+        seconds: list[float] = []
+        kept: list[tuple[int, int]] = []
+        for place in range(number):
+            run, began = f"experiment-{place}", time.monotonic()
+            if place % 10 == 0:
+                await trained(world, run, 0)
+            else:
+                world.ledger.register_run("gate", run, "tiny", LORA, {}, {})
+                await until(lambda run=run: state_of(world, run) is RunState.READY, f"{run} is ready")
+                seconds.append(time.monotonic() - began)
+            await is_idle(world, run)
+            if place in (9, number - 1):
+                gc.collect()
+                kept.append((psutil.Process().memory_info().rss, len(encode(world.traffic._table()))))
+        assert set(world.traffic.runs) == {"run"}
+        (before, table), (after, last_table) = kept
+        assert last_table == table, "the routing table does not grow"
+        tenth = len(seconds) // 10
+        first, last = (sorted(part)[len(part) // 2] for part in (seconds[: 9 + tenth], seconds[-9 - tenth :]))
+        grown = (after - before) / 2**20
+        gate(f"experiments-{number}", last / first, 2.0, "x the first's time until it is ready")
+        gate(f"experiments-{number}-memory", grown, 64.0, f"MiB more after {number - 10} experiments")
+    began = time.monotonic()
+    async with running(in_memory / "state", SMALL, model, scores) as world:
+        started = time.monotonic() - began
+        assert list(world.traffic.runs) == ["run"]
+    gate(f"experiments-{number}-start", started, 20.0, "s to start again")

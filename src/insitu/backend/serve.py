@@ -28,7 +28,7 @@ import tempfile
 import uuid
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -69,7 +69,6 @@ from insitu.system.logs import log_to
 from insitu.system.processes import MARK, end_marked, lock_directory, remove_tree, start_janitor
 from insitu.system.tls import listener_arguments, scheme_of
 from insitu.system.torch_builds.mismatched import hide_mismatched
-from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 
 _TEND_SECONDS = 0.5
@@ -339,8 +338,7 @@ class Supervisor:
         """Admit runs, serve leases and take the next job; return False if none is there or can be taken."""
         if not leases.exclusive:
             await registrar.admit_runs()
-        live = await asyncio.to_thread(ledger.live_runs)
-        ready = [run.name for run in live if run.state is RunState.READY]
+        ready = await asyncio.to_thread(ledger.ready_runs)
         job = self._shares.next(await asyncio.to_thread(ledger.next_jobs, ready) if ready else [])
         await leases.tend(registrar.host, job)
         shortage = await asyncio.to_thread(self._disk.shortage)
@@ -426,8 +424,7 @@ class Supervisor:
 
 def _in_counts(state: GatewayState) -> dict[str, object]:
     """Return the gateways' state without the names of runs, of which there may be many."""
-    named = {"in_flight", "silent", "wanted"}
-    return {name: value for name, value in asdict(state).items() if name not in named}
+    return asdict(replace(state, in_flight={}, silent={}, wanted=[]))
 
 
 def _reachable(host: str) -> str:

@@ -252,7 +252,10 @@ def dropping(registrar: Registrar, tmp_path: Path, known: list[Any]) -> Dropping
     registrar._settings = replace(settings, publication="merged")
     registrar._traffic = traffic
     registrar._ledger = SimpleNamespace(
-        live_runs=lambda: known, current_promotions=dict, runs_with_open_jobs=set
+        live_runs=lambda: known,
+        get_run=lambda _name: known[0],
+        current_promotions=dict,
+        runs_with_open_jobs=set,
     )  # type: ignore[assignment]
     registrar._promotions._ledger = registrar.activity._ledger = registrar._ledger
     registrar.host = host  # type: ignore[assignment]

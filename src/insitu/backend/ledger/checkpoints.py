@@ -33,6 +33,15 @@ def list_all(connection: Connection, run: str) -> list[Checkpoint]:
     return [replace(kept, promoted=kept.step in promoted) for kept in found]
 
 
+def kept_steps(connection: Connection) -> dict[str, set[int]]:
+    """Return the steps after 0 that each run has a checkpoint of."""
+    table = schema.checkpoints
+    found: dict[str, set[int]] = {}
+    for row in connection.execute(select(table.c.run, table.c.step)):
+        found.setdefault(row.run, set()).add(row.step)
+    return found
+
+
 def pin(connection: Connection, run: str, step: int) -> Checkpoint:
     """Keep the checkpoint until it is unpinned; pinning it again is harmless."""
     read_run(connection, run, lock=True)

@@ -35,12 +35,12 @@ from insitu.backend.ledger.rows import (
     Job,
     Lease,
     LedgerCounts,
+    LiveRun,
     Origin,
     Promotion,
     Run,
     Step,
 )
-from insitu.backend.ledger.transitions import LIVE_RUN_STATES
 from insitu.database.engine import advice, cause_of, is_outage, unstorable
 from insitu.database.writer import GroupCommitWriter
 from insitu.errors import InsituError, InvalidRequest, Unavailable, one_line
@@ -119,9 +119,13 @@ class Ledger:
         """Return all runs, oldest first."""
         return self._read(runs.list_runs)
 
-    def live_runs(self) -> list[Run]:
+    def live_runs(self) -> list[LiveRun]:
         """Return the runs that are loaded or about to be, oldest first."""
-        return self._read(lambda connection: runs.list_runs(connection, LIVE_RUN_STATES))
+        return self._read(runs.list_live)
+
+    def ready_runs(self) -> list[str]:
+        """Return the names of the runs that are ready."""
+        return self._read(runs.ready_names)
 
     def run_states(self, names: Collection[str]) -> dict[str, RunState]:
         """Return the states of those of the named runs that exist."""
@@ -135,7 +139,7 @@ class Ledger:
         """Record that a client is done with the run; return the run."""
         return self._writer.run(lambda connection: runs.note_done(connection, name))
 
-    def let_idle(self, run: Run) -> bool:
+    def let_idle(self, run: Run | LiveRun) -> bool:
         """Make a run idle; return False if a client or a job has come since `run` was read."""
         return self._writer.run(lambda connection: runs.let_idle(connection, run))
 
@@ -324,6 +328,10 @@ class Ledger:
     def checkpoints(self, run: str) -> list[Checkpoint]:
         """Return the run's checkpoints, oldest first."""
         return self._read(lambda connection: checkpoints.list_all(connection, run))
+
+    def kept_steps(self) -> dict[str, set[int]]:
+        """Return the steps after 0 that each run has a checkpoint of."""
+        return self._read(checkpoints.kept_steps)
 
     def pin_checkpoint(self, run: str, step: int) -> Checkpoint:
         """Keep this checkpoint until it is unpinned, however old it becomes."""

@@ -48,6 +48,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that is loaded or about to be, with what the supervisor looks at in every turn."""
+
+    name: str
+    state: RunState
+    step: int
+    seen_at: float
+    done_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The start that a registration asks for; one of the two texts is given."""
 

@@ -9,10 +9,29 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
 from insitu.backend.ledger import schema
-from insitu.backend.ledger.rows import Run
-from insitu.backend.ledger.transitions import OPEN_JOB_STATES, RUN_TRANSITIONS, check_transition
+from insitu.backend.ledger.rows import LiveRun, Run
+from insitu.backend.ledger.transitions import (
+    LIVE_RUN_STATES,
+    OPEN_JOB_STATES,
+    RUN_TRANSITIONS,
+    check_transition,
+)
 from insitu.errors import Conflict, NotFound
 from insitu.types import LoraSettings, RunState
+
+# Built once: the supervisor asks ten times a second.
+_LIVE = (
+    select(
+        schema.runs.c.name,
+        schema.runs.c.state,
+        schema.runs.c.step,
+        schema.activity.c.seen_at,
+        schema.activity.c.done_at,
+    )
+    .select_from(schema.runs.outerjoin(schema.activity, schema.activity.c.run == schema.runs.c.name))
+    .where(schema.runs.c.state.in_(sorted(LIVE_RUN_STATES)))
+    .order_by(schema.runs.c.created_at, schema.runs.c.name)
+)
 
 
 def to_run(row: RowMapping, lost_steps: Sequence[int] = (), promoted: int | None = None) -> Run:
@@ -63,14 +82,26 @@ def find_run(connection: Connection, name: str, *, lock: bool = False) -> Run | 
     return to_run(row, lost.get(name, []), promoted.get(name))
 
 
-def list_runs(connection: Connection, states: Collection[RunState] | None = None) -> list[Run]:
-    """Return all runs, or those in certain states, oldest first."""
+def list_runs(connection: Connection) -> list[Run]:
+    """Return all runs, oldest first."""
+    lost, promoted = read_lost_steps(connection), read_promoted(connection)
     query = _whole().order_by(schema.runs.c.created_at, schema.runs.c.name)
-    if states is not None:
-        query = query.where(schema.runs.c.state.in_(sorted(states)))
-    rows = list(connection.execute(query).mappings())
-    lost, promoted = (read_lost_steps(connection), read_promoted(connection)) if rows else ({}, {})
+    rows = connection.execute(query).mappings()
     return [to_run(row, lost.get(row["name"], []), promoted.get(row["name"])) for row in rows]
+
+
+def list_live(connection: Connection) -> list[LiveRun]:
+    """Return the runs that are loaded or about to be, oldest first."""
+    return [
+        LiveRun(name, RunState(state), step, seen_at or 0.0, done_at or 0.0)
+        for name, state, step, seen_at, done_at in connection.execute(_LIVE)
+    ]
+
+
+def ready_names(connection: Connection) -> list[str]:
+    """Return the names of the runs that are ready."""
+    table = schema.runs
+    return list(connection.execute(select(table.c.name).where(table.c.state == RunState.READY)).scalars())
 
 
 def read_states(connection: Connection, names: Collection[str]) -> dict[str, RunState]:
@@ -107,7 +138,7 @@ def _note(connection: Connection, name: str, column: str, at: float) -> None:
         connection.execute(update(table).where(table.c.run == name).values({column: at}))
 
 
-def let_idle(connection: Connection, run: Run) -> bool:
+def let_idle(connection: Connection, run: Run | LiveRun) -> bool:
     """Make a ready run idle; return False if a client or a job has come since `run` was read."""
     now = read_run(connection, run.name, lock=True)
     jobs = schema.jobs

@@ -13,10 +13,13 @@ import asyncio
 import math
 import time
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from insitu.backend.ledger import Ledger, Run
+from insitu.backend.ledger.rows import LiveRun
 from insitu.wire.gateway_state import GatewayState
 
+AnyRun = TypeVar("AnyRun", Run, LiveRun)
 IDLE_SECONDS = 900.0
 """The silence after which a run goes idle; it costs the next call a second or two."""
 GIVES_WAY_SECONDS = 120.0
@@ -48,7 +51,7 @@ class Activity:
         self._called.pop(run, None)
         self._noted.pop(run, None)
 
-    async def silent_runs(self, runs: Sequence[Run], seconds: float) -> list[Run]:
+    async def silent_runs(self, runs: Sequence[AnyRun], seconds: float) -> list[AnyRun]:
         """Return the runs of which no client was heard for so long, and which no job and no lease uses."""
         quiet = [run for run in runs if self._silence(run) >= seconds]
         if not quiet:
@@ -56,7 +59,7 @@ class Activity:
         used = await asyncio.to_thread(self._in_use)
         return [run for run in quiet if run.name not in used]
 
-    async def active_runs(self, runs: Sequence[Run], seconds: float) -> list[Run]:
+    async def active_runs(self, runs: Sequence[AnyRun], seconds: float) -> list[AnyRun]:
         """Return the others."""
         silent = {run.name for run in await self.silent_runs(runs, seconds)}
         return [run for run in runs if run.name not in silent]
@@ -71,7 +74,7 @@ class Activity:
         await asyncio.to_thread(self._ledger.note_seen, calls)
         self._noted.update(calls)
 
-    def _silence(self, run: Run) -> float:
+    def _silence(self, run: Run | LiveRun) -> float:
         last = max(run.seen_at, self._called.get(run.name, 0.0))
         return math.inf if last < run.done_at + _LATE_SECONDS else time.time() - last
 

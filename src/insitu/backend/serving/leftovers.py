@@ -23,10 +23,10 @@ def remove_leftovers(ledger: Ledger, runs_dir: Path) -> list[Path]:
     for merged in sorted(runs_dir.glob(f"*/{checkpoints.MERGED}")):
         if merged.parent.name not in served and checkpoints.remove_merged(merged.parent):
             removed.append(merged)
+    kept = ledger.kept_steps()
     for run in runs:
-        kept = {checkpoint.step for checkpoint in ledger.checkpoints(run.name)}
         run_dir = checkpoints.run_directory(runs_dir, run.name)
-        for step in sorted(checkpoints.steps_on_disk(run_dir) - kept):
+        for step in sorted(checkpoints.steps_on_disk(run_dir) - kept.get(run.name, set())):
             if 0 < step <= run.step:
                 checkpoints.remove(run_dir, step)
                 removed.append(checkpoints.checkpoint_path(run_dir, step))

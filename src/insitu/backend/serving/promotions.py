@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from insitu.backend.ledger import Ledger, Promotion, Run
 from insitu.backend.plan.settings import ServeSettings
@@ -61,16 +62,17 @@ class Promotions:
         self._followed.pop(run, None)
         self._again_at.pop(run, None)
 
-    async def tend(self, runs: list[Run], host: ModelHost | None) -> None:
+    async def tend(self, runs: Sequence[str], host: ModelHost | None) -> None:
         """Follow the decisions since the last time; retry those that could not be served."""
         promotions = await asyncio.to_thread(self._ledger.current_promotions)
-        for run in runs:
-            promotion = promotions.get(run.name)
-            if host is None or promotion is None or run.name not in self._traffic.runs:
+        for name in runs:
+            promotion = promotions.get(name)
+            if host is None or promotion is None or name not in self._traffic.runs:
                 continue
-            if self._followed.get(run.name) == promotion.id:
+            if self._followed.get(name) == promotion.id:
                 continue
-            if time.monotonic() >= self._again_at.get(run.name, 0.0):
+            if time.monotonic() >= self._again_at.get(name, 0.0):
+                run = await asyncio.to_thread(self._ledger.get_run, name)
                 await self._follow(run, promotion, host)
 
     async def _follow(self, run: Run, promotion: Promotion, host: ModelHost) -> str:

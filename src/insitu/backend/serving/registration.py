@@ -16,7 +16,7 @@ from insitu.access.projects import named_for
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
-from insitu.backend.ledger.rows import Run
+from insitu.backend.ledger.rows import LiveRun, Run
 from insitu.backend.plan.engine import EngineSettings, difference
 from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
@@ -108,23 +108,25 @@ class Registrar:
     async def admit_runs(self) -> None:
         """Admit newly registered runs, stop serving closed or failed ones, and serve what is promoted."""
         live = await asyncio.to_thread(self._ledger.live_runs)
-        for name in [name for name in self._traffic.runs if name not in {run.name for run in live}]:
+        for name in self._traffic.runs.keys() - {run.name for run in live}:
             await self._drop(name)  # closed, failed or deleted
         for run in live:
             if run.state is RunState.LOADING:  # it was idle, or the end of its admission was not recorded
-                if run.name not in self._beside and await self._is_loading(run.name):
-                    await self._admit(run)
+                found = await asyncio.to_thread(self._ledger.get_run, run.name)
+                if run.name not in self._beside and found.state is RunState.LOADING:  # no task has loaded it
+                    await self._admit(found)
             elif run.state is RunState.REGISTERED:
                 if run.name in self._traffic.runs:  # closed, perhaps deleted, since it was admitted
                     await self._drop(run.name)
-                self._say(f"run {run.name} (project {run.project}) is registered on {run.base_model}")
-                await self._admit(run)
+                found = await asyncio.to_thread(self._ledger.get_run, run.name)
+                self._say(f"run {run.name} (project {found.project}) is registered on {found.base_model}")
+                await self._admit(found)
         if self._settings.publication == "adapter":  # merged weights stay until another run needs the place
             for run in await self.activity.silent_runs(self._routed(live), IDLE_SECONDS):
                 await self._let_go(run)
         await self.activity.note(self._traffic.runs)
         await self._wake_for_steps()
-        await self._promotions.tend(live, self.host)
+        await self._promotions.tend([run.name for run in live], self.host)
 
     async def call_up(self, wanted: Sequence[str], tasks: asyncio.TaskGroup) -> None:
         """Load the idle runs among those that calls wait for; tell the gateways which will not come."""
@@ -170,10 +172,6 @@ class Registrar:
         finally:
             self._beside.discard(name)
 
-    async def _is_loading(self, name: str) -> bool:
-        """Return True unless a task has loaded the run meanwhile."""
-        return (await asyncio.to_thread(self._ledger.run_states, [name])).get(name) is RunState.LOADING
-
     async def _engine_or_none(self, run: Run) -> EngineSettings | None:
         try:
             return await asyncio.to_thread(self._wanted_engine, run)
@@ -189,7 +187,7 @@ class Registrar:
             if await asyncio.to_thread(self._ledger.wake_run, name):
                 self._again_at[name] = now + _AGAIN_SECONDS
 
-    def _routed(self, live: Sequence[Run]) -> list[Run]:
+    def _routed(self, live: Sequence[LiveRun]) -> list[LiveRun]:
         return [run for run in live if run.state is RunState.READY and run.name in self._traffic.runs]
 
     async def _taken(self, name: str) -> PlaceTaken | None:
@@ -209,7 +207,7 @@ class Registrar:
             "or serve with --publication adapter",
         )
 
-    async def _let_go(self, run: Run) -> bool:
+    async def _let_go(self, run: LiveRun) -> bool:
         """Let a run go idle: nothing in memory knows it any more. Return False if it is active after all."""
         if not await asyncio.to_thread(self._ledger.let_idle, run):
             return False
