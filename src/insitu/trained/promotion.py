@@ -41,7 +41,7 @@ async def _served(client: InsituClient, promotion: PromotionInfo) -> PromotionIn
     run, asked = await client.get_run(promotion.run), promotion
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _WAIT_SECONDS
-    while promotion.reason and run.state is RunState.READY and loop.time() < deadline:
+    while promotion.reason and run.state in (RunState.READY, RunState.LOADING) and loop.time() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
         found = [each for each in await client.promotions(asked.run) if each.id == asked.id]
         promotion = found[0] if found else promotion

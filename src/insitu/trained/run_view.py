@@ -32,7 +32,7 @@ class RunView:
     @property
     def served(self) -> str | None:
         """The version that answers calls to the run's name; None if the run is not served."""
-        if self.run.state is not RunState.READY or self.waiting is not None:
+        if self.run.state not in (RunState.READY, RunState.IDLE) or self.waiting is not None:
             return None
         promoted = self.run.promoted
         return policy_name(self.run.name, self.run.step if promoted is None else promoted)

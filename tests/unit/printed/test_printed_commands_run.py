@@ -501,7 +501,7 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("backend/serving/promotions.py", "runs show …"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "promote … --newest"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "runs close NAME"): Filled((RUN,), BESIDE_A_SUPERVISOR),
-    ("backend/serving/registration.py", "runs close …"): Filled((RUN,), BESIDE_A_SUPERVISOR),
+    ("backend/serving/registration.py", "runs release …"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "serve --model"): Mention(OPTION),
     ("cli/backup.py", "serve --state-dir … …"): a_restored_backend,
     ("cli/migrate.py", "finetune --config_file=… --dry-run"): an_old_configuration,

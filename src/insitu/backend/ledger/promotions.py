@@ -16,7 +16,7 @@ from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from insitu.backend.ledger import leases, schema
 from insitu.backend.ledger.rows import Promotion
-from insitu.backend.ledger.runs import read_run
+from insitu.backend.ledger.runs import read_run, wake
 from insitu.errors import Conflict
 from insitu.types import policy_name
 
@@ -121,6 +121,7 @@ def _add(
 
 
 def _read(connection: Connection, run: str, promotion_id: int) -> Promotion:
+    wake(connection, run)
     table = schema.promotions
     query = select(table).where(table.c.run == run, table.c.id == promotion_id)
     return _to_promotion(connection.execute(query).mappings().one())
