@@ -149,7 +149,7 @@ class InsituClient(Connected):
         """
 
         def done(run: RunInfo) -> bool:
-            if run.state in (RunState.FAILED, RunState.CLOSED, RunState.IDLE):
+            if run.state in (RunState.FAILED, RunState.CLOSED, RunState.IDLE, RunState.DAMAGED):
                 raise errors.ChildFailed(f"run {name!r} is {run.state}: {run.error or 'no reason given'}")
             return run.state is RunState.READY and (run.step >= step or not run.lost_steps)
 

@@ -34,9 +34,10 @@ from aiohttp import web
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
+from insitu.backend.damage import find_damaged_runs, set_unreadable_aside
 from insitu.backend.fair_share import FairShares
 from insitu.backend.http.app import build_api
-from insitu.backend.ledger import Job, Ledger, Run, ledger_url
+from insitu.backend.ledger import Job, Ledger, Run, ledger_url, witness
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.traffic import Promoted, Traffic
@@ -100,6 +101,8 @@ class StandinBackend:
         self.fail_next_job: str | None = None
         self.num_steps = 0
         """Steps committed since it was started."""
+        self.damaged: list[str] = []
+        """What its last start found damaged."""
         self.ledger: Ledger
         self._records: RecordStore
         self._traffic: Traffic
@@ -131,7 +134,9 @@ class StandinBackend:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         self.state_dir.mkdir(parents=True, exist_ok=True)
+        self.damaged = set_unreadable_aside(self.state_dir)
         self.ledger = stack.enter_context(Ledger(ledger_url(self.state_dir)))
+        self.damaged += find_damaged_runs(self.ledger, self._runs_dir)
         remove_leftovers(self.ledger, self._runs_dir)
         self.ledger.requeue_running()
         self.ledger.end_leases("the backend was restarted")
@@ -331,6 +336,7 @@ class StandinBackend:
         run_dir = checkpoints.run_directory(self._runs_dir, run.name)
         figures = {**metrics, "loss/total": 1.0 / step, "time/train_seconds": self.train_seconds}
         self.ledger.commit_step(job.id, step, figures, str(path), digest)
+        witness.note(run_dir, step)
         for old in self.ledger.prune_checkpoints(run.name, self.keep_checkpoints):
             checkpoints.remove(run_dir, old)
 

@@ -26,7 +26,7 @@ from insitu.backend.cancellation import Cancellation
 from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.fleet.replicas import Replica
-from insitu.backend.ledger import Ledger
+from insitu.backend.ledger import Ledger, witness
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.plan.settings import ServeSettings
@@ -208,6 +208,7 @@ class StepRunner:
                 clock.lap("probe")
                 figures = {**batch.metrics, **metrics, **probe.metrics(), **clock.seconds()}
                 await asyncio.to_thread(self._ledger.commit_step, job.id, step, figures, str(path), digest)
+                await asyncio.to_thread(self._witness, run.name, step)
                 host.publisher.committed(run.name)
                 self._probes[run.name] = after
                 self._traffic.serve_version(run.name, step, served)
@@ -353,6 +354,13 @@ class StepRunner:
             await asyncio.to_thread(self._prune, run)
         except (InsituError, OSError):
             log.exception("old versions of run %s stay for now", run)
+
+    def _witness(self, run: str, step: int) -> None:
+        """Note the step beside its checkpoint. Without it, an older ledger would be believed."""
+        try:
+            witness.note(checkpoints.run_directory(self._settings.runs_dir, run), step)
+        except OSError as error:
+            log.warning("step %d of run %s has no witness beside its checkpoint: %s", step, run, error)
 
     def _prune(self, run: str) -> None:
         """Prune old, unpinned checkpoints, in the ledger first, so that it never names a missing one."""

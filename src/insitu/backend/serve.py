@@ -39,6 +39,7 @@ from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering, wait_ports_free
+from insitu.backend.damage import find_damaged_runs, set_unreadable_aside
 from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import check_cluster, start_ray, stop_ray
 from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
@@ -131,6 +132,8 @@ class Supervisor:
         self._waiting: str | None = None
         """Why no job is taken now."""
         self._status_fails = False
+        self._num_damaged = 0
+        """Files and runs that this start found damaged."""
         self._retention: Retention | None = None
         admin_key = secrets.token_hex(32)
         logs = settings.logs_dir
@@ -173,7 +176,13 @@ class Supervisor:
             stack.callback(self._take_down)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             state_dir, database_url = self._settings.state_dir, self._settings.database_url
+            found = await asyncio.to_thread(set_unreadable_aside, state_dir)
             ledger = stack.enter_context(Ledger(ledger_url(state_dir, database_url)))
+            found += await asyncio.to_thread(find_damaged_runs, ledger, self._settings.runs_dir)
+            for line in found:
+                log.error("%s", line)
+                self._say(f"damaged: {line}")
+            self._num_damaged = len(found)
             if database_url is not None:
                 bind(state_dir, ledger, database_url)
             keep = self._settings.keep_calls_seconds
@@ -383,6 +392,7 @@ class Supervisor:
             "gateway_port": self._settings.gateway_port,
             "num_gateways": self._settings.num_gateways,
             "deleted_calls": 0 if self._retention is None else self._retention.num_calls,
+            "num_damaged": self._num_damaged,
             "model": None if host is None else host.engine.served_name,
             "replicas": {}
             if host is None

@@ -15,6 +15,8 @@ from insitu.database.url import check_url, shown
 from insitu.errors import CannotHonour, Conflict
 from insitu.system.durable import write_atomic
 
+SET_ASIDE = "set-aside"
+"""The directory of files that a start could not read."""
 NUMBER_FILE = "database.id"
 """Only in a state directory whose databases are on a PostgreSQL server."""
 
@@ -44,7 +46,10 @@ def bind(state_dir: Path, ledger: Ledger, url: str) -> None:
     if is_new:
         write_atomic(path, str(secrets.randbelow(2**31)).encode(), 0o600)
     number = int(path.read_text())
-    if ledger.bind(number) != number:
+    bound = ledger.bind(number)
+    if bound != number and is_new and any((state_dir / SET_ASIDE).glob(f"*/{NUMBER_FILE}")):
+        write_atomic(path, str(bound).encode(), 0o600)  # what the file said cannot be read any more
+    elif bound != number:
         if is_new:
             path.unlink()
         raise Conflict(

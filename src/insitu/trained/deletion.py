@@ -10,7 +10,7 @@ from insitu.wire.answers import DeletedRun, RunInfo
 
 async def delete_run(client: InsituClient, run: RunInfo) -> DeletedRun:
     """Close a run and delete it; raise Conflict, with the reason, if something still uses it."""
-    if run.state not in (RunState.CLOSED, RunState.FAILED):
+    if run.state not in (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED):
         await client.close_run(run.name)
     try:
         return await client.delete_run(run.name)

@@ -68,6 +68,8 @@ class RunState(StrEnum):
     """Kept and callable, but not loaded: nobody works with it. A call, a step or a registration loads it."""
     FAILED = "failed"
     CLOSED = "closed"
+    DAMAGED = "damaged"
+    """The ledger knows less of it than its files do: nothing of it is trained or served."""
 
 
 class JobState(StrEnum):

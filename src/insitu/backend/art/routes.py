@@ -143,7 +143,7 @@ async def _served(services: Services, name: str) -> None:
         run = await run_in_threadpool(services.ledger.get_run, name)
         if run.state is RunState.READY:
             return
-        if run.state in (RunState.FAILED, RunState.CLOSED, RunState.IDLE):
+        if run.state in (RunState.FAILED, RunState.CLOSED, RunState.IDLE, RunState.DAMAGED):
             raise CannotHonour(f"run {name} is {run.state}: {run.error or 'it was closed'}")
         if loop.time() > deadline or services.stopping:
             raise DeadlineExceeded(f"run {name} is still {run.state} after {_READY_SECONDS:.0f} s")

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import GroupRecord
-from insitu.backend.ledger.runs import read_run
+from insitu.backend.ledger.runs import damaged, read_run
 from insitu.backend.ledger.transitions import GROUP_TRANSITIONS, check_transition
 from insitu.errors import Conflict, NotFound
 from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGroup
@@ -66,6 +66,8 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
         read_run(connection, group.run)  # raises NotFound
     if state == RunState.CLOSED:
         raise Conflict(f"run {group.run!r} is closed", hint="register it again to continue: POST /v1/runs")
+    if state == RunState.DAMAGED:
+        raise damaged(read_run(connection, group.run))
     _refuse_known_rollouts(connection, group)
     row = {
         "run": group.run,

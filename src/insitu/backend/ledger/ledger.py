@@ -151,6 +151,10 @@ class Ledger:
         """Move the run to `state`; `error` replaces the previous one."""
         return self._writer.run(lambda connection: runs.transition(connection, name, state, error))
 
+    def mark_damaged(self, name: str, step: int, reason: str) -> None:
+        """Keep a run from being trained, served or registered, also one that the ledger does not know."""
+        self._writer.run(lambda connection: registrations.mark_damaged(connection, name, step, reason))
+
     def check_deletable(self, name: str) -> Run:
         """Return the run if it is closed and nothing uses it; else raise Conflict with the reason."""
         return self._writer.run(lambda connection: registrations.check_deletable(connection, name))

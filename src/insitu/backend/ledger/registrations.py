@@ -6,17 +6,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from insitu.backend.ledger import checkpoints, jobs, leases, schema
 from insitu.backend.ledger.adapter_files import missing
 from insitu.backend.ledger.rows import Origin, Run
-from insitu.backend.ledger.runs import find_run, note_seen, read_run, refuse_open_jobs, transition, wake
+from insitu.backend.ledger.runs import (
+    damaged,
+    find_run,
+    note_seen,
+    read_run,
+    refuse_open_jobs,
+    transition,
+    wake,
+)
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, NotFound
 from insitu.json_values import JsonValue
 from insitu.types import LoraSettings, RunState, parse_policy, policy_name, reference_of
-from insitu.wire.values import UPLOADED
+from insitu.wire.values import SEPARATOR, UPLOADED
 
 _LEAVE_OUT = "leave `lora` out to take these settings, or give the same ones"
 
@@ -49,6 +57,8 @@ def register(
             checkpoints.add_origin(connection, name, origin, source)
         note_seen(connection, {name: time.time()})
         return read_run(connection, name)
+    if there.state is RunState.DAMAGED:
+        raise damaged(there)
     asked["init_from"] = None if origin is None else origin.init_from
     asked["fork_from"] = None if origin is None else origin.fork_from
     if lora is not None or origin is None:
@@ -63,15 +73,27 @@ def register(
     return read_run(connection, name)
 
 
+def mark_damaged(connection: Connection, name: str, step: int, reason: str) -> None:
+    """Keep a run from being trained, served or registered; list one that the ledger does not know."""
+    if find_run(connection, name, lock=True) is None:
+        project = name.rpartition(SEPARATOR)[0]
+        unknown = {"project": project, "base_model": "", "lora": asdict(LoraSettings())}
+        _create(connection, name, {**unknown, "engine_args": {}, "init_args": {}})
+        connection.execute(update(schema.runs).where(schema.runs.c.name == name).values(step=step))
+    changed = update(schema.runs).where(schema.runs.c.name == name)
+    connection.execute(changed.values(state=RunState.DAMAGED, error=reason, updated_at=time.time()))
+
+
 def check_deletable(connection: Connection, name: str) -> Run:
     """Return the run if nothing uses it any more: it is closed or failed, and neither leased nor awaited."""
     run = read_run(connection, name, lock=True)
-    if run.state not in (RunState.CLOSED, RunState.FAILED):
+    if run.state not in (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED):
         raise Conflict(
             f"run {name!r} is {run.state}; only a closed run is deleted",
             hint=f"close it first: insitu runs close {name}",
         )
-    refuse_open_jobs(connection, name)
+    if run.state is not RunState.DAMAGED:  # its jobs never end
+        refuse_open_jobs(connection, name)
     if leased := leases.leased_steps(connection, name):
         raise Conflict(
             f"step {min(leased)} of run {name!r} is leased for evaluation",

@@ -193,6 +193,15 @@ def read_precisions(connection: Connection) -> dict[str, str]:
     return {row.run: row.dtype for row in connection.execute(select(table))}
 
 
+def damaged(run: Run) -> Conflict:
+    """Return the error of a request for a damaged run."""
+    return Conflict(
+        f"run {run.name!r} is damaged: {run.error}",
+        hint="put the newest ledger back and start the backend again, or give the run up: "
+        f"insitu runs delete {run.name}",
+    )
+
+
 def refuse_open_jobs(connection: Connection, name: str) -> None:
     """Raise Conflict if a job of the run is queued or runs."""
     jobs = schema.jobs

@@ -22,6 +22,8 @@ RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     # Registering a failed or closed run again reopens it.
     RunState.FAILED: frozenset({RunState.REGISTERED, RunState.LOADING, RunState.CLOSED}),
     RunState.CLOSED: frozenset({RunState.REGISTERED}),
+    # Found at a start. Only another ledger, or the run's deletion, ends it.
+    RunState.DAMAGED: frozenset(),
 }
 
 JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {

@@ -19,7 +19,8 @@ def remove_leftovers(ledger: Ledger, runs_dir: Path) -> list[Path]:
     """Delete unfinished directories and those of steps that the ledger no longer keeps; return them."""
     removed = checkpoints.remove_unfinished(runs_dir)
     runs = ledger.list_runs()
-    served = {run.name for run in runs if run.state not in (RunState.CLOSED, RunState.FAILED)}
+    ended = (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED)
+    served = {run.name for run in runs if run.state not in ended}
     for merged in sorted(runs_dir.glob(f"*/{checkpoints.MERGED}")):
         if merged.parent.name not in served and checkpoints.remove_merged(merged.parent):
             removed.append(merged)

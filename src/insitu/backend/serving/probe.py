@@ -20,10 +20,13 @@ trainer's change, so over many tokens ``applied`` tells a change that is smaller
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from insitu.errors import ProbeFailed
 from insitu.system.durable import write_atomic
@@ -32,6 +35,8 @@ from insitu.types import TrainingSequence
 Rows = Sequence[Sequence[float]]
 """Log-probabilities of each fixed sequence's tokens from the second on."""
 
+_log = logging.getLogger(__name__)
+_SEQUENCES = TypeAdapter(list[list[int]])
 _NUM_SEQUENCES = 6
 _MAX_TOKENS = 96
 _LEAST_MOVED = 0.1
@@ -105,8 +110,8 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
 
     Empty until a batch has a sequence to train on: before that, nothing has changed that could be probed.
     """
-    if path.exists():
-        return json.loads(path.read_text())
+    if (kept := _kept(path)) is not None:
+        return kept
     if not batch:
         return []
     moving = [sequence for sequence in batch if sequence.advantage_s.any()] or list(batch)
@@ -115,6 +120,18 @@ def probe_sequences(path: Path, batch: Sequence[TrainingSequence]) -> list[list[
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(chosen).encode())
     return chosen
+
+
+def _kept(path: Path) -> list[list[int]] | None:
+    """Return what the file holds; None if there is none, or it is damaged and set aside."""
+    try:
+        return _SEQUENCES.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        aside = path.replace(path.with_suffix(".damaged"))
+        _log.error("%s cannot be read and is %s now: %s", path, aside.name, str(error).splitlines()[0])
+        return None
 
 
 def noise_of(first: Rows, second: Rows) -> Noise:

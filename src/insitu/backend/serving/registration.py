@@ -147,6 +147,8 @@ class Registrar:
                     tasks.create_task(self._bring_back(name))
                 else:
                     await asyncio.to_thread(self._ledger.wake_run, name)
+            elif state is RunState.DAMAGED:
+                answers[name] = NotServed(f"run {name} is damaged", f"see insitu runs show {name}", held=True)
             elif state in (None, RunState.FAILED, RunState.CLOSED):
                 answers[name] = NotServed()
         if answers:
