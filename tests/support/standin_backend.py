@@ -34,12 +34,11 @@ from aiohttp import web
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.api.settings import ApiSettings
 from insitu.backend.batch import make_batch
-from insitu.backend.damage import find_damaged_runs, set_unreadable_aside
+from insitu.backend.damage import find_damaged_runs, remove_leftovers, set_unreadable_aside
 from insitu.backend.fair_share import FairShares
 from insitu.backend.http.app import build_api
-from insitu.backend.ledger import Job, Ledger, Run, ledger_url, witness
+from insitu.backend.ledger import Job, Ledger, Run, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
-from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.traffic import Promoted, Traffic
 from insitu.client import InsituClient
 from insitu.errors import Cancelled
@@ -336,7 +335,7 @@ class StandinBackend:
         run_dir = checkpoints.run_directory(self._runs_dir, run.name)
         figures = {**metrics, "loss/total": 1.0 / step, "time/train_seconds": self.train_seconds}
         self.ledger.commit_step(job.id, step, figures, str(path), digest)
-        witness.note(run_dir, step)
+        checkpoints.note_committed(run_dir, step)
         for old in self.ledger.prune_checkpoints(run.name, self.keep_checkpoints):
             checkpoints.remove(run_dir, old)
 

@@ -1,12 +1,17 @@
-"""What a start finds damaged in its state directory: it ends no start, and makes no clean slate.
+"""Damage and leftovers in the state directory: they end no start, and make no clean slate.
 
     observations   recorded calls that cannot be read      ─► set aside; new ones are recorded
     truth          a ledger that cannot be read            ─► set aside; every run on disk is damaged
                    a ledger older than its checkpoints     ─► these runs are damaged
                    keys that cannot be read                ─► none of them is accepted
 
-A damaged run is listed and neither trained, served nor registered again: what is missing may have trained on
-its groups. Putting the newest ledger back repairs it; deleting the run gives it up.
+A damaged run is listed and neither trained, served nor registered again: the steps that the ledger does not
+know may have trained on its groups. The newest ledger repairs it; deleting the run gives it up.
+
+A crash leaves directories behind: unfinished ones, and checkpoints that have left the ledger, which they do
+before they leave the disk. Such a step is behind the run's own. Steps ahead of it stay: they were written
+and not committed, or lost, and the next training replaces them. Step 0 stays too: it is never pruned. Merged
+weights go unless their run is open.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 
 from insitu.access.key_file import KEYS_FILE, read_keys
-from insitu.backend.ledger import Ledger, witness
+from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.state_database import NUMBER_FILE, SET_ASIDE
 from insitu.errors import InsituError
@@ -38,24 +43,21 @@ def find_damaged_runs(ledger: Ledger, runs_dir: Path) -> list[str]:
     """Mark the runs of which the ledger knows less than their directories; return what to say of each."""
     said: list[str] = []
     known = {run.name: run for run in ledger.list_runs()}
-    for seen in witness.read_all(runs_dir):
-        if not STORED_PATTERN.fullmatch(seen.run):
+    for name, step in checkpoints.committed_steps(runs_dir).items():
+        run = known.get(name)
+        if not STORED_PATTERN.fullmatch(name):
             continue
-        run, step = known.get(seen.run), seen.step
-        if step is None:  # the one after the ledger's may have been written and not committed
-            on_disk = max(checkpoints.steps_on_disk(runs_dir / seen.run), default=0)
-            step = max(0, on_disk - 1)
         there = -1 if run is None else run.step
         if step > there and (run is None or run.state is not RunState.DAMAGED):
             has = "does not know the run" if run is None else f"has its step {run.step} as the last"
             reason = f"step {step} of it was committed, and the ledger, which is older or was lost, {has}"
-            ledger.mark_damaged(seen.run, step, reason)
-            said.append(f"run {seen.run} is damaged: {reason}. {_repair(seen.run)}")
+            ledger.mark_damaged(name, step, reason)
+            said.append(f"run {name} is damaged: {reason}. {_repair(name)}")
     return said
 
 
 def _repair(run: str) -> str:
-    return f"Put the newest ledger back and start again, or give the run up: insitu runs delete {run}"
+    return f"Restore the newest ledger and start again, or give the run up: insitu runs delete {run}"
 
 
 def _unreadable(state_dir: Path) -> Iterator[str]:
@@ -96,3 +98,22 @@ def _move(state_dir: Path, name: str) -> Path:
         if path.exists():
             path.rename(aside / path.name)
     return aside
+
+
+def remove_leftovers(ledger: Ledger, runs_dir: Path) -> list[Path]:
+    """Delete unfinished directories and those of steps that the ledger no longer keeps; return them."""
+    removed = checkpoints.remove_unfinished(runs_dir)
+    runs = ledger.list_runs()
+    ended = (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED)
+    served = {run.name for run in runs if run.state not in ended}
+    for merged in sorted(runs_dir.glob(f"*/{checkpoints.MERGED}")):
+        if merged.parent.name not in served and checkpoints.remove_merged(merged.parent):
+            removed.append(merged)
+    kept = ledger.kept_steps()
+    for run in runs:
+        run_dir = checkpoints.run_directory(runs_dir, run.name)
+        for step in sorted(checkpoints.steps_on_disk(run_dir) - kept.get(run.name, set())):
+            if 0 < step <= run.step:
+                checkpoints.remove(run_dir, step)
+                removed.append(checkpoints.checkpoint_path(run_dir, step))
+    return removed

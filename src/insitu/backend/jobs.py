@@ -26,7 +26,7 @@ from insitu.backend.cancellation import Cancellation
 from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import ActorDied
 from insitu.backend.fleet.replicas import Replica
-from insitu.backend.ledger import Ledger, witness
+from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Job, Run
 from insitu.backend.plan.settings import ServeSettings
@@ -358,7 +358,7 @@ class StepRunner:
     def _witness(self, run: str, step: int) -> None:
         """Note the step beside its checkpoint. Without it, an older ledger would be believed."""
         try:
-            witness.note(checkpoints.run_directory(self._settings.runs_dir, run), step)
+            checkpoints.note_committed(checkpoints.run_directory(self._settings.runs_dir, run), step)
         except OSError as error:
             log.warning("step %d of run %s has no witness beside its checkpoint: %s", step, run, error)
 

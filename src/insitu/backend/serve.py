@@ -39,7 +39,7 @@ from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.access.key_file import KEYS_FILE
 from insitu.backend.announcement import announcement
 from insitu.backend.children import Child, wait_answering, wait_ports_free
-from insitu.backend.damage import find_damaged_runs, set_unreadable_aside
+from insitu.backend.damage import find_damaged_runs, remove_leftovers, set_unreadable_aside
 from insitu.backend.fair_share import FairShares
 from insitu.backend.fleet.cluster import check_cluster, start_ray, stop_ray
 from insitu.backend.fleet.hang_watch import HangWatch, processor_seconds
@@ -54,7 +54,6 @@ from insitu.backend.plan.teachers import key_variable
 from insitu.backend.progress.phases import SILENT, Phases, Say
 from insitu.backend.retention import Retention
 from insitu.backend.serving.host import ModelHost
-from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.scaling import Scaling

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from insitu.backend.damage import remove_leftovers
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.plan.engine import Publication
 from insitu.backend.serving import registration
-from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.types import GroupState, JobState
 from tests.gates.test_checkpoint_fallback import digest
 from tests.gates.test_device import World, ended, running

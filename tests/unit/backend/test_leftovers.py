@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from insitu.backend.damage import remove_leftovers
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Origin
-from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.types import JobState, LoraSettings, StepSettings, Trajectory, TrajectoryGroup
 
 

@@ -14,11 +14,11 @@ from sqlalchemy import insert
 
 pytest.importorskip("ray", reason="the registrar starts engines, which are Ray actors")
 
+from insitu.backend.damage import remove_leftovers
 from insitu.backend.ledger import Ledger, ledger_url, schema
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serve import Supervisor
-from insitu.backend.serving.leftovers import remove_leftovers
 from insitu.backend.serving.registration import Registrar
 from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases

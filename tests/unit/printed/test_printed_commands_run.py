@@ -480,6 +480,8 @@ DOCTOR = Elsewhere(
     "tests/integration/test_doctor.py::run_doctor", "the check of a device needs a real engine and trainer"
 )
 
+DAMAGED = "tests/faults/test_damaged_files.py::test_an_older_ledger_opens_nothing_and_trains_nothing_twice"
+
 ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("access/key_changes.py", "keys revoke … --state-dir …"): a_key_of_that_name,
     ("access/key_changes.py", "keys revoke NAME --state-dir …"): too_many_keys,
@@ -492,7 +494,9 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("backend/ledger/promotions.py", "promote … --newest"): roll_back_the_first_promotion,
     ("backend/ledger/promotions.py", "promote …@STEP"): the_api_rolls_back_without_a_promotion,
     ("backend/ledger/promotions.py", "runs show …"): roll_back_an_older_promotion,
+    ("backend/damage.py", "runs delete …"): Elsewhere(DAMAGED, "no run here is damaged"),
     ("backend/ledger/registrations.py", "runs close …"): delete_a_ready_run,
+    ("backend/ledger/runs.py", "runs delete …"): Elsewhere(DAMAGED, "no run here is damaged"),
     ("backend/ledger/registrations.py", "runs list"): Filled((), "a run waits for another's checkpoint"),
     ("backend/plan/teachers.py", "serve --teacher"): Mention(OPTION),
     ("backend/serving/host.py", "serve --teacher NAME=URL"): Elsewhere(
@@ -502,6 +506,7 @@ ROWS: dict[tuple[str, str], Situation | Filled | Elsewhere | Mention] = {
     ("backend/serving/registration.py", "promote … --newest"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "runs close NAME"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "runs release …"): Filled((RUN,), BESIDE_A_SUPERVISOR),
+    ("backend/serving/registration.py", "runs show …"): Filled((RUN,), BESIDE_A_SUPERVISOR),
     ("backend/serving/registration.py", "serve --model"): Mention(OPTION),
     ("cli/backup.py", "serve --state-dir … …"): a_restored_backend,
     ("cli/migrate.py", "finetune --config_file=… --dry-run"): an_old_configuration,

@@ -14,6 +14,7 @@ from insitu.backend.api.security import Sender, holder_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.api.upload import GroupReader
+from insitu.backend.ledger.runs import damaged
 from insitu.errors import Conflict, InvalidRequest
 from insitu.json_values import JsonObject, as_object
 from insitu.types import NAME_PATTERN, GroupState, RunState
@@ -49,6 +50,8 @@ def group_routes(services: Services) -> APIRouter:
         run = await run_in_threadpool(ledger.get_run, name)
         if run.state is RunState.CLOSED:
             raise Conflict(f"run {name!r} is closed", hint="register it again to go on: POST /v1/runs")
+        if run.state is RunState.DAMAGED:
+            raise damaged(run)
         async with upload_turn(services, await holder_of(request)):
             reader = GroupReader(run, group_id, services.records, services.limits, sender)
             group, body_hash = await reader.read(request.stream())

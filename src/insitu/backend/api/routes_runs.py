@@ -16,7 +16,6 @@ from insitu.backend.api.responses import shown
 from insitu.backend.api.security import Sender
 from insitu.backend.api.settings import Services
 from insitu.backend.ledger import checkpoint_files as checkpoints
-from insitu.backend.ledger import witness
 from insitu.backend.ledger.adapter_files import uploaded_settings
 from insitu.backend.ledger.rows import Origin
 from insitu.types import RunState, StepSettings
@@ -105,7 +104,7 @@ def run_routes(services: Services) -> APIRouter:
         ledger.check_deletable(name)
         num_calls = services.records.delete_of_run(name, ledger.open_calls(but_of=name))
         run_dir = checkpoints.run_directory(services.settings.runs_dir, name)
-        witness.remove(run_dir)
+        checkpoints.forget_committed(run_dir)
         gone = ledger.delete_run(name)
         checkpoints.remove_all(run_dir)
         return DeletedRun(sender.shown(gone.name), gone.step, num_calls)

@@ -7,6 +7,9 @@ size and SHA-256 of each. The order of `commit` makes a crash at any point harml
 
 Until the rename it is a staging directory, which `remove_unfinished` deletes at the next start. A
 checkpoint counts only when the ledger names its step *and* its files match the manifest.
+
+Beside them, ``committed.json`` is the witness of the run's last committed step. It is written after the
+ledger's commit, so it is never ahead of the ledger, unless that was replaced by an older one.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from pathlib import Path
 from typing import TypedDict
 
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest
-from insitu.system.durable import sync_path
+from insitu.json_values import as_object
+from insitu.system.durable import sync_path, write_atomic
 from insitu.system.files import files_below, hashed
 from insitu.wire.values import NAME_PATTERN, STORED_PATTERN
 
 MANIFEST = "manifest.json"
+COMMITTED = "committed.json"
 MERGED = "merged"
 """The directory of merged weights beside `checkpoints`; they are exported again when they are needed."""
 _FORMAT = 1
@@ -186,6 +191,33 @@ def steps_on_disk(run_dir: Path) -> set[int]:
     """Return the steps that have a directory, whether the ledger names them or not."""
     found = [path for path in (run_dir / "checkpoints").glob("*") if path.is_dir() and not path.is_symlink()]
     return {int(path.name) for path in found if path.name.isdecimal()}
+
+
+def note_committed(run_dir: Path, step: int) -> None:
+    """Write that the ledger has committed this step, or is about to fall back to it."""
+    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(run_dir / COMMITTED, json.dumps({"step": step}).encode(), 0o600)
+
+
+def forget_committed(run_dir: Path) -> None:
+    """Delete the witness of a run that is about to be deleted."""
+    (run_dir / COMMITTED).unlink(missing_ok=True)
+
+
+def committed_steps(runs_dir: Path) -> dict[str, int]:
+    """Return the last step that was committed of each run that has a witness."""
+    return {path.parent.name: _witnessed(path) for path in sorted(runs_dir.glob(f"*/{COMMITTED}"))}
+
+
+def _witnessed(path: Path) -> int:
+    try:
+        step = (as_object(json.loads(path.read_bytes())) or {}).get("step")
+    except (OSError, ValueError):
+        step = None
+    if isinstance(step, int) and not isinstance(step, bool):
+        return step
+    # It cannot be read. The last step on disk may have been written and not committed.
+    return max(0, max(steps_on_disk(path.parent), default=0) - 1)
 
 
 def remove_unfinished(runs_dir: Path) -> list[Path]:

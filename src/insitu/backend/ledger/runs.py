@@ -197,7 +197,7 @@ def damaged(run: Run) -> Conflict:
     """Return the error of a request for a damaged run."""
     return Conflict(
         f"run {run.name!r} is damaged: {run.error}",
-        hint="put the newest ledger back and start the backend again, or give the run up: "
+        hint="restore the newest ledger and start the backend again, or give the run up: "
         f"insitu runs delete {run.name}",
     )
 

@@ -31,7 +31,7 @@ _LATE_SECONDS = 1.0
 
 
 class Activity:
-    """What is known of the runs' clients and of calls to runs that are not loaded."""
+    """Signs of the clients of each run: calls that the gateways saw, and what the ledger has."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from insitu.backend.ledger import Ledger, witness
+from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import Run
 from insitu.errors import CorruptCheckpoint
@@ -26,7 +26,7 @@ def fall_back(ledger: Ledger, runs_dir: Path, run: Run) -> tuple[Run, str]:
             f"run {run.name} has no whole checkpoint left: {found}",
             hint="restore the files and register the run again (POST /v1/runs), or choose another name",
         )
-    witness.note(checkpoints.run_directory(runs_dir, run.name), step)
+    checkpoints.note_committed(checkpoints.run_directory(runs_dir, run.name), step)
     reason = damaged[0].message if damaged else f"the ledger has no checkpoint of step {run.step}"
     behind = ledger.fall_back(run.name, step, reason)
     lost = f"step {run.step} is" if run.step == step + 1 else f"steps {step + 1} to {run.step} are"
