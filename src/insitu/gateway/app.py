@@ -233,7 +233,14 @@ class Gateway:
             places.grow(parsed.num_choices - 1)
             spend = request[_ADMISSION].spend_tokens
             context = CallContext(
-                protocol, parsed, labels_of(request), new_call_id(), ticket, spend, project=sender
+                protocol,
+                parsed,
+                labels_of(request),
+                new_call_id(),
+                ticket,
+                spend,
+                project=sender,
+                key=_key_of(request),
             )
             if parsed.stream:
                 return await stream_answer(self.caller, context, request)
@@ -337,7 +344,7 @@ class Gateway:
 
     def _install(self, table: Table) -> None:
         self.routes.replace(table)
-        self.pool.sync(table.replicas)
+        self.pool.sync(table.replicas, table.places)
         self.routes.wake()  # again: calls that waited for a replica see the new ones
 
     def _table(self) -> Table:
@@ -368,6 +375,12 @@ def _closing_to_strangers(request: web.Request, response: Response) -> Response:
 def _body_bytes(request: web.Request) -> int | None:
     """Return the declared length of the body; None if there is a body of another length."""
     return request.content_length or (None if request.body_exists else 0)
+
+
+def _key_of(request: web.Request) -> str:
+    """Return the name of the sender's key; empty for the operator's."""
+    holder = request.get(HOLDER)
+    return "" if holder is None else holder.key
 
 
 def _model_card(name: str) -> ModelCard:

@@ -86,3 +86,5 @@ class RoutingTable(Message):
     runs: dict[Name, ServedRun]
     not_served: dict[Name, NotServed] = field(default_factory=dict[Name, NotServed])
     """Answers to the names that gateways asked for in the last moments."""
+    places: Annotated[int, Interval(ge=1)] | None = None
+    """Calls that each replica takes at once from a gateway; None: any number."""

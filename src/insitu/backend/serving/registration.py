@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -35,6 +36,8 @@ from insitu.errors import CannotHonour, InsituError, PlaceTaken
 from insitu.types import RunState, policy_name
 from insitu.wire.routing_table import NotServed, Served, ServedBase
 
+_FILLED = 1.25
+"""Calls at an engine, of those it computes at once: some are being rendered or recorded meanwhile."""
 _AGAIN_SECONDS = 10.0
 """Between two tries to load an idle run whose step waits for the place of another."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -417,6 +420,7 @@ class Registrar:
             on_failure.pop_all()
         self.host = host
         self._traffic.base = self._base_card(engine)
+        self._traffic.places = max(1, math.ceil(_FILLED * engine.max_num_seqs / settings.num_gateways))
         await self._traffic.push()
 
     @staticmethod

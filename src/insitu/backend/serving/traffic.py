@@ -72,6 +72,8 @@ class Traffic:
     """Reasons to hold calls, each with the one name that passes; the last one counts."""
     answers: dict[str, tuple[NotServed, float]] = field(default_factory=dict[str, tuple[NotServed, float]])
     """Answers to the gateways about runs that calls ask for and that are not served, with their times."""
+    places: int | None = None
+    """Calls that an engine takes at once from each gateway."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Increases with every table, also across restarts of the supervisor."""
     _sent: dict[str, str] = field(default_factory=dict[str, str])
@@ -254,6 +256,7 @@ class Traffic:
             replicas=[ReplicaAddress(name, url) for name, url in self.replicas().items()],
             base=self.base,
             runs={run: self._served_run(run) for run in self.runs | self.lent},
+            places=self.places,
             not_served={run: answer for run, (answer, _) in self.answers.items()},
         )
 

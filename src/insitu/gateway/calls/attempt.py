@@ -37,6 +37,8 @@ class CallContext:
     """Counts the tokens of each recorded call for the key that it was made with."""
     project: Project = EVERYTHING
     """The project of the caller's key."""
+    key: str = ""
+    """The name of that key."""
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     sent: bool = False

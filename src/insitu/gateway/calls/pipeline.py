@@ -267,7 +267,16 @@ class Caller:
 
     async def _place(self, context: CallContext, tried: set[str]) -> tuple[Target, Replica, float]:
         """Return the next attempt's target, replica and wait. Nothing is awaited after the table was read."""
+        try:
+            return await self._placed(context, tried)
+        except BaseException:
+            self.pool.call_waiting()  # it may have been called to a place, which is for the next then
+            raise
+
+    async def _placed(self, context: CallContext, tried: set[str]) -> tuple[Target, Replica, float]:
         started = time.monotonic()
+        called = False
+        """True once a place on an engine has become free for it."""
         while True:
             table = await self.routes.admit(context.request.model, context.project)
             rollout_id = context.labels.rollout_id
@@ -277,7 +286,10 @@ class Caller:
             apart = self._apart(context) if waited < ALONE_SECONDS else []
             replica = self.pool.choose(rollout_id, tried, run, len(table.runs), without=apart)
             if replica is not None:
-                return target, replica, waited
+                if self._may_begin(replica, context, called=called):
+                    return target, replica, waited
+                called = await self._called(context, self.limits.hold_seconds - waited, again=called)
+                continue
             left = (ALONE_SECONDS if apart else self.limits.hold_seconds) - waited
             if apart and left > 0:
                 await self.routes.changed(left)
@@ -286,6 +298,22 @@ class Caller:
                 raise Unavailable(f"No replica became healthy within {waited:.0f} s.", hint="retry later")
             with self.routes.waiting():
                 await self.routes.changed(left)
+
+    def _may_begin(self, replica: Replica, context: CallContext, *, called: bool) -> bool:
+        """Return True if there is a place on the replica and nobody has waited for it longer."""
+        nobody = called or not len(self.pool.queue) + self.pool.queue.num_called
+        return nobody and self.pool.has_place(replica, context.request.num_choices)
+
+    async def _called(self, context: CallContext, seconds: float, *, again: bool) -> bool:
+        """Wait for a place on an engine, which another call may still take; Unavailable if none comes."""
+        sender = context.project.name, context.key
+        with self.routes.waiting():
+            if not await self.pool.queue.wait(sender, max(0.0, seconds), again=again):
+                raise Unavailable(
+                    f"No engine had a place for the call within {self.limits.hold_seconds:.0f} s.",
+                    hint="make fewer calls at once, or add engines: insitu replicas",
+                )
+        return True
 
     def _apart(self, context: CallContext) -> list[str]:
         """Return the replicas that a suspect should stay away from; one alone tells nothing of its calls."""

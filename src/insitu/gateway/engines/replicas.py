@@ -9,6 +9,8 @@ A probe that times out says nothing of the engine if this process itself was too
 A rollout's calls go to one replica, which has its prefix in the cache, unless that one has far more calls
 than the least loaded one: then the call spills there, and only this call. Where more runs have adapters than
 an engine computes at once, each run has a few replicas as its homes, and its rollouts are spread over those.
+
+A replica takes no more calls than it has places, if the table says how many; others wait in the queue.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import contextmanager
 
+from insitu.gateway.engines.places import PlaceQueue
 from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.shared.settings import Limits
 from insitu.wire.engine import ADAPTERS_AT_ONCE
@@ -38,7 +41,11 @@ _FEWEST_BEATS = 10
 class Replica:
     """One engine and what the gateway knows about it."""
 
-    def __init__(self, replica_id: str, url: str, limits: Limits, key: str) -> None:
+    def __init__(
+        self, replica_id: str, url: str, limits: Limits, key: str, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_change` is called when calls of it have begun or ended."""
+        self._on_change = on_change
         self.id = replica_id
         self.url = url
         self.engine = Engine(url, limits, key)
@@ -55,12 +62,14 @@ class Replica:
         """Count calls that this replica works on."""
         self.in_flight += num_calls
         self.idle.clear()
+        self._on_change()
         try:
             yield
         finally:
             self.in_flight -= num_calls
             if not self.in_flight:
                 self.idle.set()
+            self._on_change()
 
     def affinity(self, name: str) -> bytes:
         """Return the rendezvous weight: what has this name prefers a replica, and moves only if that goes."""
@@ -81,6 +90,9 @@ class ReplicaPool:
     def __init__(self, limits: Limits, on_change: Callable[[], None], key: str) -> None:
         """`key` opens the engines' door; empty for engines without one."""
         self.replicas: dict[str, Replica] = {}
+        self.queue = PlaceQueue()
+        self._places: int | None = None
+        """Calls that a replica takes at once; None if it takes any number."""
         self._leaving: list[Replica] = []
         self.num_spilled = 0
         """Calls that went to the least loaded replica instead of their rollout's own."""
@@ -102,8 +114,9 @@ class ReplicaPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(replica.engine.close() for replica in self.replicas.values()))
 
-    def sync(self, wanted: dict[str, str]) -> None:
+    def sync(self, wanted: dict[str, str], places: int | None = None) -> None:
         """Follow the table: a replica at a new address counts as new. Calls on removed ones may finish."""
+        self._places = places
         for replica_id, replica in list(self.replicas.items()):
             if wanted.get(replica_id) != replica.url:
                 del self.replicas[replica_id]
@@ -111,7 +124,25 @@ class ReplicaPool:
                 self._spawn(self._retire(replica))
         for replica_id, url in wanted.items():
             if replica_id not in self.replicas:
-                self.replicas[replica_id] = Replica(replica_id, url, self._limits, self._key)
+                self.replicas[replica_id] = Replica(
+                    replica_id, url, self._limits, self._key, self.call_waiting
+                )
+        self.call_waiting()
+
+    def has_place(self, replica: Replica, num_calls: int) -> bool:
+        """Return True if the replica takes so many calls more; an idle one takes any number."""
+        taken = replica.in_flight
+        return self._places is None or not taken or taken + num_calls <= self._places
+
+    def call_waiting(self) -> None:
+        """Call those that wait for a place to the free ones."""
+        if not self.queue:
+            return
+        healthy = [replica for replica in self.replicas.values() if replica.healthy]
+        if self._places is None:
+            self.queue.call(len(self.queue) + self.queue.num_called)
+        else:
+            self.queue.call(sum(max(0, self._places - replica.in_flight) for replica in healthy))
 
     def leaving(self) -> dict[str, int]:
         """Return the calls under way on replicas that were removed, by id."""
@@ -143,7 +174,8 @@ class ReplicaPool:
             own = min(homes, key=lambda replica: replica.in_flight)
         else:
             own = max(homes, key=lambda replica: replica.affinity(rollout_id))
-        if own.in_flight <= 2 * least.in_flight + self._limits.spill_margin:
+        near = own.in_flight <= 2 * least.in_flight + self._limits.spill_margin
+        if own is least or (near and (self.has_place(own, 1) or not self.has_place(least, 1))):
             return own
         self.num_spilled += 1
         return least
@@ -163,6 +195,7 @@ class ReplicaPool:
                 replica.healthy, replica.strikes = True, 0
                 _log.info("replica %s is back", replica.id)
                 self._on_change()
+                self.call_waiting()
                 return
             delay = min(max(delay * 2, _FIRST_BACKOFF_SECONDS), _MAX_BACKOFF_SECONDS)
 

@@ -66,6 +66,8 @@ class Table:
     """Further models of a foreign engine, by name."""
     not_served: dict[str, NotServed] = field(default_factory=dict[str, NotServed])
     """Why runs that calls asked for are not in the table; it holds for a moment."""
+    places: int | None = None
+    """Calls that each replica takes at once; None if it takes any number."""
     arrived: float = field(default_factory=time.monotonic)
 
     def resolve(self, model: str, project: Project = EVERYTHING, *, rollout_id: str | None = None) -> Target:
@@ -137,6 +139,7 @@ def parse_table(body: bytes) -> Table:
         latest={name: run.latest for name, run in sent.runs.items() if run.latest is not None},
         promoted={name: run.promoted for name, run in sent.runs.items() if run.promoted is not None},
         not_served=sent.not_served,
+        places=sent.places,
     )
 
 
