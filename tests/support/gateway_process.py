@@ -48,7 +48,9 @@ class Running:
             answer = await got.json()
             return answer | {"status": got.status, "call_id": got.headers.get("x-insitu-call-id")}
 
-    async def put_table(self, *, version: str = "default", runs: dict[str, Any] | None = None) -> None:
+    async def put_table(
+        self, *, version: str = "default", runs: dict[str, Any] | None = None, **more: Any
+    ) -> None:
         self.epoch += 1
         base = {
             "name": self.engine.name,
@@ -58,7 +60,7 @@ class Running:
         }
         replicas = [{"id": "replica-0", "url": self.engine.url}]
         table = {"epoch": self.epoch, "hold": None, "replicas": replicas, "base": base, "runs": runs or {}}
-        assert (await self.request("PUT", "/control/routes", table))["status"] == 200
+        assert (await self.request("PUT", "/control/routes", table | more))["status"] == 200
 
     async def records(self, ids: list[str] | None = None) -> list[ModelCall]:
         deadline = time.monotonic() + 10
@@ -74,10 +76,11 @@ class Running:
             store.close()
 
 
-def start_gateway(engine: VllmServer, folder: Path) -> Iterator[Running]:
+def start_gateway(engine: VllmServer, folder: Path, *arguments: str) -> Iterator[Running]:
     port, records = free_port(), f"sqlite:///{folder}/calls.db"
+    command = [sys.executable, "-m", "insitu.gateway", "--port", str(port), "--records", records, "--managed"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "insitu.gateway", "--port", str(port), "--records", records, "--managed"],
+        [*command, *arguments],
         env=os.environ | {"INSITU_API_KEY": "default", "INSITU_ADMIN_KEY": "admin"},
     )
     try:
