@@ -42,7 +42,12 @@ class Replica:
     """One engine and what the gateway knows about it."""
 
     def __init__(
-        self, replica_id: str, url: str, limits: Limits, key: str, on_change: Callable[[], None] = lambda: None
+        self,
+        replica_id: str,
+        url: str,
+        limits: Limits,
+        key: str,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_change` is called when calls of it have begun or ended."""
         self._on_change = on_change

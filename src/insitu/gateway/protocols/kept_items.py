@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import orjson
+
+from insitu.access.fair_memory import FairMemory
 
 _MAX_BYTES = 64 * 2**20
 
 
 class _Memory:
-    """Output items by owner and id, oldest evicted first. In this process's memory only."""
+    """Output items by owner and id, in this process's memory only; the owner with the most forgets first."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.items: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
-        self._left = max_bytes
+        self.items = FairMemory[tuple[str | None, str], bytes](lambda key: key[0])
+        self._max_bytes = max_bytes
 
     def add(self, key: tuple[str | None, str], data: bytes) -> None:
-        self.items[key] = data
-        self._left -= len(data)
-        while self._left < 0:
-            self._left += len(self.items.popitem(last=False)[1])
+        self.items.put(key, data)
+        self.items.add_weight(key, len(data))
+        while self.items.weight > self._max_bytes:
+            gone, dropped = self.items.forget(by_weight=True)
+            self.items.add_weight(gone, -len(dropped))
 
 
 class KeptItems:
@@ -43,5 +45,5 @@ class KeptItems:
             self._memory.add((self._project, item["id"]), orjson.dumps(item))
 
     def find(self, item_id: object) -> dict[str, Any] | None:
-        data = self._memory.items.get((self._project, item_id)) if isinstance(item_id, str) else None
+        data = self._memory.items.look((self._project, item_id)) if isinstance(item_id, str) else None
         return None if data is None else orjson.loads(data)

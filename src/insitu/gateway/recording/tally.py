@@ -11,7 +11,7 @@ request (this process or its memory is younger) is recognised as incomplete.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from insitu.access.fair_memory import FairMemory
+from insitu.access.projects import project_of
 from insitu.errors import InsituError, Unavailable
 
 _CLIENT_ERRORS = range(400, 500)
@@ -95,11 +97,11 @@ class Tallies:
     def __init__(self, max_rollouts: int, on_first: Callable[[Tally], None]) -> None:
         self._max_rollouts = max_rollouts
         self._on_first = on_first
-        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._tallies = FairMemory[str, Tally](lambda rollout_id: project_of(rollout_id).name)
 
     def find(self, rollout_id: str) -> Tally | None:
         """Return the tally of a rollout; None if it made no request here or is forgotten."""
-        return self._tallies.get(rollout_id)
+        return self._tallies.look(rollout_id)
 
     @contextmanager
     def counted(self, rollout_id: str | None) -> Generator[Ticket]:
@@ -119,9 +121,8 @@ class Tallies:
 
     def _of(self, rollout_id: str) -> Tally:
         if (tally := self._tallies.get(rollout_id)) is None:
-            tally = self._tallies[rollout_id] = Tally(rollout_id)
+            tally = self._tallies.put(rollout_id, Tally(rollout_id))
             self._on_first(tally)
             if len(self._tallies) > self._max_rollouts:
-                self._tallies.popitem(last=False)
-        self._tallies.move_to_end(rollout_id)
+                self._tallies.forget(by_weight=False)
         return tally
