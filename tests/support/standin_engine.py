@@ -85,6 +85,8 @@ class Behaviour:
     weight_version: str = "base"
     delay_seconds: tuple[float, float] = (0.0, 0.0)
     """Uniform range of a generation's duration."""
+    token_seconds: float = 0.0
+    """Seconds more for each token that a generation may have."""
     gate: asyncio.Event | None = None
     """A generation that begins with a gate ends no earlier than it is set."""
     chunk_seconds: float = 0.0
@@ -248,7 +250,9 @@ class StandinEngine:
         fault, gate = self._next_fault(), self.behaviour.gate
         if fault == "hang":
             await asyncio.sleep(3600)
-        self.delays.append(random.uniform(*self.behaviour.delay_seconds))
+        asked = body["sampling_params"].get("max_tokens") or 0
+        seconds = random.uniform(*self.behaviour.delay_seconds) + self.behaviour.token_seconds * asked
+        self.delays.append(seconds)
         await asyncio.sleep(self.delays[-1])
         if gate is not None:
             await gate.wait()

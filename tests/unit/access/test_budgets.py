@@ -147,12 +147,7 @@ OF_THE_PROCESS = {
 }
 """Work of the process itself, that no sender can hold for longer than it takes."""
 
-CLASSES = {
-    "SHARED": set(SHARED),
-    "STRANGERS": STRANGERS,
-    "REQUEST": OF_ONE_REQUEST,
-    "PROCESS": OF_THE_PROCESS,
-}
+CLASSES = (set(SHARED), STRANGERS, OF_ONE_REQUEST, OF_THE_PROCESS)
 
 
 def scanned() -> set[str]:

@@ -24,7 +24,8 @@ WIRE = (
     '"replicas": [{"id": "replica-0", "url": "http://127.0.0.1:1"}], '
     '"base": {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": null}, '
     '"runs": {"run": {"latest": 2, "served": {"1": {"engine_model": "tiny", "version": "run@1"}, '
-    '"2": {"engine_model": "run@2", "version": "run@2"}}, "promoted": null}}}'
+    '"2": {"engine_model": "run@2", "version": "run@2"}}, "promoted": null}}, '
+    '"not_served": {}, "places": null}'
 )
 
 
