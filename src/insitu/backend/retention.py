@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from insitu.access.audit_log import HERE, AuditLog
 from insitu.backend.ledger import Ledger
 from insitu.errors import InsituError
-from insitu.records.old_calls import OldRollout, days
+from insitu.records.old_calls import OldRollout, Referred, days
 from insitu.records.store import RecordStore
 
 GRACE_SECONDS = 3600.0
@@ -88,11 +88,30 @@ class Retention:
         return len(found) == _MOST_ROLLOUTS
 
     def _find(self, before: float) -> list[OldRollout]:
-        return list(islice(self._records.find_old(before, self._ledger.open_calls()), _MOST_ROLLOUTS))
+        return list(islice(self._records.find_old(before, referred_calls(self._ledger)), _MOST_ROLLOUTS))
 
     def _delete(self, batch: list[OldRollout], before: float) -> list[OldRollout]:
         # Asked again for each batch: groups arrive and jobs are queued again meanwhile.
-        return self._records.delete_old(batch, before, self._ledger.open_calls())
+        return self._records.delete_old(batch, before, referred_calls(self._ledger))
+
+
+def referred_calls(ledger: Ledger, *, but_of: str | None = None) -> Referred:
+    """Return the question which calls of some rollouts open groups, but those of one run, still need.
+
+    A rollout belongs to one group, so its name decides; only calls outside any are looked for in the groups.
+    """
+
+    def referred(rollouts: Sequence[OldRollout]) -> set[str]:
+        names = [rollout.rollout_id for rollout in rollouts if rollout.rollout_id is not None]
+        is_open = ledger.open_rollouts(names, but_of=but_of)
+        loose = {one for rollout in rollouts if rollout.rollout_id is None for one in rollout.call_ids}
+        found = ledger.open_calls(loose, but_of=but_of) if loose else set[str]()
+        for rollout in rollouts:
+            if rollout.rollout_id in is_open:
+                found.update(rollout.call_ids)
+        return found
+
+    return referred
 
 
 def _batches(rollouts: list[OldRollout]) -> list[list[OldRollout]]:

@@ -9,7 +9,7 @@ whole. Plain SQL that SQLite and PostgreSQL both run; the pages that become free
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -28,6 +28,10 @@ class OldRollout:
     call_ids: list[str]
 
 
+Referred = Callable[[Sequence[OldRollout]], Collection[str]]
+"""Returns the calls of these rollouts that are still needed; asked of some rollouts at a time."""
+
+
 def days(seconds: float) -> str:
     """Return a time as `30 d`."""
     return f"{seconds / _DAY_SECONDS:g} d"
@@ -40,7 +44,7 @@ def deleted_hint(keep_seconds: float | None) -> str:
     return f"; this backend keeps calls for {days(keep_seconds)} only (insitu serve --keep-calls)"
 
 
-def find_old(engine: sa.Engine, before: float, referred: Collection[str]) -> Iterator[OldRollout]:
+def find_old(engine: sa.Engine, before: float, referred: Referred) -> Iterator[OldRollout]:
     """Yield the rollouts whose calls all began before that time and are not referred to, oldest first.
 
     Calls are recorded when they end, so reading stops at the first page without an old one. A call that was
@@ -65,12 +69,10 @@ def find_old(engine: sa.Engine, before: float, referred: Collection[str]) -> Ite
             return
         seen.update(new)
         last = page[-1].seq
-        for rollout in (*loose, *rollouts):
-            if not any(call_id in referred for call_id in rollout.call_ids):
-                yield rollout
+        yield from _unneeded([*loose, *rollouts], referred)
 
 
-def find_of_run(engine: sa.Engine, run: str, referred: Collection[str]) -> list[OldRollout]:
+def find_of_run(engine: sa.Engine, run: str, referred: Referred) -> list[OldRollout]:
     """Return the rollouts in which policies of a run answered, and its calls outside any, not referred to."""
     with engine.begin() as connection:
         query = sa.select(CALLS.c.id, CALLS.c.rollout_id).where(CALLS.c.run == run).order_by(CALLS.c.seq)
@@ -79,11 +81,11 @@ def find_of_run(engine: sa.Engine, run: str, referred: Collection[str]) -> list[
         named = list(dict.fromkeys(row.rollout_id for row in rows if row.rollout_id is not None))
         for part in batches(named):
             found += _wholly_old(connection, part, math.inf)
-    return [rollout for rollout in found if not any(one in referred for one in rollout.call_ids)]
+    return [rollout for part in batches(found) for rollout in _unneeded(part, referred)]
 
 
 def delete_old(
-    engine: sa.Engine, rollouts: Sequence[OldRollout], before: float, referred: Collection[str]
+    engine: sa.Engine, rollouts: Sequence[OldRollout], before: float, referred: Referred
 ) -> list[OldRollout]:
     """Delete, at once, those of the rollouts that are still old and not referred to; return them."""
     with engine.begin() as connection:
@@ -95,10 +97,16 @@ def delete_old(
         gone = [rollout for rollout in rollouts if rollout.rollout_id is None]
         for part in batches(names):
             gone += _wholly_old(connection, part, before)
-        gone = [rollout for rollout in gone if not any(one in referred for one in rollout.call_ids)]
+        gone = _unneeded(gone, referred)
         for part in batches([call_id for rollout in gone for call_id in rollout.call_ids]):
             connection.execute(sa.delete(CALLS).where(CALLS.c.id.in_(part)))
     return gone
+
+
+def _unneeded(rollouts: Sequence[OldRollout], referred: Referred) -> list[OldRollout]:
+    """Return those of the rollouts none of whose calls is referred to."""
+    needed = referred(rollouts) if rollouts else ()
+    return [rollout for rollout in rollouts if not any(one in needed for one in rollout.call_ids)]
 
 
 def _wholly_old(connection: sa.Connection, rollout_ids: Sequence[str], before: float) -> list[OldRollout]:

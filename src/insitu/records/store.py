@@ -21,7 +21,7 @@ from insitu.errors import NotFound
 from insitu.records import old_calls
 from insitu.records.call_head import CallHead
 from insitu.records.call_tokens import CallTokens
-from insitu.records.old_calls import OldRollout, deleted_hint
+from insitu.records.old_calls import OldRollout, Referred, deleted_hint
 from insitu.records.packing import (
     BYTES_PER_VALUE,
     CallRow,
@@ -187,17 +187,17 @@ class RecordStore:
         with self._engine.begin() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(CALLS)).scalar_one()
 
-    def find_old(self, before: float, referred: Collection[str]) -> Iterator[OldRollout]:
+    def find_old(self, before: float, referred: Referred) -> Iterator[OldRollout]:
         """Yield the rollouts whose calls all began before that time and are not referred to."""
         return old_calls.find_old(self._engine, before, referred)
 
     def delete_old(
-        self, rollouts: Sequence[OldRollout], before: float, referred: Collection[str]
+        self, rollouts: Sequence[OldRollout], before: float, referred: Referred
     ) -> list[OldRollout]:
         """Delete those of the rollouts that are still old and not referred to; return them."""
         return old_calls.delete_old(self._writes, rollouts, before, referred)
 
-    def delete_of_run(self, run: str, referred: Collection[str]) -> int:
+    def delete_of_run(self, run: str, referred: Referred) -> int:
         """Delete the rollouts in which policies of a run answered, but those referred to; count the calls.
 
         Some at a time, as the gateway writes to the same store meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +40,11 @@ def test_a_step_larger_than_the_object_store_is_refused_whole(
 ) -> None:
     sent: list[Any] = []
     packing = pack(random_shares(0, 4), 200, 2)
-    monkeypatch.setattr(
-        ray, "cluster_resources", lambda: {"object_store_memory": packing.num_bytes - missing}
-    )
+    sizes = {"here": packing.num_bytes - missing, "elsewhere": 8 * packing.num_bytes}
+    nodes = [{"NodeID": name, "Resources": {"object_store_memory": size}} for name, size in sizes.items()]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    here = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(ray, "put", sent.append)
     if not missing:
         trainer._sent(packing)

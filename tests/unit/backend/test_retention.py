@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from insitu.access.audit_log import AUDIT_FILE, AuditLog
 from insitu.backend import retention as module
 from insitu.backend.http.process import parse
 from insitu.backend.ledger import Ledger, ledger_url
-from insitu.backend.retention import GRACE_SECONDS, Retention
+from insitu.backend.retention import GRACE_SECONDS, Retention, referred_calls
 from insitu.cli import cli
 from insitu.errors import Unavailable
+from insitu.records.old_calls import OldRollout
 from insitu.records.store import RecordStore
 from insitu.types import JobState, LoraSettings, ModelCall, StepSettings, Trajectory, TrajectoryGroup
 
@@ -127,7 +129,7 @@ async def test_a_group_that_arrives_during_a_sweep_keeps_its_calls(
 
     def deleting(*given: Any) -> Any:
         deleted = delete(*given)
-        if not ledger.open_calls():
+        if not ledger.open_rollouts(["b"]):
             put(ledger, "b")
         return deleted
 
@@ -214,3 +216,27 @@ def test_the_supervisor_tells_the_api(tmp_path: Path) -> None:
     for keep in (None, KEEP):
         supervisor: Any = Supervisor(replace(made, keep_calls_seconds=keep), tmp_path, print)
         assert parse(supervisor._api.arguments).keep_calls_seconds == keep
+
+
+@pytest.mark.alone
+def test_a_question_costs_the_rollouts_asked_of_not_all_that_are_open(ledger: Ledger) -> None:
+    """Beside 2,000 open groups of 20 rollouts with 20 calls each, as with 20."""
+    ledger.register_run("p", "many", "m", None, {}, {})
+
+    def asked(first: int, last: int) -> float:
+        for number in range(first, last):
+            rollouts = [f"many-{number}-{n}" for n in range(20)]
+            trajectories = [Trajectory(name, [f"{name}-{n}" for n in range(20)], 1.0) for name in rollouts]
+            ledger.put_group(TrajectoryGroup(f"g{number}", "many", trajectories), "hash")
+        old = [OldRollout(f"many-3-{n % 20}" if n < 20 else f"gone-{n}", [f"c{n}"]) for n in range(500)]
+        took: list[float] = []
+        for _ in range(5):
+            began = time.process_time()
+            found = referred_calls(ledger)(old)
+            took.append(time.process_time() - began)
+            assert found == {f"c{n}" for n in range(20)}
+        return min(took)
+
+    few, many = asked(0, 20), asked(20, 2000)
+    print(f"500 rollouts beside 20 open groups {1e3 * few:.1f} ms, beside 2,000 {1e3 * many:.1f} ms")
+    assert many < 4 * few + 0.01

@@ -50,8 +50,9 @@ def rollouts(draw: st.DrawFn) -> list[Rollout]:
 
 
 def sweep(store: RecordStore, referred: set[str], before: float = BEFORE) -> list[str]:
-    found = list(store.find_old(before, referred))
-    return [call_id for gone in store.delete_old(found, before, referred) for call_id in gone.call_ids]
+    found = list(store.find_old(before, lambda _: referred))
+    deleted = store.delete_old(found, before, lambda _: referred)
+    return [call_id for gone in deleted for call_id in gone.call_ids]
 
 
 @pytest.mark.parametrize("page", [2, 500])
@@ -93,11 +94,11 @@ def test_a_call_that_began_meanwhile_keeps_its_rollout(tmp_path: Path) -> None:
     store, other = (RecordStore(f"sqlite:///{tmp_path}/calls.db") for _ in range(2))
     first, second, third = conversation(3)
     other.append([replace(first, started_at=0.0)])
-    found = list(store.find_old(BEFORE, set()))
+    found = list(store.find_old(BEFORE, lambda _: ()))
     assert [rollout.call_ids for rollout in found] == [["c0"]]
     other.append([replace(second, started_at=BEFORE)])
-    assert store.delete_old(found, BEFORE, set()) == []
-    assert store.delete_old(found, BEFORE + 1, {"c1"}) == []
+    assert store.delete_old(found, BEFORE, lambda _: ()) == []
+    assert store.delete_old(found, BEFORE + 1, lambda _: {"c1"}) == []
     assert len(store.get(["c0", "c1"])) == 2
     # Deleted while the other process still remembers the conversation.
     assert sorted(sweep(store, set(), BEFORE + 1)) == ["c0", "c1"]

@@ -18,6 +18,7 @@ from insitu.backend.api.settings import Services
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.adapter_files import uploaded_settings
 from insitu.backend.ledger.rows import Origin
+from insitu.backend.retention import referred_calls
 from insitu.types import RunState, StepSettings
 from insitu.wire.answers import (
     CheckpointInfo,
@@ -102,7 +103,7 @@ def run_routes(services: Services) -> APIRouter:
     def delete_run(name: RunName, sender: Sender) -> DeletedRun:
         """Delete a closed run for good: steps, groups, jobs, checkpoints and recorded calls."""
         ledger.check_deletable(name)
-        num_calls = services.records.delete_of_run(name, ledger.open_calls(but_of=name))
+        num_calls = services.records.delete_of_run(name, referred_calls(ledger, but_of=name))
         run_dir = checkpoints.run_directory(services.settings.runs_dir, name)
         checkpoints.forget_committed(run_dir)
         gone = ledger.delete_run(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger.rows import Job
 from insitu.backend.plan.teachers import unknown_teacher
 from insitu.records.call_head import CallHead
+from insitu.records.old_calls import Referred
 from insitu.system.keys import check_key, hash_key, is_address, is_loopback
 from insitu.types import ModelCall, StepSettings, served_teacher
 
@@ -49,7 +50,7 @@ class Records(Protocol):
         """Yield the calls answered by a run's policies from `oldest_step` on."""
         ...
 
-    def delete_of_run(self, run: str, referred: Collection[str]) -> int:
+    def delete_of_run(self, run: str, referred: Referred) -> int:
         """Delete the rollouts in which a run's policies answered, but those referred to; count the calls."""
         ...
 

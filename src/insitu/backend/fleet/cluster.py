@@ -104,8 +104,10 @@ def _object_store_bytes() -> int:
 
 
 def check_room(num_bytes: int, what: str) -> None:
-    """Refuse what the object store cannot hold: Ray would write it to files, or wait for room."""
-    room = int(ray.cluster_resources().get("object_store_memory", 0))
+    """Refuse what this node's object store cannot hold: Ray would write it to files, or wait for room."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["NodeID"] == here]
+    room = int(nodes[0]["Resources"].get("object_store_memory", 0)) if nodes else 0
     if num_bytes > room:
         raise CannotHonour(
             f"{what} takes {num_bytes / 2**20:.0f} MiB; Ray's object store holds {room / 2**20:.0f} MiB",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -146,21 +146,30 @@ def calls_in_use(connection: Connection, run: str, after_step: int) -> dict[str,
     }
 
 
-def open_calls(connection: Connection, but_of: str | None = None) -> set[str]:
-    """Return the calls in groups that are yet to be trained on; those of every open job are among them.
+def open_rollouts(connection: Connection, names: Sequence[str], but_of: str | None) -> set[str]:
+    """Return those of the rollouts that are in groups yet to be trained on, but those of the run `but_of`."""
+    groups, rollouts = schema.groups, schema.rollouts
+    both = rollouts.join(groups, (groups.c.run == rollouts.c.run) & (groups.c.id == rollouts.c.group_id))
+    query = select(rollouts.c.rollout_id).select_from(both).where(groups.c.state != GroupState.CONSUMED)
+    if but_of is not None:
+        query = query.where(rollouts.c.run != but_of)
+    found: set[str] = set()
+    for part in _chunks(names):
+        found.update(connection.execute(query.where(rollouts.c.rollout_id.in_(part))).scalars())
+    return found
 
-    Groups of the run `but_of` do not count.
-    """
+
+def open_calls(connection: Connection, among: Collection[str], but_of: str | None) -> set[str]:
+    """Return those of the calls that are in such groups, which are read one by one."""
     groups = schema.groups
     query = select(groups.c.trajectories).where(groups.c.state != GroupState.CONSUMED)
     if but_of is not None:
         query = query.where(groups.c.run != but_of)
-    return {
-        call_id
-        for packed in connection.execute(query).scalars()
-        for trajectory in orjson.loads(zlib.decompress(packed))
-        for call_id in trajectory["call_ids"]
-    }
+    found: set[str] = set()
+    for packed in connection.execute(query.execution_options(yield_per=_SHOWN)).scalars():
+        for trajectory in orjson.loads(zlib.decompress(packed)):
+            found.update(one for one in trajectory["call_ids"] if one in among)
+    return found
 
 
 def claim(connection: Connection, run: str, group_ids: Sequence[str], job_id: str) -> None:

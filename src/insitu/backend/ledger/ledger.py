@@ -196,9 +196,13 @@ class Ledger:
         """Map every call in a group to that group; skip groups trained on in steps up to `after_step`."""
         return self._read(lambda connection: groups.calls_in_use(connection, run, after_step))
 
-    def open_calls(self, *, but_of: str | None = None) -> set[str]:
-        """Return the calls in groups that are yet to be trained on; groups of `but_of` do not count."""
-        return self._read(lambda connection: groups.open_calls(connection, but_of))
+    def open_rollouts(self, names: Sequence[str], *, but_of: str | None = None) -> set[str]:
+        """Return those of the rollouts that are in groups yet to be trained on, but those of a run."""
+        return self._read(lambda connection: groups.open_rollouts(connection, names, but_of))
+
+    def open_calls(self, among: Collection[str], *, but_of: str | None = None) -> set[str]:
+        """Return those of the calls that are in groups yet to be trained on, but those of a run."""
+        return self._read(lambda connection: groups.open_calls(connection, among, but_of))
 
     def groups_of_job(self, job_id: str) -> list[TrajectoryGroup]:
         """Return the job's groups, in its order."""

@@ -112,6 +112,7 @@ rollouts = Table(
     Column("rollout_id", String, primary_key=True),
     Column("group_id", String, nullable=False),
     ForeignKeyConstraint(["run", "group_id"], ["groups.run", "groups.id"]),
+    Index("rollouts_by_id", "rollout_id"),
 )
 
 steps = Table(

@@ -17,4 +17,5 @@ def upgrade() -> None:
         if_not_exists=True,
     )
     op.create_index("runs_by_state", "runs", ["state"], if_not_exists=True)
+    op.create_index("rollouts_by_id", "rollouts", ["rollout_id"], if_not_exists=True)
     op.execute("UPDATE meta SET value = 3 WHERE key = 'schema_version'")
