@@ -108,6 +108,7 @@ def _set_up(engine: Engine, schema: Schema, check: Check | None, url: str, busy_
         with writing(engine).begin() as connection:
             if not _on_sqlite(engine):
                 postgres.create_schema(connection, schema.place)
+                postgres.take_time(connection)
             bring_up(connection, schema, shown(url))
             if check is not None:
                 check(connection, shown(url))

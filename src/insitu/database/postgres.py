@@ -48,6 +48,11 @@ def arguments(url: str, place: str, busy_seconds: float) -> dict[str, Any]:
     }
 
 
+def take_time(connection: Connection) -> None:
+    """Let the statements of this transaction take as long as they need, such as an index on many rows."""
+    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+
+
 def prepare(engine: Engine, write_option: str, place: str) -> None:
     """Let every transaction that writes begin with the write lock; the commit releases it."""
     key = write_lock(place)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from insitu.database.engine import open_engine
 from insitu.database.migrations import Schema
 
+Item = TypeVar("Item")
 _IDS_PER_QUERY = 500  # below the bound-variable limit of old SQLite builds
 metadata = sa.MetaData()
 CALLS = sa.Table(
@@ -48,7 +50,7 @@ ROLLOUTS = sa.Table(
 RECORDS = Schema("records", metadata, Path(__file__).parent / "versions", "0001")
 
 
-def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def batches(ids: Sequence[Item]) -> Iterator[Sequence[Item]]:
     """Yield parts that one query may name."""
     for start in range(0, len(ids), _IDS_PER_QUERY):
         yield ids[start : start + _IDS_PER_QUERY]

@@ -98,6 +98,7 @@ OF_ONE_REQUEST = {
     "backend/http/connection.py connection_class.Connection max_head_bytes",
     "backend/adapters/reader.py  _MAX_HEAD_BYTES",
     "backend/adapters/safetensors_header.py  MAX_HEADER_BYTES",
+    "backend/adapters/safetensors_header.py  _MAX_VALUES",
     "gateway/engines/sample.py  _MAX_TOKEN_ID",
     "gateway/protocols/chat.py ChatProtocol.parse max_tokens",
     "gateway/protocols/completions.py CompletionsProtocol.parse max_tokens",

@@ -321,3 +321,23 @@ def test_honest_clients_are_not_too_slow() -> None:
     """A gibibyte at 100 KB/s is three hours, and still within the limits."""
     limits = Limits()
     assert limits.body_seconds + limits.max_group_bytes / limits.min_body_rate > limits.max_group_bytes / 1e5
+
+
+async def test_a_rejected_upload_leaves_nothing(http: httpx.AsyncClient, records: RecordStore) -> None:
+    whole = inline_group("keeps", 3)
+    lines = whole.splitlines(keepends=True)
+    broken = [
+        b"".join(lines[:-1]),  # cut off
+        whole + lines[-1],  # a line too many
+        whole.replace(b'"reward":2.0', b'"reward":1e200'),  # of its last rollout
+    ]
+    for number, body in enumerate(broken):
+        assert (await put(http, f"g{number}", body)).status_code == 400
+        assert records.count() == 0
+    assert (await put(http, "g", whole)).status_code == 201
+    assert records.count() == 3
+    assert (await put(http, "other", whole)).status_code == 409, "its rollouts are in a group"
+    assert (await put(http, "g", inline_group("another", 3))).status_code == 409
+    assert records.count() == 3
+    assert (await put(http, "g", whole)).status_code == 200
+    assert records.count() == 3

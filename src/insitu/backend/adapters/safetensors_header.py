@@ -13,11 +13,14 @@ from typing import Annotated
 from annotated_types import Interval, MaxLen, MinLen
 
 from insitu.errors import InvalidRequest
+from insitu.json_size import count_values
 from insitu.json_values import JsonObject, as_object, parse_json
 from insitu.system.archives import HEAD_BYTES, packed_kind
 from insitu.wire.message import Malformed, Message, read_object
 
 MAX_HEADER_BYTES = 16 * 2**20
+_MAX_VALUES = 2**20
+"""An adapter of 100,000 tensors has fewer."""
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _Size = Annotated[int, Interval(ge=0, lt=2**48)]
 
@@ -57,6 +60,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _parsed(header: bytes) -> JsonObject:
+    count_values(header, _MAX_VALUES)
     try:
         found = as_object(parse_json(header))
     except (ValueError, RecursionError) as error:

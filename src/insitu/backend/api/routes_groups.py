@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -53,8 +54,11 @@ def group_routes(services: Services) -> APIRouter:
         if run.state is RunState.DAMAGED:
             raise damaged(run)
         async with upload_turn(services, await holder_of(request)):
-            reader = GroupReader(run, group_id, services.records, services.limits, sender)
-            group, body_hash = await reader.read(request.stream())
+            with ExitStack() as stack:
+                reader = GroupReader(stack, run, group_id, services.records, services.limits, sender)
+                group, body_hash = await reader.read(request.stream())
+                if not await run_in_threadpool(ledger.has_group, group, body_hash):
+                    await run_in_threadpool(reader.store)
         created = await run_in_threadpool(ledger.put_group, group, body_hash)
         state = GroupState.RECEIVED
         if not created:

@@ -5,17 +5,19 @@
     {"trajectory": {"rollout_id": "b", "reward": 0.0, "num_inline_calls": 1}}
     {"call": {"prompt_ids": [...], "output_ids": [...], "logprobs": [...], ...}}
 
-At most one line and one small batch of inline calls are in memory at a time. Inline calls go to the record
-store while the body is still being read; their ids contain a hash of their content, so an upload that is
-cut off and retried, with the same body or a corrected one, never gets a stale call.
+At most one line and one small batch of inline calls are in memory at a time; more wait in a temporary file.
+They go to the record store once the whole upload is accepted, so one that is rejected or cut off leaves
+nothing. Their ids contain a hash of their content: a corrected upload never gets a stale call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -32,7 +34,7 @@ from insitu.records.old_calls import deleted_hint
 from insitu.types import INCOMPLETE, ModelCall, Trajectory, TrajectoryGroup
 from insitu.wire.group_upload import GroupHead, GroupLine, InlineCall, TrajectoryHead
 from insitu.wire.headers import CALL_ID_HEADER
-from insitu.wire.message import Malformed, Message, read_object, shallow
+from insitu.wire.message import Malformed, Message, encode, read, read_object, shallow
 
 _BATCH_CALLS = 64
 _BATCH_BYTES = 4 * 2**20
@@ -49,9 +51,15 @@ class GroupReader:
     """Parses one upload, stores its inline calls and hashes its content."""
 
     def __init__(
-        self, run: Run, group_id: str, records: Records, limits: Limits, sender: Project = EVERYTHING
+        self,
+        stack: ExitStack,
+        run: Run,
+        group_id: str,
+        records: Records,
+        limits: Limits,
+        sender: Project = EVERYTHING,
     ) -> None:
-        """`sender` names rollouts and calls; they are stored within its project."""
+        """`sender` names rollouts and calls; they are stored within its project. `stack` closes the file."""
         self._sender = sender
         self._run = run
         self._group_id = group_id
@@ -60,11 +68,11 @@ class GroupReader:
         self._line_number = 0
         self._hash = hashlib.sha256()
         self._num_inline = 0
-        self._batch: list[ModelCall] = []
-        self._batch_bytes = 0
+        self._calls = stack.enter_context(tempfile.SpooledTemporaryFile[bytes](max_size=_BATCH_BYTES))
+        """The inline calls, a line each."""
 
     async def read(self, chunks: AsyncIterator[bytes]) -> tuple[TrajectoryGroup, str]:
-        """Return the group and its body hash; every call it names is then in the record store."""
+        """Return the group and its body hash; `store` then stores its inline calls."""
         lines = read_lines(chunks, self._limits)
         head, _ = await self._expect(lines, GroupHead)
         if head.num_trajectories > self._limits.max_trajectories:
@@ -78,7 +86,6 @@ class GroupReader:
                 f"line {self._line_number + 1} is beyond the {head.num_trajectories} trajectories announced",
                 hint="num_trajectories and num_inline_calls must match the lines that follow",
             )
-        await self._flush()
         referenced = [t for t in trajectories if not t.call_ids[0].startswith("inline:")]
         await self._check_references(referenced)
         await self._check_age([call_id for t in trajectories for call_id in t.call_ids])
@@ -112,7 +119,7 @@ class GroupReader:
         )
 
     async def _inline(self, lines: AsyncIterator[bytes], head: TrajectoryHead) -> str:
-        body, num_bytes = await self._expect(lines, InlineCall)
+        body, _ = await self._expect(lines, InlineCall)
         rollout, run = (name and self._sender.stored(name) for name in (body.rollout_id, body.run))
         self._check_belongs(head.rollout_id, rollout, run)
         self._check_length(head.rollout_id, len(body.prompt_ids) + len(body.output_ids))
@@ -127,10 +134,7 @@ class GroupReader:
         call_id = f"inline:{self._run.name}:{self._group_id}:{self._num_inline}:{digest[:24]}"
         self._num_inline += 1
         call = self._recorded(call_id, head.rollout_id, body)
-        self._batch.append(call)
-        self._batch_bytes += num_bytes
-        if len(self._batch) >= _BATCH_CALLS or self._batch_bytes >= _BATCH_BYTES:
-            await self._flush()
+        await run_in_threadpool(self._calls.write, encode(call) + b"\n")
         return call_id
 
     def _recorded(self, call_id: str, rollout_id: str, body: InlineCall) -> ModelCall:
@@ -139,10 +143,19 @@ class GroupReader:
         fields["started_at"] = time.time()  # on this backend, which may delete calls by their age
         return ModelCall(id=call_id, rollout_id=rollout_id, run=self._run.name, source="inline", **fields)
 
-    async def _flush(self) -> None:
-        if self._batch:
-            await run_in_threadpool(self._records.append, self._batch)
-        self._batch, self._batch_bytes = [], 0
+    def store(self) -> None:
+        """Store the inline calls; those that are there already stay."""
+        self._calls.seek(0)
+        batch: list[ModelCall] = []
+        num_bytes = 0
+        for line in self._calls:
+            batch.append(read(ModelCall, line))
+            num_bytes += len(line)
+            if len(batch) >= _BATCH_CALLS or num_bytes >= _BATCH_BYTES:
+                self._records.append(batch)
+                batch, num_bytes = [], 0
+        if batch:
+            self._records.append(batch)
 
     async def _check_references(self, trajectories: Sequence[Trajectory]) -> None:
         """Check that named calls are complete and belong to their rollouts, and that the last ones fit."""

@@ -51,12 +51,12 @@ def to_record(row: RowMapping) -> GroupRecord:
     )
 
 
-def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: bytes) -> bool:
-    """Store the group; return False if the same one is already stored."""
+def is_stored(connection: Connection, group: TrajectoryGroup, body_hash: str) -> bool:
+    """Return True if the same group is already stored; raise Conflict if it cannot be."""
     found = connection.execute(_FIND_HASH, {"run": group.run, "id": group.id}).scalar()
     if found is not None:
         if found == body_hash:
-            return False
+            return True
         raise Conflict(
             f"group {group.id!r} of run {group.run!r} was already received with a different body",
             hint="upload the new body under a new id",
@@ -69,6 +69,13 @@ def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: 
     if state == RunState.DAMAGED:
         raise damaged(read_run(connection, group.run))
     _refuse_known_rollouts(connection, group)
+    return False
+
+
+def put(connection: Connection, group: TrajectoryGroup, body_hash: str, packed: bytes) -> bool:
+    """Store the group; return False if the same one is already stored."""
+    if is_stored(connection, group, body_hash):
+        return False
     row = {
         "run": group.run,
         "id": group.id,

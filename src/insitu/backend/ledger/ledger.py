@@ -188,6 +188,10 @@ class Ledger:
         packed = groups.pack(group)
         return self._writer.run(lambda connection: groups.put(connection, group, body_hash, packed))
 
+    def has_group(self, group: TrajectoryGroup, body_hash: str) -> bool:
+        """Return True if the same group is stored; raise Conflict if it would be rejected."""
+        return self._read(lambda connection: groups.is_stored(connection, group, body_hash))
+
     def group_record(self, run: str, group_id: str) -> GroupRecord:
         """Return the group with its state, or raise NotFound."""
         return self._read(lambda connection: groups.read(connection, run, group_id))
