@@ -46,6 +46,20 @@ def test_the_client_trains_the_model_that_the_backend_serves() -> None:
     assert client["environment"]["INSITU_API_KEY"] == backend["environment"]["INSITU_API_KEY"]
 
 
+def test_the_ingress_passes_the_names_on_that_the_backend_allows() -> None:
+    text = (ROOT / "deploy" / "kuberay.yaml").read_text()
+    parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    rules = {rule["host"]: rule["http"]["paths"][0] for rule in parts["Ingress"]["spec"]["rules"]}
+    (container,) = parts["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    (command,) = re.findall(r"insitu serve .*", script)
+    assert re.findall(r"--allowed-host (\S+)", command) == list(rules)
+    assert parts["Ingress"]["spec"]["tls"][0]["hosts"] == list(rules)
+    ports = {port["name"] for port in parts["Service"]["spec"]["ports"]}
+    assert {path["backend"]["service"]["port"]["name"] for path in rules.values()} == ports
+    check_command(command.split()[1:])
+
+
 def test_one_gpu_is_reserved() -> None:
     (device,) = COMPOSE["services"]["backend"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}

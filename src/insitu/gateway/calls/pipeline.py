@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from insitu.errors import Unavailable, UpstreamError
+from insitu.errors import InsituError, InvalidRequest, Unavailable, UpstreamError
 from insitu.gateway.calls.attempt import Attempt, CallContext, timed
 from insitu.gateway.calls.choices import Choice, choices_of, merged, together
 from insitu.gateway.calls.suspects import ALONE_SECONDS, Suspects
@@ -39,6 +39,7 @@ from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import (
     ClientGone,
     Fault,
+    GrammarFailed,
     PreparationFailed,
     ReplicaBusy,
     ReplicaFailed,
@@ -58,6 +59,25 @@ _RETRY_PAUSE_SECONDS = 0.1
 _RETRY_RATIO = 0.2  # retries of answered errors, as a share of all calls
 _RETRY_RESERVE = 20.0
 _MOST_LOSSES = 2
+
+
+async def _classified(fault: Fault, attempt: Attempt, replica: Replica) -> Fault:
+    """Tell a grammar that the engine's compiler fails on from an engine that fails."""
+    constrained = any(
+        choice.rendered.generate["sampling_params"].get("structured_outputs") for choice in attempt.choices
+    )
+    if isinstance(fault, ReplicaFailed) and constrained and await replica.engine.healthy():
+        return GrammarFailed(str(fault))
+    return fault
+
+
+def _ended_by(fault: Fault, replica: Replica) -> InsituError:
+    if isinstance(fault, GrammarFailed):
+        return InvalidRequest(
+            f"The engine cannot compile the grammar of `response_format` or `tools`: {fault}.",
+            hint="simplify the schema or its patterns",
+        )
+    return UpstreamError(f"The call failed on {replica.id}: {fault}.", hint="retry later")
 
 
 class RetryBudget:
@@ -135,14 +155,13 @@ class Caller:
                     f"The answer of {replica.id} has an unexpected shape: {error}.",
                     hint="check the engine's version; the gateway's log has the details",
                 ) from error
-            except Fault as fault:
+            except Fault as raised:
+                fault = await _classified(raised, attempt, replica)
                 last = number == self.limits.max_attempts or context.sent
                 last = last or (mismatched and isinstance(fault, VersionMismatch))
                 last = await self._counts_twice(attempt, replica, fault) or last
                 if not self._may_retry(replica, fault) or last:
-                    raise UpstreamError(
-                        f"The call failed on {replica.id}: {fault}.", hint="retry later"
-                    ) from fault
+                    raise _ended_by(fault, replica) from fault
                 tried.add(replica.id)
                 mismatched = mismatched or isinstance(fault, VersionMismatch)
                 await self._pause(fault, number)

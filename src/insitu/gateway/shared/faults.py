@@ -30,6 +30,10 @@ class PreparationFailed(Fault):
     """
 
 
+class GrammarFailed(PreparationFailed):
+    """A server error of a living engine to a request with a grammar: its compiler does not take that."""
+
+
 class ReplicaBusy(Fault):
     """The replica answered 429: it is healthy, but the call should wait or go elsewhere."""
 
