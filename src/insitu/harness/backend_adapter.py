@@ -44,6 +44,7 @@ from insitu.types import (
     StepSettings,
     Trajectory,
     TrajectoryGroup,
+    parse_policy,
 )
 from insitu.wire.answers import JobInfo, RunInfo
 from insitu.wire.starts.adapter_files import TOKENS
@@ -57,6 +58,9 @@ _LOCATE_SECONDS = 3.0
 _MAX_UPLOADS = 8
 _ALIVE_SECONDS = 30.0
 _RELEASE_SECONDS = 5.0
+_SERVED_SECONDS = 10.0
+"""A step is served a moment after it is committed."""
+_SERVED_AGAIN_SECONDS = 0.02
 _STATUS = {
     JobState.QUEUED: TrainingStatusEnum.PENDING,
     JobState.RUNNING: TrainingStatusEnum.RUNNING,
@@ -89,6 +93,7 @@ class BackendAdapter(TrainerAdapter):
         self._uploaded: set[str] = set()
         self._progress = Progress()
         self._alive: asyncio.Task[None] | None = None
+        self._gateway: GatewayClient | None = None
 
     @property
     def trained_model(self) -> TrainedModel:
@@ -121,6 +126,7 @@ class BackendAdapter(TrainerAdapter):
     async def initialize(self, run: FinetuneRun) -> None:
         """Register the run and wait until its model is served."""
         await self.check()
+        self._gateway = run.gateway
         backend = self._backend
         registered = await self._start.register(self._lora)
         self._lora = registered.lora
@@ -249,18 +255,40 @@ class BackendAdapter(TrainerAdapter):
         return TrainingJobRef(run_id, BACKEND, {"job_id": job.id, "epoch": epoch})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Fetch the job's status from the backend."""
-        return _to_status(ref, await self._client.get_job(str(ref.metadata["job_id"])))
+        """Fetch the job's status from the backend; a step that ended well is then served."""
+        job = await self._client.get_job(str(ref.metadata["job_id"]))
+        await self._until_served(job)
+        return _to_status(ref, job)
 
     async def status_within(self, ref: TrainingJobRef, seconds: float) -> TrainingJobStatus:
         """Fetch the status when the job ends, or after so many seconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         job = await self._client.get_job(str(ref.metadata["job_id"]), wait_seconds=seconds)
+        await self._until_served(job)
         status = _to_status(ref, job)
         if not status.status.ended:  # an older backend answers at once
             await asyncio.sleep(max(0.0, began + seconds - loop.time()))
         return status
+
+    async def _until_served(self, job: JobInfo) -> None:
+        """Wait until the gateways route to a committed step: until then, calls get the one before."""
+        if job.state is not JobState.SUCCEEDED or job.step is None or self._gateway is None:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SERVED_SECONDS
+        try:
+            while loop.time() < deadline:
+                if self._newest(await self._gateway.models()) >= job.step:
+                    return
+                await asyncio.sleep(_SERVED_AGAIN_SECONDS)
+        except InsituError as error:  # the calls themselves wait for a gateway that is away
+            _log.info("no gateway says whether step %d is served: %s", job.step, error)
+
+    def _newest(self, names: Sequence[str]) -> int:
+        """Return the newest step of the run among the served names."""
+        versions = [parse_policy(name) for name in names]
+        return max((step or 0 for run, step in versions if run == self._backend.name), default=0)
 
     def watch(self, status: TrainingJobStatus) -> None:
         """Show the progress of the step."""

@@ -149,7 +149,7 @@ class Registrar:
                     self._beside.add(name)
                     tasks.create_task(self._bring_back(name))
                 else:
-                    await asyncio.to_thread(self._ledger.wake_run, name)
+                    await self._wake_at_next_turn(name)
             elif state is RunState.DAMAGED:
                 answers[name] = NotServed(f"run {name} is damaged", f"see insitu runs show {name}", held=True)
             elif state in (None, RunState.FAILED, RunState.CLOSED):
@@ -174,8 +174,16 @@ class Registrar:
                 await self._admit(run)
         except (InsituError, OSError):  # it is loading in the ledger, or idle as before: it is tried again
             log.exception("run %s could not be brought back", name)
+            self._called_up.discard(name)
         finally:
             self._beside.discard(name)
+
+    async def _wake_at_next_turn(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._ledger.wake_run, name)
+        except InsituError:  # it is idle as before: the next look at the calls tries again
+            self._called_up.discard(name)
+            raise
 
     async def _engine_or_none(self, run: Run) -> EngineSettings | None:
         try:

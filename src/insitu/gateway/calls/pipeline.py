@@ -330,7 +330,7 @@ class Caller:
             if not await self.pool.queue.wait(sender, max(0.0, seconds), again=again):
                 raise Unavailable(
                     f"No engine had a place for the call within {self.limits.hold_seconds:.0f} s.",
-                    hint="make fewer calls at once, or add engines: insitu replicas",
+                    hint="make fewer calls at once, or retry later",
                 )
         return True
 
