@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from insitu.backend.serving.traffic import Traffic
 from insitu.config.finetuning import FinetuningConfig
 from insitu.errors import InsituError
 from insitu.harness.dry_run import dry_run
@@ -101,6 +102,23 @@ async def test_every_group_is_trained_once_and_none_is_too_old(tmp_path, monkeyp
 async def test_bound_0_rolls_out_as_the_synchronous_schedule_does(tmp_path, monkeypatch):
     async with open_bench(tmp_path, monkeypatch, num_examples=8, hold_calls=False) as bench:
         configure(bench, max_staleness=0)
+        assert (await bench.run()).outcome == "succeeded"
+        whole = order(8)
+        assert trained(bench) == [whole[:3], whole[3:6], whole[6:]]
+        assert ages(bench) == [0, 0, 0]
+
+
+async def test_a_step_counts_as_done_once_calls_get_it(tmp_path, monkeypatch):
+    """Between its commit and the gateways' next table, calls would still get the step before."""
+    async with open_bench(tmp_path, monkeypatch, num_examples=8, hold_calls=False) as bench:
+        configure(bench, max_staleness=0)
+        push = Traffic.push
+
+        async def late(traffic: Traffic) -> None:
+            await asyncio.sleep(0.3)
+            await push(traffic)
+
+        monkeypatch.setattr(Traffic, "push", late)
         assert (await bench.run()).outcome == "succeeded"
         whole = order(8)
         assert trained(bench) == [whole[:3], whole[3:6], whole[6:]]
