@@ -94,6 +94,7 @@ class BackendAdapter(TrainerAdapter):
         self._progress = Progress()
         self._alive: asyncio.Task[None] | None = None
         self._gateway: GatewayClient | None = None
+        self._awaited_step = 0
 
     @property
     def trained_model(self) -> TrainedModel:
@@ -275,14 +276,16 @@ class BackendAdapter(TrainerAdapter):
         """Wait until the gateways route to a committed step: until then, calls get the one before."""
         if job.state is not JobState.SUCCEEDED or job.step is None or self._gateway is None:
             return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _SERVED_SECONDS
+        if job.step <= self._awaited_step:
+            return
+        self._awaited_step = job.step
         try:
-            while loop.time() < deadline:
-                if self._newest(await self._gateway.models()) >= job.step:
-                    return
-                await asyncio.sleep(_SERVED_AGAIN_SECONDS)
-        except InsituError as error:  # the calls themselves wait for a gateway that is away
+            async with asyncio.timeout(_SERVED_SECONDS):
+                while True:
+                    if self._newest(await self._gateway.models()) >= job.step:
+                        return
+                    await asyncio.sleep(_SERVED_AGAIN_SECONDS)
+        except (InsituError, TimeoutError) as error:  # the calls themselves wait for a gateway that is away
             _log.info("no gateway says whether step %d is served: %s", job.step, error)
 
     def _newest(self, names: Sequence[str]) -> int:
