@@ -92,7 +92,7 @@ demo: setup  ## `insitu demo` as a newcomer runs it, in a folder of its own that
 
 export-check: setup  ## exported weights in a plain vLLM give the backend's greedy answers
 	$(BIN)/python -m insitu.testing.models tiny
-	$(BIN)/python -m pytest tests/integration/test_export.py -v -s
+	$(BIN)/python -m pytest tests/integration/test_exported_weights.py -v -s
 
 sweeps: setup  ## what `make test` and `make e2e` leave out or only sample: twenty kills, 512 rollouts, two-turn learning
 	$(BIN)/python -m insitu.testing.models tiny

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "insitu"
 FILES = sorted(ROOT.rglob("*.py"))
+TESTS = Path(__file__).resolve().parents[1]
 
 MODULES_PER_FOLDER = 15
 MEDIAN_LINES = 120
@@ -59,6 +61,13 @@ def test_files_are_short() -> None:
     lengths = sorted(path.read_text().count("\n") for path in FILES)
     assert statistics.median(lengths) <= MEDIAN_LINES
     assert lengths[int(len(lengths) * 0.9)] <= P90_LINES
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them by name, and two folders in one run may each have a part of them."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    twice = sorted(name for name, times in names.items() if times > 1)
+    assert not twice
 
 
 # Imports
