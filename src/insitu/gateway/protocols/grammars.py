@@ -1,8 +1,8 @@
 """Bounds on the schemas and patterns that the engine's grammar compiler gets from a client.
 
 A schema is bounded in bytes and depth, a pattern in length and written out; and all that one request has
-the compiler work on is bounded in seconds, by an estimate that `tests/gates/test_grammar_seconds.py` compares with
-the compiler.
+the compiler work on is bounded in seconds, by an estimate that `tests/gates/test_grammar_seconds.py`
+compares with the compiler.
 """
 
 from __future__ import annotations
