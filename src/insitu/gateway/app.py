@@ -49,6 +49,7 @@ from insitu.gateway.shared.bodies import HOLDER, Bodies
 from insitu.gateway.shared.counts import Counts
 from insitu.gateway.shared.faults import internal_error
 from insitu.gateway.shared.settings import Settings
+from insitu.gateway.shared.unknown_fields import UnknownFields
 from insitu.records.store import RecordStore
 from insitu.wire.answers import DemonstrationReceipt, Readiness
 from insitu.wire.gateway_state import (
@@ -99,6 +100,7 @@ class Gateway:
         self._bodies = Bodies(settings.limits)
         self._calls = Shares(settings.limits.max_calls, "calls at this gateway")
         self._counts = Counts()
+        self._unknown = UnknownFields(self._counts)
         self.app = web.Application(middlewares=[self._middleware])
         self._strangers = self.app[STRANGERS] = Strangers(GATEWAY, self._guard.knows, KEY_HINT)
         self.app.cleanup_ctx.append(self._lifetime)
@@ -228,7 +230,8 @@ class Gateway:
             sender, protocol = sender_of(request), spoken
             if isinstance(spoken, ResponsesProtocol):
                 protocol = spoken.within(sender.name)
-            parsed = protocol.parse(body, self._settings.limits)
+            with self._unknown.of(_key_of(request), protocol.name):
+                parsed = protocol.parse(body, self._settings.limits)
             ticket.expect(parsed.num_choices)
             places.grow(parsed.num_choices - 1)
             spend = request[_ADMISSION].spend_tokens
@@ -259,7 +262,8 @@ class Gateway:
         protocol = self._protocols["messages"]
         with self._place(request):
             async with self._bodies.of(request, self._load) as body:
-                parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
+                with self._unknown.of(_key_of(request), protocol.name):
+                    parsed = protocol.parse({"max_tokens": 1, **body}, self._settings.limits)
                 labels, sender = labels_of(request), sender_of(request)
                 context = CallContext(protocol, parsed, labels, new_call_id(), Ticket(None), project=sender)
                 rendered = await self.caller.attempts(context, lambda a: protocol.render(a.lane, parsed))
@@ -271,7 +275,8 @@ class Gateway:
             async with self._bodies.of(request, self._load) as body:
                 labels, sender = labels_of(request), sender_of(request)
                 spend = request[_ADMISSION].spend_tokens
-                return await record_demonstration(self.caller, body, labels, ticket, sender, spend)
+                with self._unknown.of(_key_of(request), "demonstrations"):
+                    return await record_demonstration(self.caller, body, labels, ticket, sender, spend)
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(describe(self._protocols)), content_type=_JSON)

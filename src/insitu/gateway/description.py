@@ -102,7 +102,7 @@ def _request(protocol: CallProtocol) -> Schema:
         "type": "object",
         "properties": properties,
         "required": required,
-        "additionalProperties": {"type": "null"},
+        "additionalProperties": True,
     }
 
 

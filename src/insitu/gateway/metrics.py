@@ -54,6 +54,8 @@ def metrics(
     text = "Requests that were not let in, by reason."
     rejected = counts.rejected + Counter(unparsed=strangers.num_unparsed)
     yield counter("insitu_gateway_rejections_total", text, "reason", rejected)
+    text = "Fields of requests that are unknown here and that no engine got, by protocol."
+    yield counter("insitu_gateway_unknown_fields_total", text, "protocol", counts.unknown_fields)
     text = "Streams that ended before their end, by who ended them."
     yield counter("insitu_gateway_streams_broken_total", text, "by", counts.broken_streams)
     text = "Shortcuts that differed from the engine's own result and are no longer used."

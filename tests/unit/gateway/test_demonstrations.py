@@ -133,7 +133,7 @@ async def test_what_the_engine_could_not_have_said_is_rejected(
     [
         ({"messages": TALK[:2]}, "no assistant message"),
         ({"messages": TALK[2:3]}, "`messages[0]` is an answer to nothing"),
-        ({"messages": TALK, "temperature": 0.5}, "Not supported by this gateway: `temperature`"),
+        ({"messages": TALK, "temperature": 0.5}, "no field `temperature`"),
         ({"messages": TALK, "only_last": 1}, "`only_last` must be true or false"),
         ({"messages": TALK, "model": "nobody"}, "`nobody` is not served here"),
     ],

@@ -197,7 +197,6 @@ def test_sampling_and_choices_are_translated() -> None:
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "end with"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, r"messages\[0\].content\[0\]"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]}, "x"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "input_schema"),

@@ -71,7 +71,8 @@ def test_max_tokens_has_two_names_and_one_meaning() -> None:
         ({"model": None}, "model"),
         ({"stop": [1]}, "stop"),
         ({"stream_options": 3}, "stream_options"),
-        ({"unheard_of": 1}, "unheard_of"),
+        ({"cache_salt": "a"}, "cache_salt"),
+        ({"messages": [{"role": "user", "content": "x", "prefix": True}]}, r"messages\[0\].prefix"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -27,7 +27,6 @@ from insitu.gateway.calls.pipeline import Caller
 from insitu.gateway.engines.upstream import GENERATE_PATH
 from insitu.gateway.protocols.base import Lane
 from insitu.gateway.protocols.chat import RENDER, ChatProtocol
-from insitu.gateway.protocols.parts import check_fields
 from insitu.gateway.protocols.request import CallRequest
 from insitu.gateway.recording.tally import Ticket
 from insitu.gateway.shared.faults import reading
@@ -89,7 +88,8 @@ async def record_demonstration(
 
 def _parse(body: dict[str, Any], limits: Limits) -> tuple[CallRequest, list[int]]:
     """Check a request; return it as a chat request, and the positions of the answers to record."""
-    check_fields(body, field_names(Demonstration))
+    if others := sorted(key for key in body if key not in field_names(Demonstration)):
+        raise InvalidRequest(f"A demonstration has no field `{others[0][:40]}`.")
     only_last = body.get("only_last") or False
     if not isinstance(only_last, bool):
         raise InvalidRequest("`only_last` must be true or false.")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
+from insitu.gateway.protocols.parts import kind_refusal, known_fields
 from insitu.gateway.shared.settings import Limits
 
 MOST_BIASES = MOST_ALLOWED_IDS = 1024
@@ -26,6 +27,15 @@ MOST_TOOLS = 128
 TOKEN_IDS = range(2**31)
 SEEDS = range(-(2**63), 2**63)
 
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "name", "tool_call_id")
+_IGNORED = ("annotations", "cache_control")
+"""Bookkeeping that clients send back with a message, a part or a tool."""
+_MESSAGE = ("role", "tool_calls", *_TEXTS, *_IGNORED)
+_FUNCTION: dict[str, tuple[type, str]] = {
+    "description": (str, "a string"),
+    "parameters": (dict, "an object"),
+    "strict": (bool, "true or false"),
+}
 _NUMBERS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -83,75 +93,105 @@ def check_ids(ids: object, name: str) -> list[int]:
     return cast("list[int]", ids)
 
 
-def check_tools(tools: object, choice: object) -> None:
-    """Reject tools, and a choice among them, that are not of OpenAI's shape or too many."""
-    listed = cast("list[object]", [] if tools is None else tools)
+def checked_tools(tools: object) -> list[dict[str, Any]]:
+    """Return what is known of the tools; reject what is not of OpenAI's shape, and too many."""
     if not isinstance(tools, list | None):
         raise InvalidRequest("`tools` must be a list of objects.")
+    listed = cast("list[object]", tools or [])
     _check_most("tools", len(listed), MOST_TOOLS, "tools")
-    names = [_tool_name(tool, f"tools[{place}]") for place, tool in enumerate(listed)]
-    _check_choice(choice, names)
+    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(listed)]
 
 
-def _tool_name(tool: object, where: str) -> str:
-    kind = _object(tool, where).get("type")
-    if kind != "function":
+def _tool(given: object, where: str) -> dict[str, Any]:
+    tool = _object(given, where)
+    if tool.get("type") != "function":
         raise InvalidRequest(
-            f"`{where}.type` is {_shown(kind)}: only tools of the type `function`, which the agent runs "
-            "itself, are supported."
+            f"`{where}.type` is {_shown(tool.get('type'))}: only tools of the type `function`, which the "
+            "agent runs itself, are supported."
         )
-    function = _object(_object(tool, where).get("function"), f"{where}.function")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
+    tool = known_fields(tool, ("type", "function", *_IGNORED), where)
+    function = _object(tool.get("function"), f"{where}.function")
+    function = known_fields(function, ("name", *_FUNCTION), f"{where}.function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
         raise InvalidRequest(f"`{where}.function.name` must be a string that is not empty.")
-    wanted: dict[str, tuple[type, str]] = {
-        "description": (str, "a string"),
-        "parameters": (dict, "an object"),
-        "strict": (bool, "true or false"),
-    }
-    for key, (kind, called) in wanted.items():
-        if function.get(key) is not None and not isinstance(function[key], kind):
+    for key, (kind, called) in _FUNCTION.items():
+        if not isinstance(function.get(key), kind | None):
             raise InvalidRequest(f"`{where}.function.{key}` must be {called}.")
-    return name
+    return {"type": "function", "function": function}
 
 
-def _check_choice(choice: object, names: list[str]) -> None:
-    if choice is None or choice in ("none", "auto"):
-        return
-    if choice == "required":
-        if not names:
+def checked_choice(choice: object, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
+    """Return the choice among the tools; reject one that they cannot meet."""
+    if isinstance(choice, str) and choice in ("none", "auto", "required"):
+        if choice == "required" and not tools:
             raise InvalidRequest("`tool_choice` is `required`, but `tools` is empty.")
-        return
+        return choice
     if not isinstance(choice, dict) or cast("dict[str, object]", choice).get("type") != "function":
         raise InvalidRequest(
             "`tool_choice` must be `none`, `auto`, `required` or an object of the type `function`."
         )
-    function = _object(cast("dict[str, object]", choice).get("function"), "tool_choice.function")
-    if function.get("name") not in names:
-        raise InvalidRequest(
-            f"`tool_choice` asks for {_shown(function.get('name'))}, which is not in `tools`."
-        )
+    choice = known_fields(cast("dict[str, Any]", choice), ("type", "function"), "tool_choice")
+    function = _object(choice.get("function"), "tool_choice.function")
+    name = known_fields(function, ("name",), "tool_choice.function").get("name")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise InvalidRequest(f"`tool_choice` asks for {_shown(name)}, which is not in `tools`.")
+    return {"type": "function", "function": {"name": name}}
 
 
-def check_message(message: dict[str, Any], where: str) -> None:
-    """Reject fields of a message whose type a template or the engine could fail on."""
-    for key in ("content", "reasoning", "reasoning_content", "refusal", "name", "tool_call_id"):
+def checked_messages(given: object, model: object) -> list[dict[str, Any]]:
+    """Return what is known of the messages, each with its reasoning under the name that the engine reads."""
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("`messages` must be a list with at least one message.")
+    listed = enumerate(cast("list[object]", given))
+    return [_message(message, model, f"messages[{place}]") for place, message in listed]
+
+
+def _message(given: object, model: object, where: str) -> dict[str, Any]:
+    if not isinstance(given, dict) or not isinstance(cast("dict[str, object]", given).get("role"), str):
+        raise InvalidRequest("Each message must be an object with a `role`.")
+    message = known_fields(cast("dict[str, Any]", given), _MESSAGE, where)
+    for key in _TEXTS:
         value: object = message.get(key)
         if value is not None and not isinstance(value, str) and not (key == "content" and _is_list(value)):
             text = "a string or a list of parts" if key == "content" else "a string"
             raise InvalidRequest(f"`{where}.{key}` must be {text}.")
-    calls: object = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
+    calls: object = message.pop("tool_calls", None)
+    if not isinstance(calls, list | None):
         raise InvalidRequest(f"`{where}.tool_calls` must be a list of objects.")
-    for place, call in enumerate(cast("list[object]", calls or [])):
-        at = f"{where}.tool_calls[{place}]"
-        function = _object(_object(call, at).get("function"), f"{at}.function")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidRequest(f"`{at}.function.name` must be a string that is not empty.")
-        if not isinstance(function.get("arguments", ""), str | None):
-            raise InvalidRequest(f"`{at}.function.arguments` must be a string of JSON.")
-        if not isinstance(cast("dict[str, object]", call).get("id"), str | None):
-            raise InvalidRequest(f"`{at}.id` must be a string.")
+    reasoning = message.pop("reasoning", message.pop("reasoning_content", None))
+    made = {"role": message["role"], "content": message.get("content")}
+    if isinstance(made["content"], list):
+        parts = enumerate(cast("list[object]", made["content"]))
+        made["content"] = [_part(part, model, f"{where}.content[{place}]") for place, part in parts]
+    made |= {key: message[key] for key in ("refusal", "name", "tool_call_id") if key in message}
+    if reasoning is not None:
+        made["reasoning"] = reasoning
+    if calls:
+        each = enumerate(cast("list[object]", calls))
+        made["tool_calls"] = [_call(call, f"{where}.tool_calls[{place}]") for place, call in each]
+    return made
+
+
+def _part(given: object, model: object, where: str) -> dict[str, Any]:
+    part = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
+        raise kind_refusal(kind, model, where)
+    known = known_fields(part, ("type", kind, *_IGNORED), where)
+    return {key: known[key] for key in ("type", kind) if key in known}
+
+
+def _call(given: object, where: str) -> dict[str, Any]:
+    call = known_fields(_object(given, where), ("id", "type", "function", "index"), where)
+    function = _object(call.get("function"), f"{where}.function")
+    function = known_fields(function, ("name", "arguments"), f"{where}.function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"`{where}.function.name` must be a string that is not empty.")
+    if not isinstance(function.get("arguments", ""), str):
+        raise InvalidRequest(f"`{where}.function.arguments` must be a string of JSON.")
+    if not isinstance(call.get("id", ""), str):
+        raise InvalidRequest(f"`{where}.id` must be a string.")
+    return {key: call[key] for key in ("id", "type") if key in call} | {"function": function}
 
 
 def _check_ids(given: Mapping[str, Any], name: str, most: int) -> None:

@@ -17,7 +17,7 @@ from insitu.gateway.protocols.base import (
     tokens_only,
     usage_of,
 )
-from insitu.gateway.protocols.bounds import check_message
+from insitu.gateway.protocols.bounds import checked_messages
 from insitu.gateway.protocols.derender import (
     DERENDER,
     checked_delta,
@@ -30,7 +30,6 @@ from insitu.gateway.protocols.derender import (
     shown_logprobs,
     without_end,
 )
-from insitu.gateway.protocols.parts import kind_refusal
 from insitu.gateway.protocols.request import (
     COMMON_FIELDS,
     CallRequest,
@@ -49,7 +48,6 @@ _FIELDS = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
     | {"top_logprobs", "max_completion_tokens", "thinking_token_budget"}
 )
-_TEXT_PARTS = ("text", "refusal")
 
 
 class ChatProtocol:
@@ -61,7 +59,7 @@ class ChatProtocol:
 
     def parse(self, body: dict[str, Any], limits: Limits) -> CallRequest:
         """Check a request; InvalidRequest names what is rejected and why."""
-        body = {**body, "messages": _checked_messages(body.get("messages"), body.get("model"))}
+        body = {**body, "messages": checked_messages(body.get("messages"), body.get("model"))}
         if "chat_template" in check_object(body, "chat_template_kwargs"):
             raise InvalidRequest("`chat_template` is not accepted: the model's own template is used.")
         max_tokens = check_count(body, "max_completion_tokens", limits.max_output_tokens)
@@ -268,28 +266,6 @@ class ChatStream:
         if not self._request.include_usage:
             return []
         return [(None, {**envelope("chat.completion.chunk", self._lane, []), "usage": usage})]
-
-
-def _checked_messages(given: object, model: object) -> list[dict[str, Any]]:
-    """Check the messages and return each with its reasoning under the name that the engine reads."""
-    if not isinstance(given, list) or not given:
-        raise InvalidRequest("`messages` must be a list with at least one message.")
-    messages: list[dict[str, Any]] = []
-    for i, message in enumerate(cast("list[object]", given)):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnknownMemberType]
-            raise InvalidRequest("Each message must be an object with a `role`.")
-        message = cast("dict[str, Any]", message)
-        check_message(message, f"messages[{i}]")
-        content: object = message.get("content")
-        for j, part in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
-            kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
-            if kind not in _TEXT_PARTS:
-                raise kind_refusal(kind, model, f"messages[{i}].content[{j}]")
-        if isinstance(message.get("reasoning_content"), str):
-            message = {"reasoning": message["reasoning_content"], **message}
-            del message["reasoning_content"]
-        messages.append(message)
-    return messages
 
 
 def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:

@@ -12,15 +12,13 @@ from typing import Any, cast
 
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.parts import (
-    EXTRA_SAMPLING,
-    check_fields,
-    check_tool_fields,
     joined,
     kind_refusal,
+    known_fields,
     objects,
     text_field,
 )
-from insitu.gateway.protocols.request import check_object
+from insitu.gateway.protocols.request import EXTRA_SAMPLING, check_object
 
 _OWN = frozenset(
     {"model", "messages", "max_tokens", "system", "stream", "stop_sequences", "tools", "tool_choice"}
@@ -41,7 +39,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     """Convert a request to chat; InvalidRequest names what is rejected and why."""
-    check_fields(body, FIELDS)
+    body = known_fields(body, FIELDS)
     if body.get("max_tokens") is None:
         raise InvalidRequest("`max_tokens` is missing.")
     chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}
@@ -63,7 +61,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     given = objects(body.get("messages"), "messages")
     for i, message in enumerate(given):
         where, role = f"messages[{i}]", message.get("role")
-        check_fields(message, ("role", "content"), where)
+        message = known_fields(message, ("role", "content"), where)
         content = message.get("content")
         if role == "assistant":
             chat.append(_assistant(_blocks(content, f"{where}.content"), model))
@@ -99,7 +97,7 @@ def _texts(content: object, model: object, where: str) -> list[str]:
 def _text(block: dict[str, Any], model: object, where: str) -> str:
     if block.get("type") != "text":
         raise kind_refusal(block.get("type"), model, where)
-    check_fields(block, _BLOCK | {"text", "citations"}, where)
+    block = known_fields(block, _BLOCK | {"text", "citations"}, where)
     return text_field(block, "text", where)
 
 
@@ -121,7 +119,7 @@ def _user(blocks: Blocks, model: object) -> list[dict[str, Any]]:
 
 
 def _tool_result(block: dict[str, Any], model: object, where: str) -> dict[str, Any]:
-    check_fields(block, _BLOCK | {"tool_use_id", "content", "is_error"}, where)
+    block = known_fields(block, _BLOCK | {"tool_use_id", "content", "is_error"}, where)
     texts = _texts(block.get("content") or "", model, f"{where}.content")
     if block.get("is_error"):  # a chat message has no place for it but its text
         texts = texts or [""]
@@ -135,12 +133,12 @@ def _assistant(blocks: Blocks, model: object) -> dict[str, Any]:
     for where, block in blocks:
         kind = block.get("type")
         if kind == "tool_use":
-            check_fields(block, _BLOCK | {"id", "name", "input", "caller"}, where)
+            block = known_fields(block, _BLOCK | {"id", "name", "input", "caller"}, where)
             arguments = _arguments(check_object(block, "input"))
             function = {"name": text_field(block, "name", where), "arguments": arguments}
             calls.append({"id": text_field(block, "id", where), "type": "function", "function": function})
         elif kind == "thinking":
-            check_fields(block, _BLOCK | {"thinking", "signature"}, where)
+            block = known_fields(block, _BLOCK | {"thinking", "signature"}, where)
             reasoning += text_field(block, "thinking", where)
         else:
             text += _text(block, model, where)
@@ -166,7 +164,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             f"`{where}` has the type `{tool['type']}`: only tools that the agent runs itself are supported.",
             hint="give the tool a name and an `input_schema`",
         )
-    check_tool_fields(tool, _TOOL, where)
+    tool = known_fields(tool, _TOOL, where)
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidRequest(f"`{where}.input_schema` must be an object.")
     function = {"name": text_field(tool, "name", where), "parameters": tool["input_schema"]}
@@ -178,7 +176,7 @@ def _tool_choice(body: dict[str, Any]) -> dict[str, Any]:
     choice = check_object(body, "tool_choice")
     if not choice:
         return {}
-    check_fields(choice, ("type", "name", "disable_parallel_tool_use"), "tool_choice")
+    choice = known_fields(choice, ("type", "name", "disable_parallel_tool_use"), "tool_choice")
     if choice.get("type") == "tool":
         name = text_field(choice, "name", "tool_choice")
         chosen: Any = {"type": "function", "function": {"name": name}}
@@ -200,7 +198,7 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     thinking = check_object(body, "thinking")
     if not thinking:
         return {}
-    check_fields(thinking, ("type", "budget_tokens", "display"), "thinking")
+    thinking = known_fields(thinking, ("type", "budget_tokens", "display"), "thinking")
     if thinking.get("display") == "omitted":
         raise InvalidRequest("`thinking.display: omitted` is not supported: thinking is always shown.")
     match thinking.get("type"):
@@ -216,13 +214,13 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
 
 def _output(body: dict[str, Any]) -> dict[str, Any]:
     config = check_object(body, "output_config")
-    check_fields(config, ("effort", "format"), "output_config")
+    config = known_fields(config, ("effort", "format"), "output_config")
     chat: dict[str, Any] = {}
     if config.get("effort") is not None and check_object(body, "thinking").get("type") != "disabled":
         chat["reasoning_effort"] = config["effort"]
     wanted = check_object(config, "format")
     if wanted:
-        check_fields(wanted, ("type", "schema"), "output_config.format")
+        wanted = known_fields(wanted, ("type", "schema"), "output_config.format")
         if wanted.get("type") != "json_schema" or not isinstance(wanted.get("schema"), dict):
             raise InvalidRequest("`output_config.format` must have the type json_schema and a `schema`.")
         schema = {"name": "output", "schema": wanted["schema"], "strict": True}

@@ -1,4 +1,4 @@
-"""Checks of a request's parts, by the rule of the whole: the unknown is rejected, never ignored."""
+"""A request's parts: a field is honoured, dropped, or rejected because the answer would be another one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,49 @@ from collections.abc import Collection
 from typing import Any, cast
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.protocols.request import SAMPLING_FIELDS
 from insitu.gateway.shared.faults import reading, text_of
+from insitu.gateway.shared.unknown_fields import drop
+
+UNHONOURED = frozenset(
+    # of OpenAI's requests
+    {"audio", "function_call", "functions", "image", "modalities", "prompt", "verbosity"}
+    | {"web_search_options"}
+    # of Anthropic's
+    | {"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"}
+    # of vLLM's: the prompt
+    | {"add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message", "documents"}
+    | {"media_io_kwargs", "mm_payload", "mm_processor_kwargs", "previous_input_messages", "prompt_embeds"}
+    | {"truncate_prompt_tokens", "truncation_side", "best_of", "echo", "suffix"}
+    # sampling
+    | {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
+    | {"length_penalty", "logits_processors", "max_new_tokens", "repetition_detection", "use_beam_search"}
+    | {"thinking_token_budget", "vllm_xargs", "watermarking", "ec_transfer_params", "kv_transfer_params"}
+    | {"cache_salt"}  # the gateway's own: nobody reads the prefix cache of others
+    # of another protocol
+    | {"instructions", "max_completion_tokens", "max_output_tokens", "max_tokens", "n", "reasoning_effort"}
+    | {"response_format", "stop", "stop_sequences", "system", "logprobs", "top_logprobs", "return_token_ids"}
+    # the answer
+    | {"enable_response_messages", "include_reasoning", "logprob_token_ids", "prompt_logprobs"}
+    | {"return_mm_kwargs", "return_prompt_text", "return_token_offsets", "return_tokens_as_token_ids"}
+    | {"routed_experts_prompt_start"}
+)
+"""Fields of a request that change its answer. A protocol that does not honour one rejects it."""
+UNHONOURED_IN_PARTS = frozenset(
+    {"allowed_callers", "audio", "block_binding", "defer_loading", "function_call", "input_examples"}
+    | {"name", "partial", "prefix", "task_budget", "toolset_name", "verbosity"}
+)
+"""Likewise, in messages, blocks, items and tools."""
+_DEFAULTS = (
+    *(("modalities", ["text"]), ("verbosity", "medium"), ("add_generation_prompt", True)),
+    *(("defer_loading", False), ("allowed_callers", ["direct"])),
+)
+"""Values of such fields that change nothing, and that clients spell out."""
 
 MEDIA_KINDS = (
     *("image", "image_url", "input_image", "audio", "input_audio", "audio_url", "video", "video_url"),
     *("document", "file", "input_file", "image_embeds", "audio_embeds"),
 )
 """A tuple: a client may send a list or an object as the type of a part, which no set can look up."""
-_TOOL_DEFAULTS = (("defer_loading", False), ("allowed_callers", ["direct"]))
-EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
-"""Parameters of the engine's chat requests that the other protocols accept under the same names."""
 
 
 def objects(value: object, where: str) -> list[dict[str, Any]]:
@@ -27,18 +59,16 @@ def objects(value: object, where: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", items)
 
 
-def check_fields(part: dict[str, Any], allowed: Collection[str], where: str = "") -> None:
-    """Reject fields that are set but not allowed."""
-    unknown = sorted(key for key, value in part.items() if value is not None and key not in allowed)
-    if unknown:
-        named = ", ".join(f"`{where}.{key}`" if where else f"`{key}`" for key in unknown)
-        raise InvalidRequest(f"Not supported by this gateway: {named}.")
-
-
-def check_tool_fields(tool: dict[str, Any], allowed: Collection[str], where: str) -> None:
-    """Run `check_fields` on a tool, allowing defaults that clients spell out."""
-    given = {key: value for key, value in tool.items() if (key, value) not in _TOOL_DEFAULTS}
-    check_fields(given, allowed, where)
+def known_fields(part: dict[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+    """Return the fields that are set and known. Reject one that would change the answer; drop the others."""
+    given = {key: value for key, value in part.items() if value is not None and (key, value) not in _DEFAULTS}
+    fields = {key: f"{where}.{key}" if where else key for key in given if key not in known}
+    harmful = UNHONOURED_IN_PARTS if where else UNHONOURED
+    if rejected := sorted(f"`{name}`" for key, name in fields.items() if key in harmful):
+        raise InvalidRequest(f"Not supported by this gateway: {', '.join(rejected)}.")
+    for name in fields.values():
+        drop(name)
+    return {key: value for key, value in given.items() if key in known}
 
 
 def text_field(part: dict[str, Any], key: str, where: str) -> str:

@@ -1,4 +1,4 @@
-"""A client's request, checked against an allow-list: unknown fields are rejected, never ignored."""
+"""A client's request: what is known of it is checked, and the engine gets nothing else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, cast
 import orjson
 
 from insitu.errors import InvalidRequest
-from insitu.gateway.protocols.bounds import check_sampling, check_stops, check_tools
+from insitu.gateway.protocols.bounds import check_sampling, check_stops, checked_choice, checked_tools
 from insitu.gateway.protocols.grammars import check_grammars
+from insitu.gateway.protocols.parts import known_fields
 from insitu.gateway.shared.settings import Limits
 
 # Sent with every call, so that no default of the engine or of the model's files applies.
@@ -38,12 +39,15 @@ SAMPLING_FIELDS = frozenset(NEUTRAL_SAMPLING) | {
     "allowed_token_ids",
     "response_format",
 }
+EXTRA_SAMPLING = (SAMPLING_FIELDS | {"chat_template_kwargs"}) - {"max_tokens", "stop", "response_format"}
+"""Parameters of the engine's chat requests that the other protocols accept under the same names."""
 # Handled here, or bookkeeping of OpenAI's own service that has no effect on an answer.
 HANDLED_FIELDS = frozenset({"model", "n", "stream", "stream_options", "logprobs", "return_token_ids"})
 BOOKKEEPING_FIELDS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
     | {"prompt_cache_retention", "prompt_cache_options"}
 )
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 COMMON_FIELDS = SAMPLING_FIELDS | HANDLED_FIELDS | BOOKKEEPING_FIELDS
 MASKING_FIELDS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
@@ -93,22 +97,22 @@ def common_request(
     body: dict[str, Any], own_fields: frozenset[str], num_logprobs: int | None, limits: Limits
 ) -> CallRequest:
     """Check what chat and plain completions have in common. `own_fields` are the protocol's own keys."""
-    known = own_fields | COMMON_FIELDS
-    unknown = sorted(key for key, value in body.items() if value is not None and key not in known)
-    if unknown:
-        raise InvalidRequest(f"Not supported by this gateway: {', '.join(f'`{key}`' for key in unknown)}.")
+    body = known_fields(body, own_fields | COMMON_FIELDS)
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise InvalidRequest("`model` is missing.", hint="GET /v1/models lists what is served")
     if num_logprobs is not None and not 0 <= num_logprobs <= limits.max_top_logprobs:
         raise InvalidRequest(
             f"{num_logprobs} logprobs per token were requested; the limit is {limits.max_top_logprobs}."
         )
-    given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS and v is not None}
+    given = {k: v for k, v in body.items() if k in own_fields | SAMPLING_FIELDS}
     given["stop"] = stops = check_stops(given.get("stop", []))
     check_sampling(given, limits)
-    check_tools(given.get("tools"), given.get("tool_choice"))
+    if "tools" in given:
+        given["tools"] = checked_tools(given["tools"])
+    if "tool_choice" in given:
+        given["tool_choice"] = checked_choice(given["tool_choice"], given.get("tools", []))
     check_grammars(given, limits)
-    options = check_object(body, "stream_options")
+    options = known_fields(check_object(body, "stream_options"), _STREAM_OPTIONS, "stream_options")
     return CallRequest(
         model=body["model"],
         body={**NEUTRAL_SAMPLING, **given},

@@ -10,15 +10,13 @@ from typing import Any, cast
 from insitu.errors import InvalidRequest
 from insitu.gateway.protocols.kept_items import KeptItems
 from insitu.gateway.protocols.parts import (
-    EXTRA_SAMPLING,
-    check_fields,
-    check_tool_fields,
     joined,
     kind_refusal,
+    known_fields,
     objects,
     text_field,
 )
-from insitu.gateway.protocols.request import check_object
+from insitu.gateway.protocols.request import EXTRA_SAMPLING, check_object
 
 LOGPROBS = "message.output_text.logprobs"
 _OWN = frozenset(
@@ -50,7 +48,7 @@ def to_chat(body: dict[str, Any], kept: KeptItems) -> dict[str, Any]:
     for key, neutral in _NEUTRAL.items():
         if body.get(key) not in (None, *neutral):
             raise InvalidRequest(f"`{key}` is {body[key]!r}, which is not supported by this gateway.")
-    check_fields(body, FIELDS)
+    body = known_fields(body, FIELDS)
     chat = {key: value for key, value in body.items() if key in EXTRA_SAMPLING}
     chat |= {key: body[key] for key in ("model", "stream", "stop") if key in body}
     chat["messages"] = _messages(body, kept)
@@ -87,17 +85,17 @@ class _Turn:
             case "message":
                 self._message(item, where)
             case "function_call":
-                check_fields(item, _CALL, where)
+                item = known_fields(item, _CALL, where)
                 function = {key: text_field(item, key, where) for key in ("name", "arguments")}
                 call = {"id": text_field(item, "call_id", where), "type": "function", "function": function}
                 self._answer(None).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                check_fields(item, _OUTPUT, where)
+                item = known_fields(item, _OUTPUT, where)
                 texts = self._texts(item.get("output"), f"{where}.output")
                 call_id = text_field(item, "call_id", where)
                 self._chat.append({"role": "tool", "tool_call_id": call_id, "content": joined(texts)})
             case "reasoning":
-                check_fields(item, _REASONING, where)
+                item = known_fields(item, _REASONING, where)
                 self.reasoning += self._thought(item, where)
             case "item_reference":
                 item_id = item.get("id")
@@ -111,7 +109,7 @@ class _Turn:
                 raise kind_refusal(kind, self._model, where)
 
     def _message(self, item: dict[str, Any], where: str) -> None:
-        check_fields(item, _MESSAGE, where)
+        item = known_fields(item, _MESSAGE, where)
         texts = self._texts(item.get("content"), f"{where}.content")
         if item.get("role") == "assistant":
             message = self._answer("".join(texts))
@@ -142,7 +140,7 @@ class _Turn:
             place, kind = f"{where}[{i}]", part.get("type")
             if kind not in _TEXT_PARTS:
                 raise kind_refusal(kind, self._model, place)
-            check_fields(part, _PART, place)
+            part = known_fields(part, _PART, place)
             texts.append(text_field(part, "refusal" if kind == "refusal" else "text", place))
         return texts
 
@@ -166,14 +164,14 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
                 f"`{where}` has the type {tool.get('type')!r}: only the agent's own functions are supported.",
                 hint="offer it as a function",
             )
-        check_tool_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
+        tool = known_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
         parameters = check_object(tool, "parameters")
         function: dict[str, Any] = {"name": text_field(tool, "name", where), "parameters": parameters}
         function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
         tools.append({"type": "function", "function": function})
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
-        named = check_object(body, "tool_choice")
+        named = known_fields(check_object(body, "tool_choice"), ("type", "name"), "tool_choice")
         if named.get("type") != "function":
             raise InvalidRequest(f"`tool_choice` of type {named.get('type')!r} is not supported.")
         name = text_field(named, "name", "tool_choice")
@@ -190,9 +188,7 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
 
 def _text(body: dict[str, Any]) -> dict[str, Any]:
     text = check_object(body, "text")
-    check_fields(text, ("format", "verbosity"), "text")
-    if text.get("verbosity") not in (None, "medium"):
-        raise InvalidRequest(f"`text.verbosity` is {text['verbosity']!r}, which is not supported.")
+    text = known_fields(text, ("format",), "text")
     wanted = check_object(text, "format")
     match wanted.get("type", "text"):
         case "text":
@@ -200,7 +196,7 @@ def _text(body: dict[str, Any]) -> dict[str, Any]:
         case "json_object":
             return {"response_format": {"type": "json_object"}}
         case "json_schema":
-            check_fields(wanted, ("type", "name", "description", "schema", "strict"), "text.format")
+            wanted = known_fields(wanted, ("type", "name", "description", "schema", "strict"), "text.format")
             schema = {k: v for k, v in wanted.items() if k != "type" and v is not None}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         case kind:
@@ -211,7 +207,7 @@ def _text(body: dict[str, Any]) -> dict[str, Any]:
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
     reasoning = check_object(body, "reasoning")
-    check_fields(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
+    reasoning = known_fields(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
     for key in ("summary", "generate_summary", "context"):
         if reasoning.get(key) not in (None, "auto"):
             raise InvalidRequest(

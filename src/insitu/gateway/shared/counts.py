@@ -25,6 +25,9 @@ class Counts:
     broken_streams: Counter[str] = field(default_factory=Counter[str])
     """Streams that ended before their end, by who ended them: `client` or `engine`."""
 
+    unknown_fields: Counter[str] = field(default_factory=Counter[str])
+    """Fields that requests had and no engine got, by protocol."""
+
     def ended(self, protocol: str, status: str, seconds: float) -> None:
         """Count a call."""
         self.calls[protocol, status] += 1
