@@ -16,6 +16,7 @@ from insitu.wire.step_settings import AdvantageKind as AdvantageKind
 from insitu.wire.step_settings import Loss as Loss
 from insitu.wire.step_settings import Method as Method
 from insitu.wire.step_settings import StepSettings as StepSettings
+from insitu.wire.values import ENDED_RUN_STATES as ENDED_RUN_STATES
 from insitu.wire.values import INCOMPLETE as INCOMPLETE
 from insitu.wire.values import NAME_PATTERN as NAME_PATTERN
 from insitu.wire.values import POLICY_FAILURES as POLICY_FAILURES

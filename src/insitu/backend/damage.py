@@ -27,7 +27,7 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.state_database import NUMBER_FILE, SET_ASIDE
 from insitu.errors import InsituError
-from insitu.types import RunState
+from insitu.types import ENDED_RUN_STATES, RunState
 from insitu.wire.values import STORED_PATTERN
 
 _CHECKED_BYTES = 256 * 2**20
@@ -104,8 +104,7 @@ def remove_leftovers(ledger: Ledger, runs_dir: Path) -> list[Path]:
     """Delete unfinished directories and those of steps that the ledger no longer keeps; return them."""
     removed = checkpoints.remove_unfinished(runs_dir)
     runs = ledger.list_runs()
-    ended = (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED)
-    served = {run.name for run in runs if run.state not in ended}
+    served = {run.name for run in runs if run.state not in ENDED_RUN_STATES}
     for merged in sorted(runs_dir.glob(f"*/{checkpoints.MERGED}")):
         if merged.parent.name not in served and checkpoints.remove_merged(merged.parent):
             removed.append(merged)

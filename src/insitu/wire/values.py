@@ -72,6 +72,10 @@ class RunState(StrEnum):
     """The ledger knows less of it than its files do: nothing of it is trained or served."""
 
 
+ENDED_RUN_STATES = frozenset({RunState.FAILED, RunState.CLOSED, RunState.DAMAGED})
+"""A run in one of these may be deleted."""
+
+
 class JobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"

@@ -20,24 +20,14 @@ from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.serve import Supervisor
 from insitu.backend.serving.registration import Registrar
-from insitu.backend.serving.traffic import Traffic
 from insitu.backend.serving.version_leases import VersionLeases
 from insitu.types import RunState
 from insitu.wire.gateway_state import GatewayState
 from insitu.wire.routing_table import Served
+from tests.unit.backend.test_registrar import QuietTraffic
 
 NUM_IDLE, NUM_LOADED = 10_000, 200
 TURN_SECONDS = 0.02
-
-
-class QuietTraffic(Traffic):
-    """Has no gateway to tell."""
-
-    async def push(self) -> None:
-        """Send nothing."""
-
-    async def offer(self) -> None:
-        """Send nothing."""
 
 
 @pytest.fixture(scope="module")

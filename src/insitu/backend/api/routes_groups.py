@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -15,8 +14,8 @@ from insitu.backend.api.security import Sender, holder_of
 from insitu.backend.api.settings import Services
 from insitu.backend.api.turns import upload_turn
 from insitu.backend.api.upload import GroupReader
-from insitu.backend.ledger.runs import damaged
-from insitu.errors import Conflict, InvalidRequest
+from insitu.backend.ledger.runs import refuse_states
+from insitu.errors import InvalidRequest
 from insitu.json_values import JsonObject, as_object
 from insitu.types import NAME_PATTERN, GroupState, RunState
 from insitu.wire.answers import GroupInfo, GroupReceipt
@@ -49,13 +48,9 @@ def group_routes(services: Services) -> APIRouter:
         if kind != _NDJSON:
             raise InvalidRequest(f"a group is sent as {_NDJSON}, not {kind or 'without a Content-Type'}")
         run = await run_in_threadpool(ledger.get_run, name)
-        if run.state is RunState.CLOSED:
-            raise Conflict(f"run {name!r} is closed", hint="register it again to go on: POST /v1/runs")
-        if run.state is RunState.DAMAGED:
-            raise damaged(run)
+        refuse_states(run, RunState.CLOSED)
         async with upload_turn(services, await holder_of(request)):
-            with ExitStack() as stack:
-                reader = GroupReader(stack, run, group_id, services.records, services.limits, sender)
+            with GroupReader(run, group_id, services.records, services.limits, sender) as reader:
                 group, body_hash = await reader.read(request.stream())
                 if not await run_in_threadpool(ledger.has_group, group, body_hash):
                     await run_in_threadpool(reader.store)

@@ -17,9 +17,8 @@ import hashlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import orjson
 from starlette.concurrency import run_in_threadpool
@@ -51,15 +50,9 @@ class GroupReader:
     """Parses one upload, stores its inline calls and hashes its content."""
 
     def __init__(
-        self,
-        stack: ExitStack,
-        run: Run,
-        group_id: str,
-        records: Records,
-        limits: Limits,
-        sender: Project = EVERYTHING,
+        self, run: Run, group_id: str, records: Records, limits: Limits, sender: Project = EVERYTHING
     ) -> None:
-        """`sender` names rollouts and calls; they are stored within its project. `stack` closes the file."""
+        """`sender` names rollouts and calls; they are stored within its project."""
         self._sender = sender
         self._run = run
         self._group_id = group_id
@@ -68,8 +61,14 @@ class GroupReader:
         self._line_number = 0
         self._hash = hashlib.sha256()
         self._num_inline = 0
-        self._calls = stack.enter_context(tempfile.SpooledTemporaryFile[bytes](max_size=_BATCH_BYTES))
+        self._calls = tempfile.SpooledTemporaryFile[bytes](max_size=_BATCH_BYTES)
         """The inline calls, a line each."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.close()
 
     async def read(self, chunks: AsyncIterator[bytes]) -> tuple[TrajectoryGroup, str]:
         """Return the group and its body hash; `store` then stores its inline calls."""

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
 from insitu.backend.ledger import schema
 from insitu.backend.ledger.rows import GroupRecord
-from insitu.backend.ledger.runs import damaged, read_run
+from insitu.backend.ledger.runs import read_run, refuse_states
 from insitu.backend.ledger.transitions import GROUP_TRANSITIONS, check_transition
 from insitu.errors import Conflict, NotFound
 from insitu.types import Ending, GroupState, RunState, Trajectory, TrajectoryGroup
@@ -62,12 +62,8 @@ def is_stored(connection: Connection, group: TrajectoryGroup, body_hash: str) ->
             hint="upload the new body under a new id",
         )
     state = connection.execute(_FIND_RUN_STATE, {"run": group.run}).scalar()
-    if state is None:
-        read_run(connection, group.run)  # raises NotFound
-    if state == RunState.CLOSED:
-        raise Conflict(f"run {group.run!r} is closed", hint="register it again to continue: POST /v1/runs")
-    if state == RunState.DAMAGED:
-        raise damaged(read_run(connection, group.run))
+    if state in (None, RunState.CLOSED, RunState.DAMAGED):
+        refuse_states(read_run(connection, group.run), RunState.CLOSED)
     _refuse_known_rollouts(connection, group)
     return False
 

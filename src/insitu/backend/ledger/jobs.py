@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, upd
 
 from insitu.backend.ledger import checkpoints, groups, lost_steps, schema
 from insitu.backend.ledger.rows import Event, Job, LedgerCounts
-from insitu.backend.ledger.runs import damaged, note_seen, read_run, wake
+from insitu.backend.ledger.runs import note_seen, read_run, refuse_states, wake
 from insitu.backend.ledger.transitions import JOB_TRANSITIONS, OPEN_JOB_STATES, check_transition
 from insitu.errors import Cancelled, Conflict, InvalidRequest, NotFound
 from insitu.json_values import JsonObject
@@ -95,13 +95,7 @@ def create(
 
 def _refuse_unusable(connection: Connection, run: str, group_ids: Sequence[str]) -> None:
     found = read_run(connection, run, lock=True)
-    if found.state is RunState.DAMAGED:
-        raise damaged(found)
-    if found.state in (RunState.FAILED, RunState.CLOSED):
-        cause = f": {found.error}" if found.error else ""
-        raise Conflict(
-            f"run {run!r} is {found.state}{cause}", hint="register it again to continue: POST /v1/runs"
-        )
+    refuse_states(found, RunState.FAILED, RunState.CLOSED)
     if not group_ids:
         raise InvalidRequest("a step needs at least one group", hint='send {"groups": ["..."]}')
     if len(set(group_ids)) != len(group_ids):

@@ -12,18 +12,18 @@ from insitu.backend.ledger import checkpoints, jobs, leases, schema
 from insitu.backend.ledger.adapter_files import missing
 from insitu.backend.ledger.rows import Origin, Run
 from insitu.backend.ledger.runs import (
-    damaged,
     find_run,
     note_seen,
     read_run,
     refuse_open_jobs,
+    refuse_states,
     transition,
     wake,
 )
 from insitu.backend.ledger.transitions import OPEN_JOB_STATES
 from insitu.errors import CannotHonour, Conflict, NotFound
 from insitu.json_values import JsonValue
-from insitu.types import LoraSettings, RunState, parse_policy, policy_name, reference_of
+from insitu.types import ENDED_RUN_STATES, LoraSettings, RunState, parse_policy, policy_name, reference_of
 from insitu.wire.values import SEPARATOR, UPLOADED
 
 _LEAVE_OUT = "leave `lora` out to take these settings, or give the same ones"
@@ -57,8 +57,7 @@ def register(
             checkpoints.add_origin(connection, name, origin, source)
         note_seen(connection, {name: time.time()})
         return read_run(connection, name)
-    if there.state is RunState.DAMAGED:
-        raise damaged(there)
+    refuse_states(there)
     asked["init_from"] = None if origin is None else origin.init_from
     asked["fork_from"] = None if origin is None else origin.fork_from
     if lora is not None or origin is None:
@@ -87,7 +86,7 @@ def mark_damaged(connection: Connection, name: str, step: int, reason: str) -> N
 def check_deletable(connection: Connection, name: str) -> Run:
     """Return the run if nothing uses it any more: it is closed or failed, and neither leased nor awaited."""
     run = read_run(connection, name, lock=True)
-    if run.state not in (RunState.CLOSED, RunState.FAILED, RunState.DAMAGED):
+    if run.state not in ENDED_RUN_STATES:
         raise Conflict(
             f"run {name!r} is {run.state}; only a closed run is deleted",
             hint=f"close it first: insitu runs close {name}",
@@ -122,9 +121,8 @@ def delete_run(connection: Connection, name: str) -> Run:
     for table in (schema.events, schema.cancellations):
         connection.execute(delete(table).where(table.c.job_id.in_(of_run)))
     # Each before the tables that it refers to.
-    rows = (schema.lost_steps, schema.pins, schema.checkpoints, schema.steps, schema.rollouts)
-    more = (schema.groups, schema.jobs, schema.leases, schema.promotions, schema.precisions, schema.origins)
-    more = (*more, schema.activity)
+    rows = (schema.lost_steps, schema.pins, schema.checkpoints, schema.steps, schema.rollouts, schema.groups)
+    more = (schema.jobs, schema.leases, schema.promotions, schema.precisions, schema.origins, schema.activity)
     for table in (*rows, *more):
         connection.execute(delete(table).where(table.c.run == name))
     connection.execute(delete(schema.runs).where(schema.runs.c.name == name))

@@ -141,9 +141,7 @@ def _note(connection: Connection, name: str, column: str, at: float) -> None:
 def let_idle(connection: Connection, run: Run | LiveRun) -> bool:
     """Make a ready run idle; return False if a client or a job has come since `run` was read."""
     now = read_run(connection, run.name, lock=True)
-    jobs = schema.jobs
-    query = select(jobs.c.id).where(jobs.c.run == run.name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
-    if now.state is not run.state or now.seen_at > run.seen_at or connection.execute(query).first():
+    if now.state is not run.state or now.seen_at > run.seen_at or _open_jobs(connection, run.name):
         return False
     transition(connection, run.name, RunState.IDLE, None)
     return True
@@ -193,22 +191,32 @@ def read_precisions(connection: Connection) -> dict[str, str]:
     return {row.run: row.dtype for row in connection.execute(select(table))}
 
 
-def damaged(run: Run) -> Conflict:
-    """Return the error of a request for a damaged run."""
-    return Conflict(
-        f"run {run.name!r} is damaged: {run.error}",
-        hint="restore the newest ledger and start the backend again, or give the run up: "
-        f"insitu runs delete {run.name}",
-    )
+def refuse_states(run: Run, *states: RunState) -> None:
+    """Raise Conflict if the run is damaged, or in one of these states."""
+    if run.state is RunState.DAMAGED:
+        raise Conflict(
+            f"run {run.name!r} is damaged: {run.error}",
+            hint="restore the newest ledger and start the backend again, or give the run up: "
+            f"insitu runs delete {run.name}",
+        )
+    if run.state in states:
+        cause = f": {run.error}" if run.error else ""
+        raise Conflict(
+            f"run {run.name!r} is {run.state}{cause}", hint="register it again to go on: POST /v1/runs"
+        )
 
 
 def refuse_open_jobs(connection: Connection, name: str) -> None:
     """Raise Conflict if a job of the run is queued or runs."""
-    jobs = schema.jobs
-    query = select(jobs.c.id).where(jobs.c.run == name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
-    waiting = connection.execute(query.order_by(jobs.c.seq)).scalars().all()
-    if waiting:
+    if waiting := _open_jobs(connection, name):
         raise Conflict(
             f"run {name!r} still has jobs: {', '.join(waiting)}",
             hint="wait for them or cancel the queued ones: POST /v1/jobs/{id}/cancel",
         )
+
+
+def _open_jobs(connection: Connection, name: str) -> Sequence[str]:
+    """Return the ids of the run's jobs that are queued or run, in order."""
+    jobs = schema.jobs
+    query = select(jobs.c.id).where(jobs.c.run == name, jobs.c.state.in_(sorted(OPEN_JOB_STATES)))
+    return connection.execute(query.order_by(jobs.c.seq)).scalars().all()
