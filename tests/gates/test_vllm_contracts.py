@@ -53,6 +53,7 @@ def settings_of(device: Device) -> list[EngineSettings]:
             base,
             publication=publication,
             enforce_eager=eager,
+            max_loras=4 if eager else 40,  # more than an engine keeps in the machine's memory by default
             block_size=block_size,
             sleep=sleep,
             gpu_memory_utilization=share,
@@ -212,7 +213,7 @@ def test_every_argument_has_its_effect(front: Front) -> None:
             assert came_out["memory_share"] == settings.gpu_memory_utilization
         assert (came_out["lora"] is not None) == (settings.publication == "adapter")
         if came_out["lora"] is not None:
-            assert came_out["lora"][:2] == [settings.max_lora_rank, 4]
+            assert came_out["lora"][:2] == [settings.max_lora_rank, settings.max_loras]
             assert "lm_head" not in came_out["lora"][2]
     assert front.forced_v1["error"] is None
     assert not front.forced_v1["v2"]

@@ -252,6 +252,7 @@ def _settings(options: _Options) -> ServeSettings:
         max_seq_length=options["max_seq_length"] or CPU_MAX_SEQ_LENGTH,
         max_num_seqs=options["max_num_seqs"] or CPU_MAX_NUM_SEQS,
         max_lora_rank=options["max_lora_rank"],
+        max_loras=options["max_loras"],
         tensor_parallel_size=options["tensor_parallel_size"] or 1,
         gpu_memory_utilization=options["gpu_memory_utilization"],
         micro_batch_tokens=options["micro_batch_tokens"],

@@ -349,7 +349,7 @@ class Gateway:
 
     def _install(self, table: Table) -> None:
         self.routes.replace(table)
-        self.pool.sync(table.replicas, table.places)
+        self.pool.sync(table.replicas, table.places, table.max_loras)
         self.routes.wake()  # again: calls that waited for a replica see the new ones
 
     def _table(self) -> Table:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from insitu.wire.message import Answer, Malformed, Message
 from insitu.wire.values import Count
 
-ADAPTERS_AT_ONCE = 4
-"""Different adapters that an engine computes in one batch. With one, a new version would wait until the old
-one has drained."""
+MAX_LORAS = 4
+"""Different adapters that an engine computes in one batch, unless set. With one, a new version would wait
+until the old one has drained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from annotated_types import Interval, MinLen
 
+from insitu.wire.engine import MAX_LORAS
 from insitu.wire.message import Message
 
 Name = Annotated[str, MinLen(1)]
@@ -88,3 +89,5 @@ class RoutingTable(Message):
     """Answers to the names that gateways asked for in the last moments."""
     places: Annotated[int, Interval(ge=1)] | None = None
     """Calls that each replica takes at once from a gateway; None: any number."""
+    max_loras: Annotated[int, Interval(ge=1)] = MAX_LORAS
+    """Adapters that each replica computes in one batch."""

@@ -89,6 +89,13 @@ def test_a_larger_rank_shortens_what_nobody_pinned(model: str) -> None:
         registered_engine(pinned, base, {}, {}, 128)
 
 
+def test_more_adapters_at_once_leave_less_for_calls(model: str) -> None:
+    few, many = (planned(on_gpus(model, 1, 24, Wanted(max_loras=number)), model)[1] for number in (4, 16))
+    assert few is not None
+    assert many is not None
+    assert many.kv_tokens < few.kv_tokens
+
+
 def test_a_registration_s_own_settings(model: str) -> None:
     settings, _ = planned(on_gpus(model, 2, 24), model)
     base = settings.engine(model, "m")

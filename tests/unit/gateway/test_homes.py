@@ -9,7 +9,7 @@ import pytest
 
 from insitu.gateway.engines.replicas import ReplicaPool
 from insitu.gateway.shared.settings import Limits
-from insitu.wire.engine import ADAPTERS_AT_ONCE
+from insitu.wire.engine import MAX_LORAS
 
 NUM_REPLICAS, NUM_RUNS = 8, 16
 RUNS = [f"run-{number}" for number in range(NUM_RUNS)]
@@ -31,18 +31,26 @@ def used(pool: ReplicaPool, run: str, num_runs: int) -> set[str]:
 
 async def test_each_run_has_its_homes(pool: ReplicaPool) -> None:
     homes = {run: used(pool, run, NUM_RUNS) for run in RUNS}
-    assert {len(each) for each in homes.values()} == {NUM_REPLICAS * ADAPTERS_AT_ONCE // NUM_RUNS}
+    assert {len(each) for each in homes.values()} == {NUM_REPLICAS * MAX_LORAS // NUM_RUNS}
     runs = defaultdict[str, list[str]](list)
     for run, each in homes.items():
         for replica in each:
             runs[replica].append(run)
     assert len(runs) == NUM_REPLICAS, "all replicas have something to do"
-    assert max(map(len, runs.values())) <= 2 * ADAPTERS_AT_ONCE
+    assert max(map(len, runs.values())) <= 2 * MAX_LORAS
 
 
 async def test_few_runs_use_all_replicas(pool: ReplicaPool) -> None:
-    for num_runs in range(1, ADAPTERS_AT_ONCE + 1):
+    for num_runs in range(1, MAX_LORAS + 1):
         assert len(used(pool, "run-0", num_runs)) == NUM_REPLICAS
+
+
+async def test_engines_that_compute_more_adapters_at_once_serve_more_runs(pool: ReplicaPool) -> None:
+    addresses = {name: replica.engine.url for name, replica in pool.replicas.items()}
+    pool.sync(addresses, max_loras=NUM_RUNS)
+    assert len(used(pool, "run-0", NUM_RUNS)) == NUM_REPLICAS
+    pool.sync(addresses, max_loras=2)
+    assert len(used(pool, "run-0", NUM_RUNS)) == 1
 
 
 async def test_full_weights_use_all_replicas(pool: ReplicaPool) -> None:

@@ -25,7 +25,7 @@ WIRE = (
     '"base": {"name": "tiny", "engine_model": "tiny", "version": "base", "refusal": null}, '
     '"runs": {"run": {"latest": 2, "served": {"1": {"engine_model": "tiny", "version": "run@1"}, '
     '"2": {"engine_model": "run@2", "version": "run@2"}}, "promoted": null}}, '
-    '"not_served": {}, "places": null}'
+    '"not_served": {}, "places": null, "max_loras": 4}'
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from insitu.errors import CannotHonour
-from insitu.wire.engine import ADAPTERS_AT_ONCE
+from insitu.wire.engine import MAX_LORAS
 from insitu.wire.values import ENGINE_ARGUMENTS, INIT_ARGUMENTS, PARSERS
 
 Device = Literal["cpu", "cuda"]
@@ -30,6 +30,8 @@ SEED_GUARD_VLLM = "0.32.0"
 _WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
 """When vLLM prefills the prompt of a seeded call in chunks, it rewinds the call's random generator after each
 chunk. A CPU generator has no offset to rewind, and the exception kills the engine for all calls."""
+_CPU_LORAS = 32
+"""Adapters that an engine keeps in the machine's memory: those beyond it are read from the disk again."""
 _FLOAT32_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')
 """Keeps the logits of 16-bit weights in float32, as the trainer does. Only a GPU needs no copy for it."""
 
@@ -52,6 +54,7 @@ class EngineSettings:
     gpu_memory_utilization: float | None = None
     enforce_eager: bool = True
     max_lora_rank: int = 16
+    max_loras: int = MAX_LORAS
     micro_batch_tokens: int | None = None
     """The trainer's token budget, if a registration sets it: the trainer starts and stops with the engine."""
     step_seconds: int | None = None
@@ -99,7 +102,8 @@ class EngineSettings:
         if self.sleep:
             command.append("--enable-sleep-mode")
         if self.publication == "adapter":
-            command += ["--enable-lora", "--max-loras", str(ADAPTERS_AT_ONCE), "--max-cpu-loras", "32"]
+            command += ["--enable-lora", "--max-loras", str(self.max_loras)]
+            command += ["--max-cpu-loras", str(max(_CPU_LORAS, self.max_loras))]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
             # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
             command += ["--lora-target-modules", *_LORA_MODULES]

@@ -75,6 +75,7 @@ def fit(shape: ModelShape, machine: Machine, wanted: Wanted, layout: Layout) -> 
         dtype=wanted.dtype,
         tensor_parallel_size=layout.tensor_parallel_size,
         lora_rank=wanted.lora_rank,
+        max_loras=wanted.max_loras,
         with_adapters=wanted.publication == "adapter",
         compiled=wanted.compiled,
         max_num_seqs=max_num_seqs,

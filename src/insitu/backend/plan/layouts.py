@@ -12,6 +12,7 @@ from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import gib
 from insitu.backend.plan.model_shape import ModelShape
 from insitu.errors import CannotHonour
+from insitu.wire.engine import MAX_LORAS
 
 _PARALLEL_SIZES = (1, 2, 4, 8)
 
@@ -40,6 +41,7 @@ class Wanted:
     dtype: Dtype = "bfloat16"
     compiled: bool = True
     lora_rank: int = 16
+    max_loras: int = MAX_LORAS
     four_bit: bool = False
     num_replicas: int | None = None
     tensor_parallel_size: int | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from insitu.backend.plan.model_shape import ModelShape, bytes_per_parameter
+from insitu.wire.engine import MAX_LORAS
 
 GIB = 2**30
 
@@ -29,7 +30,6 @@ _FOUR_BIT_BYTES = 0.5 + 4 / 64
 _HEAD_BYTES = 560_000_000
 _ENGINE_ACTIVATION_TOKENS = 8192
 """The most tokens that vLLM computes at once by default on a large GPU; its profile run takes as many."""
-_LORA_SLOTS = 4
 _ENGINE_LOGIT_COPIES = 4
 
 CUDA_CONTEXT = int(0.6 * GIB)
@@ -149,13 +149,14 @@ def engine_memory(
     dtype: str = "bfloat16",
     tensor_parallel_size: int = 1,
     lora_rank: int = 16,
+    max_loras: int = MAX_LORAS,
     with_adapters: bool = True,
     compiled: bool = True,
     max_num_seqs: int = 256,
 ) -> EngineMemory:
     """Compute one device's share. Keys that are fewer than the devices are copied, as vLLM does."""
     width, tp = bytes_per_parameter(dtype), tensor_parallel_size
-    slots = _LORA_SLOTS * width * shape.lora_parameters(lora_rank) if with_adapters else 0
+    slots = max_loras * width * shape.lora_parameters(lora_rank) if with_adapters else 0
     per_token = 3 * width * shape.intermediate / tp + 6 * width * shape.hidden
     logits = _ENGINE_LOGIT_COPIES * 4 * max_num_seqs * shape.vocabulary
     kv_heads = max(1, shape.num_kv_heads // tp)

@@ -22,6 +22,7 @@ from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS
 from insitu.system.keys import check_key
 from insitu.system.tls import TlsFiles, check_listener
+from insitu.wire.engine import MAX_LORAS
 
 PROBE_THRESHOLDS: dict[Dtype, float] = {"float32": 0.005, "float16": 0.05, "bfloat16": 0.25}
 """Mean |Δlogprob| of engine and trainer: float32 agrees to 1e-4, float16 to 0.01, bfloat16 rounds weights."""
@@ -83,6 +84,7 @@ class ServeSettings:
     max_num_seqs: int = 64
     max_lora_rank: int = 16
     """Of runs that are open side by side."""
+    max_loras: int = MAX_LORAS
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float | None = None
     """The engine's share of a GPU; None leaves it to vLLM."""
@@ -182,6 +184,7 @@ class ServeSettings:
             max_model_len=self.max_seq_length,
             max_num_seqs=self.max_num_seqs,
             max_lora_rank=allowed_lora_rank(self.max_lora_rank),
+            max_loras=self.max_loras,
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

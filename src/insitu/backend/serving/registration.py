@@ -428,6 +428,7 @@ class Registrar:
             on_failure.pop_all()
         self.host = host
         self._traffic.base = self._base_card(engine)
+        self._traffic.max_loras = engine.max_loras
         self._traffic.places = max(1, math.ceil(_FILLED * engine.max_num_seqs / settings.num_gateways))
         await self._traffic.push()
 

@@ -20,6 +20,7 @@ import aiohttp
 from insitu.backend.serving.own_certificate import OwnCertificate
 from insitu.errors import DeadlineExceeded, UpstreamError
 from insitu.system.tasks import all_or_none
+from insitu.wire.engine import MAX_LORAS
 from insitu.wire.gateway_state import GatewayState, ReplicaState, TableReceipt
 from insitu.wire.message import Malformed, Message, encode, read
 from insitu.wire.routing_table import (
@@ -74,6 +75,8 @@ class Traffic:
     """Answers to the gateways about runs that calls ask for and that are not served, with their times."""
     places: int | None = None
     """Calls that an engine takes at once from each gateway."""
+    max_loras: int = MAX_LORAS
+    """Adapters that an engine computes in one batch."""
     revision: int = field(default_factory=lambda: int(time.time() * 1000))
     """Increases with every table, also across restarts of the supervisor."""
     _sent: dict[str, str] = field(default_factory=dict[str, str])
@@ -257,6 +260,7 @@ class Traffic:
             base=self.base,
             runs={run: self._served_run(run) for run in self.runs | self.lent},
             places=self.places,
+            max_loras=self.max_loras,
             not_served={run: answer for run, (answer, _) in self.answers.items()},
         )
 

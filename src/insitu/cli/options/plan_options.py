@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import click
 
+from insitu.wire.engine import MAX_LORAS
+
 if TYPE_CHECKING:
     from insitu.backend.plan.engine import Dtype, Publication
     from insitu.backend.plan.layouts import Wanted
@@ -43,6 +45,7 @@ class PlanOptions(TypedDict):
     max_seq_length: int | None
     max_num_seqs: int | None
     max_lora_rank: int
+    max_loras: int
     micro_batch_tokens: int | None
     gpu_memory_utilization: float | None
     four_bit_base: bool
@@ -109,6 +112,13 @@ _OPTIONS = (
         help="Largest LoRA rank of runs that are open side by side; one that is alone may have a larger one.",
     ),
     click.option(
+        "--max-loras",
+        type=click.IntRange(1, 128),
+        default=MAX_LORAS,
+        show_default=True,
+        help="Adapters that an engine computes in one batch; each has a slot in its memory.",
+    ),
+    click.option(
         "--micro-batch-tokens",
         type=_POSITIVE,
         help="Tokens that a trainer rank computes at once. Default: as planned; 2048 on a CPU.",
@@ -151,6 +161,7 @@ def wanted_of(options: PlanOptions, dtype: Dtype) -> Wanted:
         dtype=dtype,
         compiled=options["compiled"] is not False,
         lora_rank=options["max_lora_rank"],
+        max_loras=options["max_loras"],
         four_bit=options["four_bit_base"],
         num_replicas=options["replicas"],
         tensor_parallel_size=options["tensor_parallel_size"],

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from insitu.gateway.engines.places import PlaceQueue
 from insitu.gateway.engines.upstream import Engine
 from insitu.gateway.shared.settings import Limits
-from insitu.wire.engine import ADAPTERS_AT_ONCE
+from insitu.wire.engine import MAX_LORAS
 
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.25
@@ -81,9 +81,9 @@ class Replica:
         return hashlib.blake2b(f"{name}\0{self.id}".encode(), digest_size=8).digest()
 
 
-def _homes(run: str, replicas: list[Replica], num_runs: int) -> list[Replica]:
+def _homes(run: str, replicas: list[Replica], num_runs: int, max_loras: int) -> list[Replica]:
     """Return a run's replicas: so few that each has no more runs than it computes at once, on average."""
-    count = -(-len(replicas) * ADAPTERS_AT_ONCE // num_runs)
+    count = -(-len(replicas) * max_loras // num_runs)
     if count >= len(replicas):
         return replicas
     return sorted(replicas, key=lambda replica: replica.affinity(run), reverse=True)[:count]
@@ -96,6 +96,7 @@ class ReplicaPool:
         """`key` opens the engines' door; empty for engines without one."""
         self.replicas: dict[str, Replica] = {}
         self.queue = PlaceQueue()
+        self._max_loras = MAX_LORAS
         self._places: int | None = None
         """Calls that a replica takes at once; None if it takes any number."""
         self._leaving: list[Replica] = []
@@ -119,9 +120,9 @@ class ReplicaPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(replica.engine.close() for replica in self.replicas.values()))
 
-    def sync(self, wanted: dict[str, str], places: int | None = None) -> None:
+    def sync(self, wanted: dict[str, str], places: int | None = None, max_loras: int = MAX_LORAS) -> None:
         """Follow the table: a replica at a new address counts as new. Calls on removed ones may finish."""
-        self._places = places
+        self._places, self._max_loras = places, max_loras
         for replica_id, replica in list(self.replicas.items()):
             if wanted.get(replica_id) != replica.url:
                 del self.replicas[replica_id]
@@ -174,7 +175,7 @@ class ReplicaPool:
         least = min(fresh, key=lambda replica: replica.in_flight, default=None)
         if least is None:
             return None
-        homes = fresh if run is None else _homes(run, fresh, num_runs)
+        homes = fresh if run is None else _homes(run, fresh, num_runs, self._max_loras)
         if rollout_id is None:
             own = min(homes, key=lambda replica: replica.in_flight)
         else:

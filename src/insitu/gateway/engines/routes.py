@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from insitu.access.projects import EVERYTHING, Project
 from insitu.errors import Conflict, InsituError, InvalidRequest, NotFound, Unavailable
 from insitu.types import parse_policy, policy_name
+from insitu.wire.engine import MAX_LORAS
 from insitu.wire.message import describe
 from insitu.wire.routing_table import Hold, NotServed, RoutingTable, Served, ServedBase
 from insitu.wire.values import STORED_PATTERN
@@ -67,6 +68,7 @@ class Table:
     not_served: dict[str, NotServed] = field(default_factory=dict[str, NotServed])
     """Why runs that calls asked for are not in the table; it holds for a moment."""
     places: int | None = None
+    max_loras: int = MAX_LORAS
     """Calls that each replica takes at once; None if it takes any number."""
     arrived: float = field(default_factory=time.monotonic)
 
@@ -140,6 +142,7 @@ def parse_table(body: bytes) -> Table:
         promoted={name: run.promoted for name, run in sent.runs.items() if run.promoted is not None},
         not_served=sent.not_served,
         places=sent.places,
+        max_loras=sent.max_loras,
     )
 
 
