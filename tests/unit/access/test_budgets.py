@@ -115,6 +115,8 @@ OF_THE_PROCESS = {
     "access/keyring.py  MAX_AGE_SECONDS",
     "backend/api/health.py  _MAX_STATUS_BYTES",
     "gateway/engines/replicas.py  _MAX_BACKOFF_SECONDS",
+    "gateway/engines/replicas.py ReplicaPool.__init__ _max_loras",
+    "gateway/engines/routes.py Table max_loras",
     "gateway/engines/upstream.py ServedModel max_model_len",
     "gateway/engines/upstream.py _Card max_model_len",
     "gateway/sampled_ids/tokenizers.py Served max_model_len",

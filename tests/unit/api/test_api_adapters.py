@@ -6,15 +6,19 @@ import hashlib
 import json
 import os
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from insitu.access.projects import Project
+from insitu.backend.adapters import disk_share
 from insitu.backend.api.settings import Limits
 from insitu.backend.ledger import Ledger, adapter_files
-from insitu.errors import CannotHonour, InvalidRequest
+from insitu.errors import CannotHonour, InvalidRequest, Overloaded, Unavailable
 from insitu.wire.starts.adapter_upload import ADAPTER_TYPE, read_adapter
 from tests.support.peft_directory import CONFIG, SHAPES, A, B, safetensors, write_peft
 
@@ -158,10 +162,39 @@ async def test_other_hashes_types_and_sizes_are_refused(
 async def test_a_full_disk_takes_no_adapter(
     http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("insitu.backend.adapters.reader.LEAST_FREE_BYTES", 2**60)
+    monkeypatch.setattr("insitu.backend.adapters.disk_share.LEAST_FREE_BYTES", 2**60)
     answer = await put(http, body_of(safetensors(SHAPES)))
     assert (answer.status_code, "MiB free" in answer.text) == (503, True)
     assert stored(tmp_path) == []
+
+
+async def test_a_project_leaves_room_for_the_adapters_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a pretended disk with room for twelve adapters beyond what a step needs."""
+    size = 2**20
+    least_free = disk_share.LEAST_FREE_BYTES
+    usage = SimpleNamespace(free=least_free + 12 * size)
+    monkeypatch.setattr(disk_share.shutil, "disk_usage", lambda _path: usage)
+    share = disk_share.DiskShare(tmp_path)
+    hog, other, operator = Project("hog"), Project("other"), Project(None)
+    async with AsyncExitStack() as under_way:
+        for _ in range(8):  # two thirds of what is free
+            await under_way.enter_async_context(share.reserved(hog, size))
+        with pytest.raises(Overloaded, match="take 8 MiB of the backend's disk, its share"):
+            await under_way.enter_async_context(share.reserved(hog, size))
+        async with share.reserved(other, size), share.reserved(operator, 2 * size):
+            with pytest.raises(Unavailable, match="too little for this adapter"):
+                await under_way.enter_async_context(share.reserved(operator, 2 * size))
+    weights = tmp_path / "adapters" / "hog~digest" / adapter_files.WEIGHTS
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(8 * size))
+    usage.free -= 8 * size
+    with pytest.raises(Overloaded, match="goes after a day"):
+        async with share.reserved(hog, size):
+            pass
+    async with share.reserved(other, size):
+        pass
 
 
 async def test_uploads_that_nothing_starts_from_go_after_a_day(

@@ -19,8 +19,7 @@ from insitu.backend.adapters.safetensors_header import StoredTensor, read_header
 from insitu.backend.api.arriving import arriving
 from insitu.backend.api.settings import Limits
 from insitu.backend.ledger import adapter_files
-from insitu.backend.state_disk import LEAST_FREE_BYTES
-from insitu.errors import CannotHonour, InvalidRequest, TooLarge, Unavailable
+from insitu.errors import CannotHonour, InvalidRequest, TooLarge
 from insitu.wire.message import Malformed, read
 from insitu.wire.starts.adapter_upload import AdapterHead
 from insitu.wire.starts.peft_config import PeftConfig
@@ -28,25 +27,20 @@ from insitu.wire.starts.peft_config import PeftConfig
 _MAX_HEAD_BYTES = 256 * 2**10
 _TENSOR = re.compile(r"base_model\.model\.(?P<layer>[\w.]+)\.lora_(?P<part>[AB])\.weight")
 _DTYPES = ("F32", "F16", "BF16")
-_MIB = 1 << 20
 
 
 class AdapterReader:
     """Reads one upload."""
 
-    def __init__(
-        self, state_dir: Path, digest: str, num_bytes: int, limits: Limits, name: str | None = None
-    ) -> None:
+    def __init__(self, state_dir: Path, digest: str, limits: Limits, name: str | None = None) -> None:
         """`digest` is that of the upload, `name` the one to store it under; None: the digest itself."""
         self._state_dir = state_dir
         self._digest = digest
         self._name = name or digest
-        self._num_bytes = num_bytes
         self._limits = limits
 
     async def store(self, chunks: AsyncIterator[bytes]) -> None:
         """Store the upload durably, or raise and leave nothing."""
-        self._check_room()
         staging = await run_in_threadpool(adapter_files.stage, self._state_dir)
         with ExitStack() as on_failure:
             on_failure.callback(shutil.rmtree, staging)
@@ -54,14 +48,6 @@ class AdapterReader:
             await run_in_threadpool(self._check, head, staging)
             await run_in_threadpool(adapter_files.commit, staging, self._name)
             on_failure.pop_all()
-
-    def _check_room(self) -> None:
-        free = shutil.disk_usage(self._state_dir).free
-        if free - self._num_bytes < LEAST_FREE_BYTES:
-            raise Unavailable(
-                f"the disk of the backend has {free // _MIB} MiB free, too little for this adapter",
-                hint="free some space, for example with DELETE /v1/runs/{run}/checkpoints/{step}",
-            )
 
     async def _receive(self, chunks: AsyncIterator[bytes], weights: Path) -> bytes:
         """Write the weights to their file; return the first line."""

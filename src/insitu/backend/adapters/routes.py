@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from insitu.backend.adapters.disk_share import DiskShare
 from insitu.backend.adapters.reader import AdapterReader
 from insitu.backend.api.requests import new_router
 from insitu.backend.api.security import Sender, holder_of
@@ -34,6 +35,7 @@ def adapter_routes(services: Services) -> APIRouter:
     """Build the router."""
     router = new_router("adapters")
     state_dir = services.settings.state_dir
+    disk = DiskShare(state_dir)
 
     @router.put("/adapters/{sha256}", openapi_extra=_UPLOAD_DOCS, status_code=201)
     async def put_adapter(
@@ -48,9 +50,8 @@ def adapter_routes(services: Services) -> APIRouter:
         name = sender.stored(sha256)
         created = not await run_in_threadpool(adapter_files.renew, state_dir, name)
         if created:
-            async with upload_turn(services, await holder_of(request)):
-                reader = AdapterReader(state_dir, sha256, num_bytes, services.limits, name)
-                await reader.store(request.stream())
+            async with upload_turn(services, await holder_of(request)), disk.reserved(sender, num_bytes):
+                await AdapterReader(state_dir, sha256, services.limits, name).store(request.stream())
         else:
             response.status_code = 200
         lora = await run_in_threadpool(adapter_files.uploaded_settings, state_dir, name)

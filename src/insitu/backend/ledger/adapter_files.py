@@ -9,7 +9,9 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -18,7 +20,7 @@ from insitu.errors import NotFound
 from insitu.system.durable import sync_path
 from insitu.types import LoraSettings
 from insitu.wire.starts.peft_config import PeftConfig
-from insitu.wire.values import UPLOADED
+from insitu.wire.values import SEPARATOR, UPLOADED
 
 KEPT_SECONDS = 24 * 3600.0
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
@@ -70,6 +72,16 @@ def commit(staging: Path, digest: str) -> None:
         shutil.rmtree(staging)  # the same upload came twice at once
     sync_path(staging.parent)
     sync_path(staging.parent.parent)
+
+
+def stored_bytes(state_dir: Path) -> Counter[str | None]:
+    """Return the bytes of the uploads that are here, by project; None: of keys without one."""
+    found: Counter[str | None] = Counter()
+    for path in _home(state_dir).glob("*"):
+        if not path.name.startswith(_STAGING):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found[path.name.rpartition(SEPARATOR)[0] or None] += (path / WEIGHTS).stat().st_size
+    return found
 
 
 def renew(state_dir: Path, digest: str) -> bool:
