@@ -56,6 +56,37 @@ def test_environments_in_which_nothing_is_resolved_have_what_the_project_asks_fo
     assert missing == []
 
 
+def test_the_backend_image_differs_from_what_is_tested_only_where_vllm_insists() -> None:
+    image, tested = pins("requirements/backend.txt"), pins()
+    differ = {name for name, version in image.items() if tested.get(name, version) != version}
+    assert differ == {"apache-tvm-ffi"}, "vLLM's CUDA build asks for another version than its CPU build"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [*WANTED, *map(Requirement, extras["backend"])]
+    assert [
+        each for each in wanted if not each.specifier.contains(image.get(canonical(each.name), "0"))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_actions_are_pinned_by_digest(path: Path) -> None:
+    used = re.findall(r"uses: *(.*)", path.read_text())
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", each)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [".github/workflows/release.yml", ".github/workflows/ci.yml", "deploy/Dockerfile"]
+)
+def test_nothing_is_installed_in_a_version_of_its_own_choice(path: str) -> None:
+    installs = re.findall(r"pip install (.*)", (ROOT / path).read_text().replace("\\\n", " "))
+    fixed = re.compile(r"--constraint|--require-hashes|[\w-]+==[\d.]+$")
+    assert [each for each in installs if not fixed.search(each)] == []
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert all("==" in each for each in requires)
+
+
 def test_every_package_has_hashes_and_is_needed_by_another() -> None:
     asked = {canonical(requirement.name) for requirement in WANTED}
     for package in PACKAGES.values():
