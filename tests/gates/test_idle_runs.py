@@ -107,6 +107,21 @@ async def test_the_first_call_brings_an_idle_run_back_and_loads_it_once(
         await until(lambda: world.ledger.get_job(job.id).state is JobState.SUCCEEDED, "a step of an idle run")
 
 
+async def test_a_run_that_a_call_brought_back_stays_although_the_gateways_are_slow_to_tell(
+    in_memory: Path, model: Path, scores: StandinScores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_another(in_memory / "state", model, scores) as world:
+        await trained(world, "other", 0)
+        await is_idle(world, "other")
+        monkeypatch.setattr(activity.Activity, "heard", lambda *_: None)
+        loads = num_loads(world)
+        for _ in range(5):
+            assert (await answer_of(world, "other"))[0] == 200
+            await asyncio.sleep(0.3)
+        assert state_of(world, "other") is RunState.READY
+        assert num_loads(world) == loads + 1
+
+
 async def test_a_name_that_no_run_has_is_rejected_at_once(
     in_memory: Path, model: Path, scores: StandinScores
 ) -> None:

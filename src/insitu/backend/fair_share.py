@@ -1,5 +1,6 @@
-"""The order in which runs train: projects have the same share of tokens, and so do the runs of one project.
+"""The order in which runs are admitted and train: projects take turns, and so do the runs of one project.
 
+new runs     ─► one of each project, then the next of each
 waiting jobs ─► the project that trained on the fewest tokens ─► its run that did ─► the job
 """
 
@@ -7,9 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
-from insitu.backend.ledger.rows import Job
-from insitu.wire.values import SEPARATOR
+from insitu.access.projects import project_of
+from insitu.backend.ledger.rows import Job, LiveRun
+
+
+def by_turns(runs: Iterable[LiveRun]) -> list[LiveRun]:
+    """Return the runs in the order of admission: the first of every project, then the second."""
+    of_project: defaultdict[str | None, list[LiveRun]] = defaultdict(list)
+    for run in runs:
+        of_project[project_of(run.name).name].append(run)
+    rounds = zip_longest(*of_project.values())
+    return [run for each in rounds for run in each if run is not None]
 
 
 class FairShares:
@@ -20,21 +31,21 @@ class FairShares:
 
     def __init__(self) -> None:
         self._projects = _Queue()
-        self._runs: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._runs: defaultdict[str | None, _Queue] = defaultdict(_Queue)
         """The runs of each project."""
 
     def next(self, waiting: Sequence[Job]) -> Job | None:
         """Choose among the oldest queued jobs of runs, oldest first; the oldest wins a tie."""
         if not waiting:
             return None
-        project = self._projects.choose(_project_of(job.run) for job in waiting)
-        jobs = [job for job in waiting if _project_of(job.run) == project]
+        project = self._projects.choose(project_of(job.run).name for job in waiting)
+        jobs = [job for job in waiting if project_of(job.run).name == project]
         run = self._runs[project].choose(job.run for job in jobs)
         return next(job for job in jobs if job.run == run)
 
     def charge(self, run: str, num_tokens: int) -> None:
         """Count the tokens of a batch that the run's job trains on, also if it fails later."""
-        project = _project_of(run)
+        project = project_of(run).name
         self._projects.charge(project, num_tokens)
         self._runs[project].charge(run, num_tokens)
 
@@ -47,25 +58,20 @@ class _Queue:
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}
+        self._tokens: dict[str | None, int] = {}
         """Tokens by name, on a common scale that starts at the backend's start."""
         self._level = 0
         """The tokens of the one that was chosen last, at that time."""
 
-    def choose(self, names: Iterable[str]) -> str:
+    def choose(self, names: Iterable[str | None]) -> str | None:
         chosen = min(names, key=self._of)
         self._level = self._of(chosen)
         return chosen
 
-    def charge(self, name: str, num_tokens: int) -> None:
+    def charge(self, name: str | None, num_tokens: int) -> None:
         self._tokens[name] = self._of(name) + num_tokens
         # A name at or below the level has no debt: it needs no entry.
         self._tokens = {each: tokens for each, tokens in self._tokens.items() if tokens > self._level}
 
-    def _of(self, name: str) -> int:
+    def _of(self, name: str | None) -> int:
         return max(self._tokens.get(name, 0), self._level)
-
-
-def _project_of(run: str) -> str:
-    """Return the project in a run's stored name; empty for a key without one."""
-    return run.rpartition(SEPARATOR)[0]

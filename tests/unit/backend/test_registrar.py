@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,8 @@ from insitu.backend.serving.traffic import Traffic
 from insitu.errors import CannotHonour, ChildFailed
 from insitu.types import LoraSettings, RunState
 from insitu.wire.routing_table import Served
+
+COMPUTE = Compute("float32", (), 1, None, "")
 
 
 class StandinHost:
@@ -64,8 +68,7 @@ def said() -> list[str]:
 def registrar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Registrar:
     monkeypatch.setattr(registration, "ModelHost", StandinHost)
     monkeypatch.setattr(registration, "check_placement", fits)
-    compute = Compute("float32", (), 1, None, "")
-    settings = ServeSettings(tmp_path, "cpu", compute, "adapter", "shared", "default", model="m")
+    settings = ServeSettings(tmp_path, "cpu", COMPUTE, "adapter", "shared", "default", model="m")
     nothing: Any = None
     traffic: Any = StandinTraffic()
     return Registrar(settings, nothing, traffic, nothing, tmp_path, said.append)
@@ -227,6 +230,35 @@ class DroppingHost(StandinHost):
 
     async def reset(self) -> None:
         self.freed.append("reset")
+
+
+async def test_a_project_with_many_new_runs_delays_neither_anothers_run_nor_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServeSettings(tmp_path, "cpu", COMPUTE, "adapter", "shared", "default", model="m")
+    nothing: Any = None
+    with Ledger(ledger_url(tmp_path, None)) as ledger:
+        traffic = QuietTraffic(nothing, ["http://nowhere"], "key", 1.0, 1.0)
+        registrar = Registrar(settings, ledger, traffic, nothing, tmp_path, lambda _text: None)
+        for name in (*(f"a~{number}" for number in range(40)), "b~mine", "operators"):
+            ledger.register_run("default", name, "m", LoraSettings(), {}, {})
+        admitted: list[str] = []
+
+        async def admit(run: Run) -> None:
+            admitted.append(run.name)
+            await asyncio.sleep(0.05)
+            ledger.transition_run(run.name, RunState.FAILED, "by this test")
+
+        monkeypatch.setattr(registrar, "_admit", admit)
+        monkeypatch.setattr(registration, "_ADMITTING_SECONDS", 0.2)
+        began = time.monotonic()
+        await registrar.admit_runs()
+        assert time.monotonic() - began < 1.5, "then a step has its turn"
+        assert set(admitted[:3]) == {"a~0", "b~mine", "operators"}
+        assert len(admitted) < 42
+        while len(admitted) < 42:
+            await registrar.admit_runs()
+        assert sorted(admitted) == sorted({*admitted}), "each once"
 
 
 class QuietTraffic(Traffic):

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import orjson
 
+from insitu.access.projects import project_of
 from insitu.errors import NotFound
 from insitu.system.durable import sync_path
 from insitu.types import LoraSettings
 from insitu.wire.starts.peft_config import PeftConfig
-from insitu.wire.values import SEPARATOR, UPLOADED
+from insitu.wire.values import UPLOADED
 
 KEPT_SECONDS = 24 * 3600.0
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
@@ -80,7 +81,7 @@ def stored_bytes(state_dir: Path) -> Counter[str | None]:
     for path in _home(state_dir).glob("*"):
         if not path.name.startswith(_STAGING):
             with suppress(FileNotFoundError):  # removed meanwhile
-                found[path.name.rpartition(SEPARATOR)[0] or None] += (path / WEIGHTS).stat().st_size
+                found[project_of(path.name).name] += (path / WEIGHTS).stat().st_size
     return found
 
 

@@ -148,11 +148,14 @@ def let_idle(connection: Connection, run: Run | LiveRun) -> bool:
 
 
 def wake(connection: Connection, name: str) -> bool:
-    """Have an idle run loaded; return False if it is not idle."""
+    """Have an idle run loaded, as somebody works with it again; return False if it is not idle."""
     run = find_run(connection, name, lock=True)
     if run is None or run.state is not RunState.IDLE:
         return False
     transition(connection, name, RunState.LOADING, None)
+    note_seen(connection, {name: time.time()})
+    of_run = update(schema.activity).where(schema.activity.c.run == name)
+    connection.execute(of_run.values(done_at=0.0))  # another client was done
     return True
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from insitu.access.projects import named_for
+from insitu.backend.fair_share import by_turns
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
@@ -38,6 +39,8 @@ from insitu.wire.routing_table import NotServed, Served, ServedBase
 
 _FILLED = 1.25
 """Calls at an engine, of those it computes at once: some are being rendered or recorded meanwhile."""
+_ADMITTING_SECONDS = 2.0
+"""The time after which steps have their turn, with more runs to admit."""
 _AGAIN_SECONDS = 10.0
 """Between two tries to load an idle run whose step waits for the place of another."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -113,12 +116,15 @@ class Registrar:
         live = await asyncio.to_thread(self._ledger.live_runs)
         for name in self._traffic.runs.keys() - {run.name for run in live}:
             await self._drop(name)  # closed, failed or deleted
-        for run in live:
+        began = time.monotonic()
+        for run in by_turns(run for run in live if run.state is not RunState.READY):
+            if time.monotonic() - began > _ADMITTING_SECONDS:
+                break  # the others come after the next step, if one waits
             if run.state is RunState.LOADING:  # it was idle, or the end of its admission was not recorded
                 found = await asyncio.to_thread(self._ledger.get_run, run.name)
                 if run.name not in self._beside and found.state is RunState.LOADING:  # no task has loaded it
                     await self._admit(found)
-            elif run.state is RunState.REGISTERED:
+            else:
                 if run.name in self._traffic.runs:  # closed, perhaps deleted, since it was admitted
                     await self._drop(run.name)
                 found = await asyncio.to_thread(self._ledger.get_run, run.name)
