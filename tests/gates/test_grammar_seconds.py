@@ -57,10 +57,21 @@ def compiled() -> Compile:
     return compiled
 
 
-@pytest.fixture(scope="module")
-def machine(compiled: Compile) -> float:
+def speed_of(compiled: Compile) -> float:
     """Return the speed of this machine beside the one of the estimates."""
     return compiled(of_length(200)) / 1.82
+
+
+@pytest.fixture(scope="module")
+def machine(compiled: Compile) -> float:
+    return speed_of(compiled)
+
+
+def is_within(compiled: Compile, schema: Schema, machine: float) -> bool:
+    """Compare with the estimate. If a neighbour has made the machine slower since, its speed is taken again."""
+    if compiled(schema) <= machine * estimated(schema) * 1.3 + NOISE_SECONDS:
+        return True
+    return compiled(schema) <= speed_of(compiled) * estimated(schema) * 1.3 + NOISE_SECONDS
 
 
 def estimated(schema: Schema) -> float:
@@ -97,7 +108,7 @@ SLOW: dict[str, Schema] = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SLOW)
 def test_the_estimate_is_no_lower_than_the_compilation(name: str, compiled: Compile, machine: float) -> None:
-    assert compiled(SLOW[name]) <= machine * estimated(SLOW[name]) * 1.3 + NOISE_SECONDS
+    assert is_within(compiled, SLOW[name], machine)
 
 
 @pytest.mark.timeout(120)
@@ -110,4 +121,4 @@ def test_neither_is_that_of_random_patterns(compiled: Compile, machine: float) -
         schema = pattern(text)
         seconds = estimated(schema)
         if seconds < 4:
-            assert compiled(schema) <= machine * seconds * 1.3 + NOISE_SECONDS, text
+            assert is_within(compiled, schema, machine), text
