@@ -68,7 +68,7 @@ def machine(compiled: Compile) -> float:
 
 
 def is_within(compiled: Compile, schema: Schema, machine: float) -> bool:
-    """Compare with the estimate. If a neighbour has made the machine slower since, its speed is taken again."""
+    """Compare with the estimate; if a neighbour slowed the machine meanwhile, with its speed of now."""
     if compiled(schema) <= machine * estimated(schema) * 1.3 + NOISE_SECONDS:
         return True
     return compiled(schema) <= speed_of(compiled) * estimated(schema) * 1.3 + NOISE_SECONDS
