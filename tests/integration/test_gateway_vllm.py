@@ -126,6 +126,18 @@ async def test_logprobs_look_like_the_engines(gateway: Running) -> None:
     assert [len(e["top_logprobs"]) for e in ours] == [len(e["top_logprobs"]) for e in theirs]
 
 
+async def test_the_engines_own_metrics_are_readable(gateway: Running) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{gateway.url}/health") as got:
+            (engine,) = (await got.json())["replicas"]
+        async with session.get(f"{gateway.url}/engines/{engine}/metrics", headers=API) as got:
+            assert got.status == 200
+            text = await got.text()
+    for name in ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_preemptions_total"):
+        assert f"\n{name}{{" in text, name
+    assert "lora_requests_info" not in text
+
+
 async def test_a_client_that_leaves_frees_the_engine(gateway: Running) -> None:
     body = {
         "model": "tiny",

@@ -148,6 +148,7 @@ class StandinEngine:
         app = web.Application(client_max_size=2**28)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/standin/delays", self._list_delays)
         app.router.add_get("/standin/load", self._load)
         app.router.add_post("/v1/chat/completions", self._direct)
@@ -186,6 +187,15 @@ class StandinEngine:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.behaviour.healthy else 503)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        """Answer a little of what vLLM does."""
+        return web.Response(
+            text="# TYPE vllm:num_requests_waiting gauge\n"
+            'vllm:num_requests_waiting{engine="0",model_name="tiny"} 3.0\n'
+            "# TYPE vllm:lora_requests_info gauge\n"
+            'vllm:lora_requests_info{running_lora_adapters="secret@1"} 1.0\n'
+        )
 
     async def _list_delays(self, _request: web.Request) -> web.Response:
         return _json({"delays": self.delays, "num_aborted": self.num_aborted})

@@ -47,7 +47,7 @@ from insitu.gateway.sampled_ids.token_texts import TokenTexts
 from insitu.gateway.sampled_ids.tokenizers import Tokenizers
 from insitu.gateway.shared.bodies import HOLDER, Bodies
 from insitu.gateway.shared.counts import Counts
-from insitu.gateway.shared.faults import internal_error
+from insitu.gateway.shared.faults import Fault, internal_error
 from insitu.gateway.shared.settings import Settings
 from insitu.gateway.shared.unknown_fields import UnknownFields
 from insitu.records.store import RecordStore
@@ -112,6 +112,7 @@ class Gateway:
         router.add_get("/health", _answering(self._health))
         router.add_get("/ready", _answering(self._ready))
         router.add_get("/metrics", self._metrics)
+        router.add_get("/engines/{engine}/metrics", self._engine_metrics)
         router.add_get("/v1/openapi.json", self._describe)
         rollout = "/rollouts/{rollout_id}"
         for prefix in ("", rollout, rollout + "/functions/{function}"):
@@ -283,6 +284,21 @@ class Gateway:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         content = exposition(metrics(self._counts, self._strangers, self.recorder, self.routes, self.pool))
+        return web.Response(body=content, headers={"content-type": CONTENT_TYPE})
+
+    async def _engine_metrics(self, request: web.Request) -> web.Response:
+        name = request.match_info["engine"]
+        replica = self.pool.replicas.get(name)
+        if replica is None:
+            raise NotFound(
+                f"The engine `{name[:80]}` is not in use.", hint="GET /health lists those that are"
+            )
+        try:
+            content = await replica.engine.metrics()
+        except Fault as error:
+            raise UpstreamError(
+                f"{replica.id} did not tell its metrics: {error}.", hint="retry later"
+            ) from error
         return web.Response(body=content, headers={"content-type": CONTENT_TYPE})
 
     async def _health(self, _request: web.Request) -> GatewayHealth:

@@ -61,7 +61,7 @@ def test_only_health_readiness_and_the_files_of_the_pages_are_open() -> None:
 
 def test_routes_without_anything_of_a_project_name_nothing() -> None:
     assert set(API) | set(GATEWAY) >= NOBODYS
-    assert not any("{" in route or route.startswith("DELETE ") for route in NOBODYS)
+    assert not any("{" in route.replace("{engine}", "") or route.startswith("DELETE ") for route in NOBODYS)
 
 
 def test_deletions_and_promotions_need_admin() -> None:

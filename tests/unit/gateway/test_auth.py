@@ -22,7 +22,7 @@ KEY = "k" * 32
 
 
 def all_routes() -> list[tuple[str, str]]:
-    named = {"rollout_id": "r", "function": "f", "model": "tiny"}
+    named = {"rollout_id": "r", "function": "f", "model": "tiny", "engine": "replica-0"}
     return [
         (method, route.resource.canonical.format(**named))
         for route in build_app(SETTINGS).router.routes()

@@ -107,3 +107,14 @@ def test_names_follow_the_conventions_and_the_page_and_the_board_know_them() -> 
             assert name.removesuffix("_bucket") in known, f"no metric {name}: {query}"
             if name.endswith(("_total", "_bucket")):
                 assert re.search(rf"(rate|increase)\({name}\[", query), f"a counter without rate: {query}"
+
+
+async def test_an_engines_own_metrics_come_without_the_names_of_runs(gateway: GatewayUnderTest) -> None:
+    async with gateway.session.get(f"{gateway.url}/engines/replica-0/metrics", headers=API) as got:
+        text = await got.text()
+        assert (got.status, "vllm:num_requests_waiting{" in text, "secret" in text) == (200, True, False)
+    async with gateway.session.get(f"{gateway.url}/engines/none/metrics", headers=API) as got:
+        assert (got.status, "GET /health lists those" in await got.text()) == (404, True)
+    await gateway.engine.stop()
+    async with gateway.session.get(f"{gateway.url}/engines/replica-0/metrics", headers=API) as got:
+        assert (got.status, "did not tell its metrics" in await got.text()) == (502, True)

@@ -51,6 +51,10 @@ class ServedModel:
     max_model_len: int | None
 
 
+_ADAPTERS = b"vllm:lora_requests_info"
+"""The metric whose labels are the names of adapters, which are those of runs."""
+
+
 class Engine:
     """The HTTP client of one replica. Closing it fails the calls under way, which then go elsewhere."""
 
@@ -119,17 +123,24 @@ class Engine:
 
     async def models(self) -> list[ServedModel]:
         """Return the models that the engine says it serves."""
-        try:
-            async with self._open("/v1/models").get(
-                self.url + "/v1/models", timeout=self._timeout(self._limits.render_seconds)
-            ) as answer:
-                data = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._lost("/v1/models", error) from error
-        if answer.status != 200:
-            raise self._failure("/v1/models", answer.status, data)
+        data = await self._get("/v1/models", self._limits.render_seconds)
         with reading():
             return [_served(card) for card in self._parse("/v1/models", data)["data"]]
+
+    async def metrics(self) -> bytes:
+        """Return the engine's own metrics for Prometheus, without those that name runs."""
+        data = await self._get("/metrics", self._limits.probe_timeout_seconds)
+        return b"".join(line for line in data.splitlines(keepends=True) if _ADAPTERS not in line)
+
+    async def _get(self, path: str, seconds: float) -> bytes:
+        try:
+            async with self._open(path).get(self.url + path, timeout=self._timeout(seconds)) as answer:
+                data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(path, error) from error
+        if answer.status != 200:
+            raise self._failure(path, answer.status, data)
+        return data
 
     def _open(self, path: str) -> aiohttp.ClientSession:
         """Return the session; ReplicaLost if it was closed under a call, because the engine hung or left."""
