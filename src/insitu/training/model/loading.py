@@ -20,13 +20,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from insitu.errors import CannotHonour, NotFound
 from insitu.training.model import attention, four_bits
+from insitu.training.model.head_check import check_head
 from insitu.training.model.policy import Policy
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -53,7 +54,7 @@ def load_policy(
     directory = model_directory(base_model)
     config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     for setting in _LOGIT_TRANSFORMS:
-        if getattr(config, setting, None) not in (None, 1, 1.0):
+        if getattr(config.get_text_config(), setting, None) not in (None, 1, 1.0):
             raise CannotHonour(
                 f"the base model {base_model} transforms its logits ({setting}), which is not supported here",
                 hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
@@ -70,15 +71,20 @@ def load_policy(
         policy = prepare(model, checkpoint_layers)
         if four_bit:
             four_bits.keep_layout(model)
+        check_head(policy, base_model)
         return policy
     if four_bit:
         raise CannotHonour(
             f"a 4-bit base cannot be sharded over {mesh.size()} ranks: each reads its rows of a tensor from "
             "the files, and quantised tensors have no rows",
-            hint="use one trainer rank: --num-ranks 1, or a base in the run's precision",
+            hint="use one trainer rank: --trainer-ranks 1, or a base in the run's precision",
         )
     policy = prepare(empty_model(config, dtype), checkpoint_layers)
     load_sharded(policy, directory, device, dtype, mesh)
+    check_head(policy, base_model)
+    for unit in policy.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()  # the check leaves the last one gathered
     return policy
 
 
@@ -137,6 +143,7 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     if head in units:
         register_fsdp_forward_method(head, "score")
     fully_shard(policy, mesh=mesh, mp_policy=precision)
+    register_fsdp_forward_method(policy, "head_difference")
 
 
 def materialise(policy: Policy, device: torch.device) -> None:
@@ -159,7 +166,7 @@ def load_shards(model: nn.Module, directory: Path, mesh: DeviceMesh) -> None:
                 raise CannotHonour(
                     f"{directory} names its weights differently from the loaded model ({name}), so several "
                     "ranks cannot each read their part",
-                    hint="use one trainer rank: --num-ranks 1",
+                    hint="use one trainer rank: --trainer-ranks 1",
                 )
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             rows = -(-parameter.shape[0] // world)

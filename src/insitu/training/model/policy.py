@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from insitu.training.model import attention
 from insitu.training.model.branch_verdict import may_branch
-from insitu.training.model.logprobs import token_logprobs
+from insitu.training.model.logprobs import float32_logits, token_logprobs
 
 if TYPE_CHECKING:
     from insitu.training.batching import MicroBatch
@@ -45,6 +46,23 @@ class Policy(nn.Module):
         logprob_u, entropy_u = self.model.lm_head.score(hidden_uh, batch.target_u, batch.temperature_u)
         return logprob_u.index_select(0, batch.pick_t), entropy_u.index_select(0, batch.pick_t)
 
+    @torch.no_grad()
+    def head_difference(self, ids_bl: Tensor) -> Tensor:
+        """Return the most by which the model's own log-probabilities differ from those of the head alone.
+
+        The head computes in float32 on both sides.
+        """
+        head = self.model.lm_head
+        own_forward = head.forward
+        head.forward = functools.partial(_float32, head)
+        try:
+            hidden_blh = self.model.base_model(input_ids=ids_bl, use_cache=False).last_hidden_state
+            alone_blv = head(hidden_blh).log_softmax(-1)
+            own_blv = self.model(input_ids=ids_bl, use_cache=False).logits.float().log_softmax(-1)
+        finally:
+            head.forward = own_forward
+        return (own_blv - alone_blv).abs().amax()
+
     @property
     def can_branch(self) -> bool:
         """True if attention is plain and full in every layer, so that ours can replace it.
@@ -60,6 +78,11 @@ class Policy(nn.Module):
 def head_size(config: Any) -> int:
     """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _float32(head: nn.Linear, hidden_blh: Tensor) -> Tensor:
+    flat = float32_logits(hidden_blh.flatten(0, 1).to(head.weight.dtype), head.weight, head.bias)
+    return flat.unflatten(0, hidden_blh.shape[:2])
 
 
 def _score(
