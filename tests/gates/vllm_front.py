@@ -140,7 +140,7 @@ class StandinCore:
         self.client.renderer, self.client.input_processor = renderer, self._inputs
         self.client.errored = False
         self.client.generate = self.generate
-        self.client.collective_rpc.return_value = [None]
+        self.client.collective_rpc.return_value = [[]]
         self.client.reset_prefix_cache.return_value = True
         self.client.wake_up.return_value = True
         self.client.get_supported_tasks.return_value = ("generate",)

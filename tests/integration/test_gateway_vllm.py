@@ -14,8 +14,11 @@ import aiohttp
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from insitu.backend.fleet.replica import EngineClient
+from insitu.errors import CannotHonour
 from insitu.testing.models import tiny
 from tests.support.gateway_process import (
     API,
@@ -218,6 +221,33 @@ async def test_adapters_are_named_by_the_engine(gateway: Running, tmp_path: Path
             assert got.status == 200
     gone = await gateway.request("POST", "/v1/chat/completions", body | {"model": "run"})
     assert (gone["status"], gone["error"]["type"]) == (502, "UpstreamError")
+
+
+@pytest.mark.parametrize("harm", ["none", "a name that is not mapped", "a half of a layer"])
+async def test_an_engine_serves_an_adapter_whole_or_not_at_all(
+    gateway: Running, tmp_path: Path, harm: str
+) -> None:
+    make_adapter(tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(each for each in tensors if each.endswith("layers.0.self_attn.q_proj.lora_B.weight"))
+    if harm == "a name that is not mapped":
+        for half in "AB":
+            old = name.replace("lora_B", f"lora_{half}")
+            tensors[old.replace("self_attn", "linear_attn")] = tensors.pop(old)
+    elif harm == "a half of a layer":
+        del tensors[name]
+    save_file(tensors, path)
+    async with aiohttp.ClientSession() as http:
+        engine = EngineClient(http, gateway.engine.url)
+        if harm == "none":
+            await engine.load_adapter("whole@1", tmp_path)
+            assert "whole@1" in await engine.adapters()
+            await engine.unload_adapter("whole@1")
+            return
+        with pytest.raises(CannotHonour, match=r"layers\.0\.(linear_attn|self_attn)\.q_proj\.lora_A"):
+            await engine.load_adapter("harmed@1", tmp_path)
+        assert "harmed@1" not in await engine.adapters()
 
 
 def make_adapter(folder: Path) -> Any:

@@ -226,9 +226,11 @@ class StandinVllm(StandinEngine):
             body = await request.json() if request.can_read_body else {}
             part = request.query.get("tags")
             point = name if part is None else f"{name}.{part}"
+            checks = body.get("method") == "tensors_left_out"
+            point = "engine.check" if checks else point
             try:
                 await self._pass(point)
-                answer = act(part, body)
+                answer = {"results": [[]]} if checks else act(part, body)
                 await self._pass(f"{point}:done")
             except Refused:
                 return web.json_response({"status": "sleeping", "tags": [part]})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from insitu.backend.in_engine import adapters as adapter_check
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
 from insitu.system.processes import end_child, free_port, spawn, tail
@@ -63,7 +64,7 @@ def vllm_tiny() -> Iterator[VllmServer]:
     """The tiny model, able to take adapters at run time, without tool parsers."""
     from insitu.testing.models import tiny
 
-    lora = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
+    lora = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", *adapter_check.VLLM_ARGUMENTS)
     with vllm_server(tiny(), "tiny", *lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1") as server:
         yield server
 

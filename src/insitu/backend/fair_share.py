@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 
 from insitu.access.projects import project_of
-from insitu.backend.ledger.rows import Job, LiveRun
-
-
-def by_turns(runs: Iterable[LiveRun]) -> list[LiveRun]:
-    """Return the runs in the order of admission: the first of every project, then the second."""
-    of_project: defaultdict[str | None, list[LiveRun]] = defaultdict(list)
-    for run in runs:
-        of_project[project_of(run.name).name].append(run)
-    rounds = zip_longest(*of_project.values())
-    return [run for each in rounds for run in each if run is not None]
+from insitu.backend.ledger.rows import Job
 
 
 class FairShares:

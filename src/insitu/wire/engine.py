@@ -43,6 +43,28 @@ class ReloadWeights(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterDirectory(Message):
+    """An adapter's directory, on the engine's machine."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindLeftOut(Message):
+    """`POST /collective_rpc`: each worker names the tensors of an adapter that it does not compute with."""
+
+    kwargs: AdapterDirectory
+    method: str = "tensors_left_out"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut(Answer):
+    """The answer, a list for each worker."""
+
+    results: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class NewVersion(Message):
     """`POST /update_weight_version`."""
 

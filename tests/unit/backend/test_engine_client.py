@@ -26,11 +26,11 @@ class StandinEngine:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
-        self.answers: dict[str, Any] = {}
-        self.hangs = False
+        self.answers: dict[str, Any] = {"/collective_rpc": {"results": [[], []]}}
+        self.hangs_at = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        if self.hangs:
+        if request.path == self.hangs_at:
             await asyncio.Event().wait()
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.path_qs, body))
@@ -72,7 +72,7 @@ async def test_an_engine_that_hangs_is_given_up(
     path: str,
     ask: Callable[[EngineClient], Awaitable[object]],
 ) -> None:
-    standin.hangs = True
+    standin.hangs_at = path
     hasty = EngineClient(engine._http, engine.url, replace(Deadlines(), **{deadline: 0.05}))
     async with asyncio.timeout(30):
         with pytest.raises(DeadlineExceeded, match=rf"did not answer {path}.* in 0.05 s"):
@@ -88,6 +88,7 @@ async def test_requests_are_those_of_vllm(standin: StandinEngine, engine: Engine
     await engine.wake_up("weights")
     await engine.wake_up("kv_cache")
     assert standin.requests == [
+        ("/collective_rpc", {"method": "tensors_left_out", "kwargs": {"directory": "/weights/1"}}),
         ("/v1/load_lora_adapter", {"lora_name": "run@1", "lora_path": "/weights/1"}),
         ("/v1/unload_lora_adapter", {"lora_name": "run@1"}),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/2"}}),
@@ -108,7 +109,7 @@ async def test_the_engine_has_the_weights_that_it_took(standin: StandinEngine, e
     assert engine.versions == ["base", "run@2"]
     hasty = EngineClient(engine._http, engine.url, replace(Deadlines(), publish=0.05))
     await hasty.set_version("base")
-    standin.hangs = True
+    standin.hangs_at = "/collective_rpc"
     with pytest.raises(DeadlineExceeded):
         await hasty.reload_weights(Path("/weights/3"), "run@3")
     with pytest.raises(DeadlineExceeded):

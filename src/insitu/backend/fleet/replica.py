@@ -16,17 +16,21 @@ import aiohttp
 from insitu.access import engine_door
 from insitu.backend.fleet.background import to_background, to_foreground
 from insitu.backend.fleet.node import Files, Node
+from insitu.backend.in_engine import adapters as adapter_check
 from insitu.backend.plan.compute import Threads
 from insitu.backend.plan.engine import EngineSettings
 from insitu.backend.plan.settings import Deadlines
-from insitu.errors import ChildFailed, DeadlineExceeded, UpstreamError
+from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, UpstreamError
 from insitu.system.logs import vllm_logging_config
 from insitu.system.paths import cache_dir
 from insitu.system.processes import end_child, free_port, spawn, tail
 from insitu.wire.engine import (
+    AdapterDirectory,
     Completion,
     EngineModels,
     EngineState,
+    FindLeftOut,
+    LeftOut,
     LoadAdapter,
     NewVersion,
     ReloadWeights,
@@ -41,6 +45,7 @@ Memory = Literal["weights", "kv_cache"]
 """The parts of an engine's memory that wake up one by one."""
 
 _OCCUPYING = frozenset({"/collective_rpc", "/v1/load_lora_adapter", "/sleep", "/wake_up"})
+_SHOWN_TENSORS = 3
 _GRACE_SECONDS = 3.0
 _BACKGROUND_SECONDS = 120.0
 """On a machine that has no time left, a start in the background would not end."""
@@ -89,6 +94,8 @@ class ReplicaActor:
             # The server inherits this actor's affinity; the actor itself computes nothing.
             os.sched_setaffinity(0, threads.cpus)
         command = [*settings.command(self._port, self._node.address), *engine_door.VLLM_ARGUMENTS]
+        if settings.publication == "adapter":
+            command += adapter_check.VLLM_ARGUMENTS
         self._server = spawn(command, self._log, environment)
 
     def describe(self) -> Server:
@@ -231,11 +238,26 @@ class EngineClient:
         await self._post("/v1/completions", body, deadline_seconds)
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Serve a LoRA directory under a name that was never used before."""
+        """Serve a LoRA directory under a name that was never used before; all of it, or nothing."""
         if self._delivery is not None:
             path = await self._delivery.bring(name, path)
+        tensors = await self._tensors_left_out(path)
+        if tensors:
+            more = ", …" if len(tensors) > _SHOWN_TENSORS else ""
+            raise CannotHonour(
+                f"the engine would serve {name} without {len(tensors)} of its tensors: "
+                f"{', '.join(tensors[:_SHOWN_TENSORS])}{more}",
+                hint="register with `lora.target_modules` of layers that vLLM adapts, or serve with "
+                "--publication merged",
+            )
         await self._post("/v1/load_lora_adapter", LoadAdapter(name, str(path)), self._deadlines.publish)
         self._adapters.append(name)
+
+    async def _tensors_left_out(self, path: Path) -> list[str]:
+        """Return the tensors of an adapter that a worker does not compute with."""
+        asked = FindLeftOut(AdapterDirectory(str(path)))
+        content = await self._post("/collective_rpc", asked, self._deadlines.publish)
+        return sorted(set().union(*self._parsed(LeftOut, "/collective_rpc", content).results))
 
     async def unload_adapter(self, name: str) -> None:
         """Stop serving a LoRA; vLLM answers for a name that it does not have with an error."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
+from insitu.access.projects import project_of
 from insitu.backend.ledger import Ledger, Run
 from insitu.backend.ledger.rows import LiveRun
 from insitu.wire.gateway_state import GatewayState
@@ -81,3 +84,12 @@ class Activity:
     def _in_use(self) -> set[str]:
         leased = {lease.run for lease in self._ledger.open_leases()}
         return leased | self._ledger.runs_with_open_jobs()
+
+
+def by_turns(runs: Iterable[LiveRun]) -> list[LiveRun]:
+    """Return the runs in the order of admission: the first of every project, then the second."""
+    of_project: defaultdict[str | None, list[LiveRun]] = defaultdict(list)
+    for run in runs:
+        of_project[project_of(run.name).name].append(run)
+    rounds = zip_longest(*of_project.values())
+    return [run for each in rounds for run in each if run is not None]

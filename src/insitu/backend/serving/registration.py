@@ -14,7 +14,6 @@ from pathlib import Path
 import aiohttp
 
 from insitu.access.projects import named_for
-from insitu.backend.fair_share import by_turns
 from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
@@ -24,7 +23,7 @@ from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say
-from insitu.backend.serving.activity import GIVES_WAY_SECONDS, IDLE_SECONDS, Activity
+from insitu.backend.serving.activity import GIVES_WAY_SECONDS, IDLE_SECONDS, Activity, by_turns
 from insitu.backend.serving.fall_back import fall_back
 from insitu.backend.serving.host import DamagedStep, ModelHost
 from insitu.backend.serving.promotions import Promotions
