@@ -37,6 +37,7 @@ from insitu.training.model.loading import load_policy
 from insitu.training.model.lora import AdapterPool
 from insitu.training.packing import pack_step
 from insitu.types import LoraSettings
+from insitu.wire.engine import FindLeftOut
 from tests.support.standin_engine import Behaviour, StandinEngine
 
 Kind = Literal["out of memory", "refused", "dies", "hangs"]
@@ -45,6 +46,7 @@ LORA = LoraSettings(rank=4, alpha=8, seed=3)
 HANG_SECONDS = 0.3
 """The deadline of an operation that is going to hang; the others are computed, however long that takes."""
 _PIDS = itertools.count(2**24)  # beyond every real process
+_CHECK = "engine.check"
 _ENGINE_POINTS = {
     "/sleep": "engine.sleep",
     "/wake_up": "engine.wake_up",
@@ -227,7 +229,7 @@ class StandinVllm(StandinEngine):
             part = request.query.get("tags")
             point = name if part is None else f"{name}.{part}"
             checks = body.get("method") == "tensors_left_out"
-            point = "engine.check" if checks else point
+            point = _CHECK if checks else point
             try:
                 await self._pass(point)
                 answer = {"results": [[]]} if checks else act(part, body)
@@ -318,6 +320,7 @@ class HastyEngineClient(EngineClient):
     async def _request(self, method: str, path: str, body: Any, deadline_seconds: float) -> bytes:
         bare, _, tag = path.partition("?tags=")
         point = _ENGINE_POINTS.get(bare.partition("?")[0], bare) + (f".{tag}" if tag else "")
+        point = _CHECK if isinstance(body, FindLeftOut) else point
         seconds = HANG_SECONDS if self._device.hangs_next(point) else deadline_seconds
         return await super()._request(method, path, body, seconds)
 
