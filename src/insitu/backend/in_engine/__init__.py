@@ -1,1 +1,1 @@
-"""What runs inside the processes of vLLM."""
+"""The processes of vLLM: code of ours that runs inside them."""
