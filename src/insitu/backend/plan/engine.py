@@ -22,7 +22,8 @@ _LORA_MODULES = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("qkv_proj", "gate_up_proj"),
 )
-"""Modules that adapters may target; vLLM refuses to load an adapter with others."""
+"""Modules that the engine wraps. vLLM would take an adapter of others and compute without them: see
+`insitu.backend.in_engine`."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
 CPU_KV_CACHE_GIB = 2
 SEED_GUARD_VLLM = "0.32.0"
