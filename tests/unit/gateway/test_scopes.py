@@ -21,7 +21,7 @@ from tests.support.standin_engine import Behaviour, StandinEngine
 from tests.unit.gateway.conftest import ADMIN, API, GatewayUnderTest, StartGateway, until
 from tests.unit.gateway.test_process import answers, free_port, start
 
-NAMED = {"rollout_id": "r", "function": "f", "model": "tiny"}
+NAMED = {"rollout_id": "r", "function": "f", "model": "tiny", "engine": "replica-0"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
