@@ -17,9 +17,6 @@ from transformers import AutoModelForCausalLM
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
 from insitu.training import passes
-from insitu.training.batching import score_batch
-from insitu.training.model.loading import load_policy
-from insitu.training.model.lora import AdapterPool
 from insitu.types import LoraSettings, Loss, StepSettings, TrainingSequence
 from tests.support.sequences import altered, make_sequence, train
 
@@ -349,30 +346,3 @@ def test_failed_step_leaves_nothing_in_memory(
     trainer.open_run("run", lora)
     train(trainer, "run", make_sequences(12, 1), settings)
     assert equal(adapter_of(trainer, "run", tmp_path / "again"), expected)
-
-
-def test_adapters_read_the_layers_input_as_it_is(model_dir: Path) -> None:
-    """PEFT would copy every input to float32, and autocast round it again: no bit differs without."""
-    found: list[tuple[torch.Tensor, dict[str, torch.Tensor | None]]] = []
-    for cast in (True, False):
-        policy = load_policy(str(model_dir), torch.device("cpu"), torch.bfloat16)
-        adapter = AdapterPool(policy.model).add(LoraSettings(rank=4))
-        assert adapter.layers
-        torch.manual_seed(1)
-        for name, parameter in adapter.parameters().items():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.05)
-        for layer in adapter.layers.values():
-            assert not layer.cast_input_dtype_enabled
-            layer.cast_input_dtype_enabled = cast
-        with torch.autocast("cpu", torch.bfloat16):
-            logprob_t, _ = policy(score_batch([[1, 2, 3, 4, 5], [5, 4, 3]]))
-        (logprob_t * torch.linspace(-1, 1, len(logprob_t))).sum().backward()
-        found.append((logprob_t.detach(), {n: p.grad for n, p in adapter.parameters().items()}))
-    (with_cast, slopes), (without, others) = found
-    assert torch.equal(with_cast, without)
-    for name, slope in slopes.items():
-        other = others[name]
-        assert slope is not None
-        assert other is not None
-        assert torch.equal(slope, other), name

@@ -102,8 +102,6 @@ class AdapterPool:
         layers = {
             n: m for n, m in self._model.named_modules() if isinstance(m, LoraLayer) and slot in m.lora_A
         }
-        for layer in layers.values():
-            layer.cast_input_dtype_enabled = False  # autocast does: a copy in float32 would be cast back
         adapter = Adapter(slot, settings, layers, self.linear_layers)
         self._active = None
         self.activate(adapter)
