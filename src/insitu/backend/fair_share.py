@@ -1,6 +1,5 @@
-"""The order in which runs are admitted and train: projects take turns, and so do the runs of one project.
+"""The order in which runs train: projects have the same share of tokens, and so do the runs of one project.
 
-new runs     ─► one of each project, then the next of each
 waiting jobs ─► the project that trained on the fewest tokens ─► its run that did ─► the job
 """
 

@@ -133,4 +133,4 @@ def test_a_start_looks_at_what_may_be_left_and_no_more(crowded: tuple[Path, Ledg
     assert remove_leftovers(ledger, folder / "runs") == []
     seconds = time.process_time() - began
     print(f"the files of {NUM_IDLE + NUM_LOADED} runs: {seconds:.2f} s")
-    assert seconds < 2.0
+    assert seconds < 1.0
