@@ -53,8 +53,9 @@ async def many_turns(value: Any, context: Any) -> str:
 
 
 def by_chance(item: Any) -> float:
-    """A reward that nothing can raise."""
-    return 0.5 + 0.1 * random.Random(item.rollout_id).random()
+    """A reward that nothing can raise, the same in every run, so that the verdict is, too."""
+    _, epoch, index, generation, _ = item.rollout_id.rsplit(".", 4)
+    return 0.5 + 0.1 * random.Random(f"{epoch} {index} {generation}").random()
 
 
 def by_place(item: Any) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from insitu.errors import Unavailable
 from insitu.harness.files.rollout_store import read_rollouts
 from insitu.view.reading.index import RunIndex
 from insitu.view.reading.run_files import RunFiles
@@ -154,6 +157,48 @@ def test_an_index_of_another_version_is_rebuilt(finished_run, tmp_path):
         old.execute("PRAGMA user_version=99")
     old.close()
     index = open_index(finished_run, tmp_path / "index.db")
+    read_all(index)
+    assert indexed(index) == stored(finished_run)
+    index.close()
+
+
+def test_a_reader_that_comes_while_another_writes_does_not_wait_and_cannot_write(finished_run, tmp_path):
+    index = open_index(finished_run, tmp_path / "index.db")
+    read_all(index)
+    with closing(sqlite3.connect(index.path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        assert indexed(index) == stored(finished_run)
+        second = open_index(finished_run, index.path)
+        assert indexed(second) == stored(finished_run)
+        assert time.monotonic() - began < 2, "a busy index is waited for 5 s"
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            index.read(lambda db: db.execute("DELETE FROM rollouts"))
+        second.close()
+    index.close()
+
+
+def test_an_index_that_another_process_fills_is_shown_as_far_as_it_is(finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("insitu.view.reading.schema._BUSY_SECONDS", 0.05)
+    index = open_index(finished_run, tmp_path / "index.db")
+    with closing(sqlite3.connect(index.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not index.refresh()
+        assert index.progress().share == 0.0
+    read_all(index)
+    assert indexed(index) == stored(finished_run)
+    index.close()
+
+
+def test_an_index_without_room_on_its_disk_says_so_and_goes_on_when_there_is(finished_run, tmp_path):
+    index = open_index(finished_run, tmp_path / "index.db")
+    writer = index._db  # pyright: ignore[reportPrivateUsage]
+    (pages,) = writer.execute("PRAGMA page_count").fetchone()
+    writer.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(Unavailable, match=r"cannot be used: database or disk is full") as raised:
+        read_all(index)
+    assert "make room" in (raised.value.hint or "")
+    writer.execute("PRAGMA max_page_count=1000000")
     read_all(index)
     assert indexed(index) == stored(finished_run)
     index.close()

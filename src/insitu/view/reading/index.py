@@ -24,7 +24,7 @@ from insitu.harness.files.run_directory import TRAJECTORIES
 from insitu.view.reading.entry import ENTRY_COLUMNS, entry_of, member_of
 from insitu.view.reading.fates import judge
 from insitu.view.reading.run_files import RunFiles, signature_of
-from insitu.view.reading.schema import connect, index_path
+from insitu.view.reading.schema import connect, connect_to_read, index_path, unusable
 from insitu.view.reading.store_name import StoreName
 from insitu.view.reading.tail import Place, lines_after, start_of, still_there
 
@@ -86,7 +86,7 @@ class RunIndex:
         """Call `ask` with a connection of this thread; it must only read."""
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if connection is None:
-            connection = self._readers.connection = connect(self.path)
+            connection = self._readers.connection = connect_to_read(self.path)
             self._opened.append(connection)
         deadline = time.monotonic() + _READ_SECONDS
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS_AT_ONCE)
@@ -117,35 +117,43 @@ class RunIndex:
 
         Some lines are read however small the budget is.
         """
-        budget = _Budget(budget_seconds)
-        changed = False
-        files = self._files.stores()
         with self._lock:
-            changed |= self._forget(files)
-            done = True
-            whole: set[str] = set()
-            # The newest first: that is what people look at while the rest is read.
-            for name, path in sorted(files.items(), key=_changed_at, reverse=True):
-                more, grew = self._read_store(name, path, budget)
-                changed |= grew
-                if more:
-                    done = False
-                    break
-                whole.add(name)
-            changed |= self._judge(whole)
-            self._share = self._measure(files)
+            try:
+                done, changed = self._read_new(_Budget(budget_seconds))
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise unusable(self.path, error) from error
+                done, changed = False, True  # another process fills the index
+            self._share = self._measure(self._files.stores())
             self._version += changed
         return done
+
+    def _read_new(self, budget: _Budget) -> tuple[bool, bool]:
+        """Return whether nothing is left to read, and whether anything changed."""
+        files = self._files.stores()
+        changed = self._forget(files)
+        done = True
+        whole: set[str] = set()
+        # The newest first: that is what people look at while the rest is read.
+        for name, path in sorted(files.items(), key=_changed_at, reverse=True):
+            more, grew = self._read_store(name, path, budget)
+            changed |= grew
+            if more:
+                done = False
+                break
+            whole.add(name)
+        return done, changed | self._judge(whole)
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
+            self._db.execute("COMMIT")
         except BaseException:  # also when interrupted: a transaction must not stay open
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk has ended it
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _forget(self, files: dict[str, Path]) -> bool:
         """Delete the rows of files that are gone or were replaced."""

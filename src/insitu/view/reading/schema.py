@@ -54,14 +54,26 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open the index, and create it if it is missing, of another version or not a database."""
     try:
         return _prepared(path)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise Unavailable(
-                f"the index {path} cannot be used: {error}",
-                hint="make room on its disk, or name a directory for it with INSITU_CACHE",
-            ) from error
+    except sqlite3.OperationalError as error:
+        raise unusable(path, error) from error
+    except sqlite3.DatabaseError:
         remove(path)  # it holds only what the run's files hold
         return _prepared(path)
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open the index that a writer has prepared; nothing can be written, so no writer is waited for."""
+    connection = _opened(path)
+    connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def unusable(path: Path, error: sqlite3.OperationalError) -> Unavailable:
+    """Say that the index cannot be opened or written."""
+    return Unavailable(
+        f"the index {path} cannot be used: {error}",
+        hint="make room on its disk, or name a directory for it with INSITU_CACHE",
+    )
 
 
 def remove(path: Path) -> None:
@@ -73,18 +85,34 @@ def remove(path: Path) -> None:
 def _prepared(path: Path) -> sqlite3.Connection:
     if not path.exists():
         path.touch(mode=0o600)  # rollouts are as private as the run directory
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = _opened(path)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         # A lost index is rebuilt, so a power cut may cost its last rows.
         connection.execute("PRAGMA synchronous=OFF")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
-            for dropped in ("stores", "rollouts", "words"):
-                ask(connection, f"DROP TABLE IF EXISTS {dropped}")
-        connection.executescript(_TABLES)
-        connection.execute("PRAGMA user_version=1")  # _VERSION
+        if _version_of(connection) != _VERSION:  # or another process, which may be writing, is waited for
+            _make_tables(connection)
     except BaseException:  # also when interrupted: the file must not stay open
         connection.close()
         raise
     return connection
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    if _version_of(connection) != _VERSION:  # another process may have been first
+        for dropped in ("stores", "rollouts", "words"):
+            ask(connection, f"DROP TABLE IF EXISTS {dropped}")
+        for statement in _TABLES.split(";"):
+            ask(connection, statement)
+        connection.execute("PRAGMA user_version=1")  # _VERSION
+    connection.execute("COMMIT")
+
+
+def _version_of(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
