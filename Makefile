@@ -32,7 +32,7 @@ MATERIAL := 9.8.1
 MKDOCSTRINGS := 2.0.10
 SITE := $(or $(INSITU_CACHE),$(HOME)/.cache/insitu)/tools/mkdocs-material-$(MATERIAL)-mkdocstrings-$(MKDOCSTRINGS)
 
-.PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat gates doctor gate-long e2e bench workflows
+.PHONY: setup quick check smoke light test sweeps faults frameworks sinks compat families gates doctor gate-long e2e bench workflows
 .PHONY: guards recipes recipes-sky demo postgres lock sbom audit clean export-check site web view-check view-real pictures pages chromium
 
 setup: $(VENV)/.ready postgres  ## create .venv with everything, from nothing
@@ -131,6 +131,10 @@ compat: setup  ## clients of others, unmodified, in environments of their own (b
 	$(BIN)/python -m insitu.testing.models tiny
 	$(BIN)/python -m tests.compat.environment
 	$(BIN)/python -m pytest tests/compat -v --durations=0
+
+families: setup  ## every family of models through the trainer and vLLM's classes: writes docs/models.md (5 minutes)
+	$(BIN)/python -m tests.gates.families.look
+	$(BIN)/python tools/models_page.py
 
 gates: setup  ## claims about GPUs, proved without one: a line for each
 	$(BIN)/python -m tests.support.lanes tests/gates -q -s --durations=3 -m 'not sweep'

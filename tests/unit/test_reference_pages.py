@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.support.literals import literals
-from tools import configuration_page
+from tools import configuration_page, models_page
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = ROOT / "docs" / "troubleshooting.md"
@@ -23,6 +23,10 @@ def test_every_definition_of_the_schema_is_on_the_page() -> None:
     schema = json.loads(configuration_page.SCHEMA.read_text())
     listed = {name for section in configuration_page.sections(schema) for name in section.names}
     assert set(schema["$defs"]) - {"variable"} == listed
+
+
+def test_the_page_of_models_is_that_of_the_table() -> None:
+    assert models_page.PAGE.read_text() == models_page.page(), "write it: python tools/models_page.py"
 
 
 def test_messages_are_those_of_the_code() -> None:

@@ -181,11 +181,11 @@ def serve(**options: Unpack[_Options]) -> None:
             from insitu.backend.plan.parsers import with_parsers
             from insitu.backend.serve import serve as run
 
-            settings, plan = _planned(_settings(options), options)
-            settings, lines = (settings, []) if model is None else with_parsers(settings, model)
+            settings, plan, lines = _planned(_settings(options), options)
+            settings, more = (settings, []) if model is None else with_parsers(settings, model)
         if plan is not None:
             _show(plan, output)
-        for line in lines:
+        for line in [*lines, *more]:
             say(line)
         run(settings, say, phases)
 
@@ -280,12 +280,15 @@ def _settings(options: _Options) -> ServeSettings:
     )
 
 
-def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings, Plan | None]:
+def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings, Plan | None, list[str]]:
     """Plan for the model of `--model`; without one, each registration is planned when it arrives."""
-    from insitu.backend.plan.serve_plan import planned, planned_cpu
+    from insitu.backend.plan.serve_plan import planned, planned_cpu, with_family
 
-    if settings.model is None:
-        return settings, None
+    model = settings.model
+    if model is None:
+        return settings, None, []
+    settings, lines = with_family(settings, model)
     if settings.device == "cuda":
-        return planned(settings, settings.model)
-    return planned_cpu(settings, settings.model, options["max_seq_length"]), None
+        settings, plan = planned(settings, model)
+        return settings, plan, lines
+    return planned_cpu(settings, model, options["max_seq_length"]), None, lines

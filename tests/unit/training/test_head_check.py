@@ -1,4 +1,4 @@
-"""A family that transforms its logits is rejected at load: eight tokens tell, not the name of a setting."""
+"""Logits are shaped as the family shapes them; where the trainer cannot, eight tokens tell at load."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from insitu.errors import CannotHonour
-from insitu.training.model import loading
+from insitu.training.batching import score_batch
+from insitu.training.model import policy
 from insitu.training.model.loading import load_policy
+from insitu.training.model.shaping import PLAIN
 
 SMALL: dict[str, Any] = {
     "vocab_size": 160,
@@ -40,14 +42,14 @@ FALCON_H1 = SMALL | {
     "mamba_n_groups": 1,
     "lm_head_multiplier": 0.3,
 }
-TRANSFORMING: dict[str, dict[str, Any]] = {
+SHAPING: dict[str, dict[str, Any]] = {
     "gemma2": SMALL | {"query_pre_attn_scalar": 16, "sliding_window": 8},
     "gemma4": {"text_config": GEMMA_4, "vision_config": None, "audio_config": None},
     "granite": SMALL | {"logits_scaling": 8.0},
     "cohere2": SMALL | {"sliding_window": 8, "logit_scale": 0.25},
     "falcon_h1": FALCON_H1,
 }
-PLAIN = ("llama", "qwen2", "qwen3", "phi3", "olmo3", "exaone4")
+OTHERS = ("llama", "qwen2", "qwen3", "phi3", "olmo3", "exaone4")
 
 
 def saved(folder: Path, family: str, fields: dict[str, Any]) -> str:
@@ -61,25 +63,30 @@ def saved(folder: Path, family: str, fields: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", TRANSFORMING)
-def test_whatever_transforms_the_logits_is_found(
+@pytest.mark.parametrize("family", SHAPING)
+def test_a_shape_that_the_trainer_does_not_know_is_found(
     family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = saved(tmp_path, family, TRANSFORMING[family])
-    monkeypatch.setattr(loading, "_LOGIT_TRANSFORMS", ())
+    base = saved(tmp_path, family, SHAPING[family])
+    monkeypatch.setattr(policy, "shaping_of", lambda _: PLAIN)
     with pytest.raises(CannotHonour, match="does more to its logits than its output head"):
         load_policy(base, torch.device("cpu"), dtype)
 
 
-def test_a_setting_in_a_nested_configuration_has_a_name(tmp_path: Path) -> None:
-    base = saved(tmp_path, "gemma4", TRANSFORMING["gemma4"])
-    with pytest.raises(CannotHonour, match="final_logit_softcapping"):
-        load_policy(base, torch.device("cpu"))
+@pytest.mark.parametrize("family", SHAPING)
+def test_shaped_logits_are_the_models_own(family: str, tmp_path: Path) -> None:
+    loaded = load_policy(saved(tmp_path, family, SHAPING[family]), torch.device("cpu"))
+    row = [5, 9, 17, 33, 60, 61, 7, 8, 99, 100]
+    scored, _ = loaded(score_batch([row]))
+    ids = torch.tensor([row])
+    own = loaded.model(input_ids=ids, use_cache=False).logits.log_softmax(-1)[0, :-1]
+    expected = own.gather(-1, ids[0, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(scored, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", OTHERS)
 def test_the_others_load(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    policy = load_policy(saved(tmp_path, family, SMALL), torch.device("cpu"), dtype)
+    loaded = load_policy(saved(tmp_path, family, SMALL), torch.device("cpu"), dtype)
     ids = torch.arange(1, 9)[None]
-    assert policy.head_difference(ids).item() < 1e-5
+    assert loaded.head_difference(ids).item() < 1e-5

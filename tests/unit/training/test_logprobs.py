@@ -5,15 +5,24 @@ import torch
 from torch import Tensor
 
 from insitu.training.model import logprobs
+from insitu.training.model.shaping import PLAIN, LogitShaping
 
 HIDDEN, VOCABULARY, TOKENS = 5, 11, 8
 
 
 def plain(
-    hidden: Tensor, head: torch.nn.Linear, target: Tensor, temperature: Tensor | None
+    hidden: Tensor,
+    head: torch.nn.Linear,
+    target: Tensor,
+    temperature: Tensor | None,
+    shaping: LogitShaping = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """The head as torch itself computes and differentiates it, all positions at once."""
-    logits = head(hidden) if temperature is None else head(hidden) / temperature[:, None]
+    logits = head(hidden) * shaping.scale
+    if shaping.softcap is not None:
+        logits = shaping.softcap * (logits / shaping.softcap).tanh()
+    if temperature is not None:
+        logits = logits / temperature[:, None]
     reference = torch.log_softmax(logits.float(), -1)
     return reference.gather(-1, target[:, None]).squeeze(-1), -(reference.exp() * reference).sum(-1)
 
@@ -26,21 +35,25 @@ def frozen_head(*, bias: bool = False) -> torch.nn.Linear:
 @pytest.mark.parametrize("temperature", [None, torch.linspace(0.2, 3.0, TOKENS)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("bonus", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "shaping", [PLAIN, LogitShaping(0.3), LogitShaping(softcap=1.5), LogitShaping(2.0, 0.7)]
+)
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, TOKENS])
 def test_value_and_gradient_equal_the_plain_head(
     tokens_per_chunk: int,
     bonus: float,
     bias: bool,
     temperature: Tensor | None,
+    shaping: LogitShaping,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logprobs, "_CHUNK_BYTES", tokens_per_chunk * VOCABULARY * logprobs._BYTES_PER_LOGIT)
+    monkeypatch.setattr(logprobs, "_CHUNK_BYTES", tokens_per_chunk * VOCABULARY * 8)
     head, target, weight = frozen_head(bias=bias), torch.randint(VOCABULARY, (TOKENS,)), torch.randn(TOKENS)
     hidden = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     found: list[list[Tensor]] = []
     for chosen, entropy in (
-        logprobs.token_logprobs(hidden, head, target, temperature),
-        plain(hidden, head, target, temperature),
+        logprobs.token_logprobs(hidden, head, target, temperature, shaping),
+        plain(hidden, head, target, temperature, shaping),
     ):
         (grad,) = torch.autograd.grad((chosen * weight - bonus * entropy).sum(), hidden)
         found.append([chosen, entropy, grad])

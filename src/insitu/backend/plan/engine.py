@@ -22,8 +22,8 @@ _LORA_MODULES = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("qkv_proj", "gate_up_proj"),
 )
-"""Modules that the engine wraps. vLLM would take an adapter of others and compute without them: see
-`insitu.backend.in_engine`."""
+"""Modules that the engine wraps in a model of an unknown family. vLLM would take an adapter of others and
+compute without them: see `insitu.backend.in_engine`."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
 CPU_KV_CACHE_GIB = 2
 SEED_GUARD_VLLM = "0.32.0"
@@ -56,6 +56,8 @@ class EngineSettings:
     enforce_eager: bool = True
     max_lora_rank: int = 16
     max_loras: int = MAX_LORAS
+    lora_modules: tuple[str, ...] | None = None
+    """Modules that the engine wraps; None if the model's family is not known."""
     micro_batch_tokens: int | None = None
     """The trainer's token budget, if a registration sets it: the trainer starts and stops with the engine."""
     step_seconds: int | None = None
@@ -107,7 +109,7 @@ class EngineSettings:
             command += ["--max-cpu-loras", str(max(_CPU_LORAS, self.max_loras))]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
             # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
-            command += ["--lora-target-modules", *_LORA_MODULES]
+            command += ["--lora-target-modules", *(self.lora_modules or _LORA_MODULES)]
         return command
 
     def environment(self) -> dict[str, str]:

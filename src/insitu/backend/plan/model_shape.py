@@ -111,8 +111,8 @@ class _Config(BaseModel):
     mlp_bias: bool = False
 
 
-class _Kind(BaseModel):
-    """The fields that tell whether the planner knows the architecture at all."""
+class Kind(BaseModel):
+    """The fields that tell whether the architecture is known at all."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -127,7 +127,7 @@ _TIED_BY_DEFAULT = ("smollm3",)
 def parse_shape(name: str, text: str | bytes) -> ModelShape:
     """Turn the text of a `config.json` into a shape; say so if the architecture is unknown."""
     try:
-        kind = _Kind.model_validate_json(text)
+        kind = Kind.model_validate_json(text)
     except ValidationError as error:
         raise CannotPlan(f"the config.json of {name} is not readable: {_first(error)}") from error
     if kind.model_type not in FAMILIES:
@@ -168,6 +168,14 @@ def read_shape(model: str) -> ModelShape:
         return parse_shape(model, (folder / "config.json").read_bytes())
     except FileNotFoundError as error:
         raise NotFound(f"{model} has no config.json", hint="give the directory of a model") from error
+
+
+def read_kind(model: str) -> Kind:
+    """Return a model's kind; without a readable `config.json` it has no family."""
+    try:
+        return Kind.model_validate_json((files_of(model, ("config.json",)) / "config.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return Kind()
 
 
 def files_of(model: str, names: Sequence[str]) -> Path:

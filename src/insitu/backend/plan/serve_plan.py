@@ -1,4 +1,4 @@
-"""Apply the memory plan to the settings of `insitu serve`: at its start and for every registration."""
+"""Apply what is known of a model to the settings of `insitu serve`: its family, and the memory plan."""
 
 from __future__ import annotations
 
@@ -11,9 +11,60 @@ from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.engine import EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted
-from insitu.backend.plan.model_shape import CannotPlan, read_shape
+from insitu.backend.plan.model_shape import CannotPlan, read_kind, read_shape
 from insitu.backend.plan.settings import Deadlines, ServeSettings
+from insitu.errors import CannotHonour
+from insitu.training.model.families import Family, families
 from insitu.wire.values import DEADLINES
+
+_SUPPORTED = "choose a model of another family, from docs/models.md"
+
+
+def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, list[str]]:
+    """Return the settings for the model's family and what to tell of it; reject what it does not allow."""
+    kind = read_kind(model)
+    name = kind.model_type
+    family = families().get(name or "")
+    if family is None:
+        named = "has no config.json that names its family"
+        if name is not None:
+            named = f"is of the family {name}, which was never tried (docs/models.md)"
+        return settings, [
+            f"model: {model} {named}; layers that the engine does not serve fail at the first publication"
+        ]
+    if kind.quantization_config is not None:  # its files have other tensors than the trainer
+        family = replace(family, merged=False, several_ranks=False)
+    _check_family(settings, model, family)
+    if settings.publication == "merged":
+        return settings, []
+    lines: list[str] = []
+    if family.experts or family.left_out:
+        without = ["the experts"] * family.experts + list(family.left_out)
+        lines.append(
+            f"adapters: on {', '.join(family.adapts)} of this {family.name} model; "
+            f"without {', '.join(without)}"
+        )
+    return replace(settings, lora_modules=family.adapts), lines
+
+
+def _check_family(settings: ServeSettings, model: str, family: Family) -> None:
+    if family.rejected is not None:
+        raise CannotHonour(
+            f"{model} is of the family {family.name}, which cannot be trained and served: {family.rejected}",
+            hint=_SUPPORTED,
+        )
+    if settings.publication == "merged" and not family.merged:
+        raise CannotHonour(
+            f"--publication merged: the files of {model} name their weights otherwise than the trainer has "
+            f"them ({family.name}), so merged weights cannot be written",
+            hint="use --publication adapter",
+        )
+    if settings.num_ranks > 1 and not family.several_ranks:
+        raise CannotHonour(
+            f"--trainer-ranks {settings.num_ranks}: the files of {model} name their weights otherwise than "
+            f"the trainer has them ({family.name}), so several ranks cannot each read their part",
+            hint="use --trainer-ranks 1",
+        )
 
 
 def planned(settings: ServeSettings, model: str) -> tuple[ServeSettings, Plan | None]:

@@ -102,6 +102,8 @@ class ServeSettings:
     """vLLM's name; None: chosen by the model, as far as it is known; `NO_PARSER`: none."""
     reasoning_parser: str | None = None
     """Likewise."""
+    lora_modules: tuple[str, ...] | None = None
+    """The layers of the model that adapters may sit on; None: its family is not known."""
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
@@ -185,6 +187,7 @@ class ServeSettings:
             max_num_seqs=self.max_num_seqs,
             max_lora_rank=allowed_lora_rank(self.max_lora_rank),
             max_loras=self.max_loras,
+            lora_modules=self.lora_modules,
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

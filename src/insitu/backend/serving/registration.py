@@ -20,7 +20,7 @@ from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import LiveRun, Run
 from insitu.backend.plan.engine import EngineSettings, difference
 from insitu.backend.plan.parsers import with_parsers
-from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
+from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for, with_family
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say
 from insitu.backend.serving.activity import GIVES_WAY_SECONDS, IDLE_SECONDS, Activity, by_turns
@@ -352,6 +352,8 @@ class Registrar:
             )
         base = self._base_engine(run)
         wanted = self._registered(base, run)
+        if wanted.lora_modules is not None:
+            run.lora.targets(wanted.lora_modules)
         current = self.host.engine if self.host is not None else None
         if others and current is not None and wanted.max_lora_rank > current.max_lora_rank:
             raise PlaceTaken(
@@ -390,9 +392,10 @@ class Registrar:
                 f"base model {run.base_model} cannot be loaded beside runs on another one{serves}",
                 hint="close those runs first",
             )
-        settings, _ = planned(self._settings, run.base_model)
-        settings, lines = with_parsers(settings, run.base_model)
-        for line in lines:
+        settings, lines = with_family(self._settings, run.base_model)
+        settings, _ = planned(settings, run.base_model)
+        settings, more = with_parsers(settings, run.base_model)
+        for line in [*lines, *more]:
             self._say(line)
         return settings.engine(run.base_model, run.base_model)
 

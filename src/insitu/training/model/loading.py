@@ -23,15 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from insitu.errors import CannotHonour, NotFound
 from insitu.training.model import attention, four_bits
 from insitu.training.model.head_check import check_head
 from insitu.training.model.policy import Policy
-
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of model families that transform the logits after the head; the head alone would misscore."""
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -53,14 +51,9 @@ def load_policy(
     """
     directory = model_directory(base_model)
     config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    for setting in _LOGIT_TRANSFORMS:
-        if getattr(config.get_text_config(), setting, None) not in (None, 1, 1.0):
-            raise CannotHonour(
-                f"the base model {base_model} transforms its logits ({setting}), which is not supported here",
-                hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
-            )
+    kind = _class_of(config)
     if mesh is None or mesh.size() == 1:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = kind.from_pretrained(
             directory,
             dtype=dtype,
             device_map={"": device},
@@ -88,10 +81,20 @@ def load_policy(
     return policy
 
 
+def _class_of(config: Any) -> Any:
+    """Return the class that names a checkpoint's tensors as its files do, and as engines do.
+
+    Models with images come as a wrapper around their text part. Transformers would load the text alone and
+    name its layers otherwise.
+    """
+    wrapper = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    return AutoModelForImageTextToText if wrapper in (config.architectures or ()) else AutoModelForCausalLM
+
+
 def empty_model(config: Any, dtype: torch.dtype) -> Any:
     """Build the model with parameters that have no storage; buffers have their values."""
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model: Any = _class_of(config).from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()  # the context above gave a tied head a parameter of its own
     return model
 
@@ -113,7 +116,7 @@ def prepare(model: Any, checkpoint_layers: bool) -> Policy:
     if policy.can_branch:
         model.set_attn_implementation(attention.NAME)
     if checkpoint_layers:
-        for layer in model.base_model.layers:
+        for layer in policy.decoder.layers:
             # inside the FSDP2 unit, so that the weights are there when the layer is computed again
             layer.forward = functools.partial(_checkpointed, layer.forward)
     return policy
@@ -134,7 +137,7 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     head is the embedding and stays in the rest.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=False)
-    units = [*policy.model.base_model.layers]
+    units = [*policy.decoder.layers]
     embedding, head = policy.model.get_input_embeddings(), policy.model.lm_head
     if head.weight is not embedding.weight:
         units += [embedding, head]

@@ -6,6 +6,7 @@ PEFT does the forward pass; names and files are PEFT's, so that engines can load
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from insitu.errors import CorruptCheckpoint
 from insitu.training.model import four_bits
+from insitu.training.model.families import families
 from insitu.types import LoraSettings
 
 _PEFT_PREFIX = "base_model.model."
@@ -32,7 +35,7 @@ class Adapter:
     settings: LoraSettings
     layers: dict[str, Any]
     linear_layers: frozenset[str]
-    """The last name parts of all layers that an adapter may sit on."""
+    """The last name parts of all layers that an adapter may sit on, and an engine serves."""
 
     @property
     def scaling(self) -> float:
@@ -79,7 +82,11 @@ class AdapterPool:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.linear_layers = _linear_names(model)
+        layers = {name.rpartition(".")[2] for name in _text_layers(model)}
+        family = families().get(model.config.model_type)
+        left_out = () if family is None else family.left_out
+        self.linear_layers = frozenset(n for n in layers - {*left_out} if _stays_linear(model, n))
+        self._outside = _elsewhere(model)
         self._peft: PeftModel | None = None
         self._active: str | None = None
         self._numbers = itertools.count()
@@ -91,6 +98,7 @@ class AdapterPool:
             r=settings.rank,
             lora_alpha=settings.alpha,
             target_modules=settings.targets(self.linear_layers),
+            exclude_modules=self._outside,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng():
@@ -210,10 +218,41 @@ def _whole(tensor: Any) -> Tensor:
     return four_bits.dequantised(tensor) if hasattr(tensor, "quant_state") else tensor.detach()
 
 
-def _linear_names(model: Any) -> frozenset[str]:
-    """Return the last name parts of all linear layers but the output head, as PEFT and engines match them."""
-    head = model.get_output_embeddings()
-    named = model.named_modules()
-    return frozenset(
-        name.rpartition(".")[2] for name, m in named if isinstance(m, nn.Linear) and m is not head
-    )
+def _text_layers(model: Any) -> dict[str, nn.Linear]:
+    """Return the linear layers of a model's decoder by their names: no head, no part for images."""
+    return {
+        f"{parent_name}.{name}": module
+        for parent_name, parent in model.get_decoder().named_modules(prefix=_decoder_name(model))
+        for name, module in parent.named_children()
+        if isinstance(module, nn.Linear) and not _is_read_past(parent, name)
+    }
+
+
+def _is_read_past(parent: nn.Module, name: str) -> bool:
+    """Tell whether a layer's weight goes into a fused kernel, past what PEFT adds: Mamba's output."""
+    return name == "out_proj" and hasattr(parent, "ssm_state_size")
+
+
+def _elsewhere(model: Any) -> str:
+    """Return the pattern of the names outside the decoder, as PEFT takes it."""
+    return rf"(?!{re.escape(_decoder_name(model))}\.).*"
+
+
+def _decoder_name(model: Any) -> str:
+    decoder = model.get_decoder()
+    (name,) = (name for name, module in model.named_modules() if module is decoder)
+    return name
+
+
+def _stays_linear(model: Any, last: str) -> bool:
+    """Tell whether PEFT adapts the linear layers of this name.
+
+    In families whose files have an expert per linear layer, it takes the names of those for the experts,
+    which Transformers keeps in one tensor, and engines compute without their adapters.
+    """
+    config = LoraConfig(target_modules=[last])
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # it is one of several that are one tensor now
+        return False
+    return last in (config.target_modules or ())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from insitu.training.model import attention
 from insitu.training.model.branch_verdict import may_branch
 from insitu.training.model.logprobs import float32_logits, token_logprobs
+from insitu.training.model.shaping import LogitShaping, shaping_of
 
 if TYPE_CHECKING:
     from insitu.training.batching import MicroBatch
@@ -32,14 +33,21 @@ class Policy(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
-        self.model.lm_head.score = functools.partial(_score, self.model.lm_head)
+        shaping = shaping_of(self.model.config)
+        self._shape_ = shaping.shape_
+        self.model.lm_head.score = functools.partial(_score, self.model.lm_head, shaping)
+
+    @property
+    def decoder(self) -> Any:
+        """The layers with embedding and last norm, without the head; of a model with images, its text's."""
+        return self.model.get_decoder()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return (log-probability, entropy) of each sampled token, given the hidden state before it."""
         options: dict[str, Any] = {}
         if batch.end_bl is not None and batch.depth_bl is not None:
             options["tree"] = attention.tree_mask(batch.end_bl, batch.depth_bl)
-        hidden_blh = self.model.base_model(
+        hidden_blh = self.decoder(
             input_ids=batch.ids_bl, position_ids=batch.depth_bl, use_cache=False, **options
         ).last_hidden_state
         hidden_uh = hidden_blh.flatten(0, 1).index_select(0, batch.predictor_u)
@@ -56,8 +64,10 @@ class Policy(nn.Module):
         own_forward = head.forward
         head.forward = functools.partial(_float32, head)
         try:
-            hidden_blh = self.model.base_model(input_ids=ids_bl, use_cache=False).last_hidden_state
-            alone_blv = head(hidden_blh).log_softmax(-1)
+            hidden_blh = self.decoder(input_ids=ids_bl, use_cache=False).last_hidden_state
+            logits_blv = head(hidden_blh)
+            self._shape_(logits_blv)
+            alone_blv = logits_blv.log_softmax(-1)
             own_blv = self.model(input_ids=ids_bl, use_cache=False).logits.float().log_softmax(-1)
         finally:
             head.forward = own_forward
@@ -86,6 +96,10 @@ def _float32(head: nn.Linear, hidden_blh: Tensor) -> Tensor:
 
 
 def _score(
-    head: nn.Linear, hidden_uh: Tensor, target_u: Tensor, temperature_u: Tensor | None
+    head: nn.Linear,
+    shaping: LogitShaping,
+    hidden_uh: Tensor,
+    target_u: Tensor,
+    temperature_u: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    return token_logprobs(hidden_uh, head, target_u, temperature_u)
+    return token_logprobs(hidden_uh, head, target_u, temperature_u, shaping)
