@@ -200,6 +200,22 @@ async def test_a_rank_that_other_runs_leave_no_room_for_names_the_option(registr
     assert registrar._wanted_engine(of_rank("large", 20)).max_lora_rank == 32
 
 
+async def test_layers_that_the_engine_would_not_serve_are_rejected_before_it_starts(
+    registrar: Registrar,
+) -> None:
+    registrar._settings = replace(registrar._settings, model="m", lora_modules=("k_proj", "q_proj"))
+    traffic: Any = SimpleNamespace(runs={})
+    registrar._traffic = traffic
+    experts = of_rank("experts", 8)
+    experts = replace(experts, lora=replace(experts.lora, target_modules=["q_proj", "gate_proj"]))
+    with pytest.raises(CannotHonour, match=r"gate_proj cannot be adapted in this model") as raised:
+        registrar._wanted_engine(replace(experts, base_model="m"))
+    assert "choose from k_proj, q_proj" in (raised.value.hint or "")
+    assert registrar.host is None, "nothing was started for it"
+    attention = replace(experts, lora=replace(experts.lora, target_modules=["q_proj"]), base_model="m")
+    assert registrar._wanted_engine(attention).lora_modules == ("k_proj", "q_proj")
+
+
 async def test_a_damaged_last_step_is_fallen_back_from(
     registrar: Registrar, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
