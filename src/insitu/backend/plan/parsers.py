@@ -46,15 +46,23 @@ TOOL_RULES = (
     Rule("openai", ("<|channel|>",), ("gpt_oss",)),
     Rule("olmo3", ("<function_calls>",), ("olmo3",)),
     Rule("llama4_pythonic", ("tools",), ("llama4",)),
+    Rule("gemma4", ("<|tool_call>call:",)),
+    Rule("lfm2", ("<|tool_call_start|>",)),
+    Rule("muse_glimmer", ("<atem:function_calls>",)),
     Rule("llama3_json", ("dictionary of argument name and its value",), ("llama",)),
     # Qwen2.5, Qwen3, SmolLM3, Hermes: JSON between tags.
     Rule("hermes", ("<tool_call>", "arguments")),
 )
+_QWEN_3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 REASONING_RULES = (
     Rule("deepseek_r1", (_DEEPSEEK_TURN, "<think>")),
     Rule("deepseek_r1", ("assistant\\n<think>",), ("qwen2",)),
     Rule("qwen3", ("enable_thinking",), ("qwen3", "qwen3_moe")),
-    Rule("qwen3", ("assistant\\n<think>",), ("qwen3", "qwen3_moe")),
+    Rule("qwen3", ("assistant\\n<think>",), ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl")),
+    # The parser takes an answer without a mark for thinking, so it is for templates that think by default.
+    Rule("qwen3", ("<think>", "enable_thinking is false"), _QWEN_3_5),
+    Rule("nemotron_v3", ("<think>", "if enable_thinking is defined else True"), ("nemotron_h",)),
+    Rule("gemma4", ("<|channel>thought",), ("gemma4", "gemma4_text")),
     Rule("mistral", ("[THINK]",)),
     Rule("glm45", ("<think>",), ("glm4_moe",)),
     Rule("olmo3", ("<think>",), ("olmo3",)),
