@@ -224,6 +224,11 @@ def family_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def config_of(name: str) -> Any:
-    """Return the tiny configuration of a family or of its variant."""
-    return CONFIG_MAPPING[family_of(name)](**FAMILIES[name])
+def config_of(name: str, **changes: Any) -> Any:
+    """Return the tiny configuration of a family or of its variant, with changes to its text part."""
+    fields = FAMILIES[name]
+    if "text_config" in fields:
+        fields = fields | {"text_config": fields["text_config"] | changes}
+    else:
+        fields = fields | changes
+    return CONFIG_MAPPING[family_of(name)](**fields)

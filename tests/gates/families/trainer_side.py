@@ -53,11 +53,11 @@ class Trained:
     """True if merged weights can be written by the names of the files."""
 
 
-def save_tiny(family: str, folder: Path) -> Path:
-    """Write a random model of the family as the hub would have it."""
+def save_tiny(family: str, folder: Path, **changes: Any) -> Path:
+    """Write a random model of the family, with changes to its configuration, as the hub would have it."""
     torch.manual_seed(0)
     kind: Any = AutoModelForImageTextToText if family_of(family) in WRAPPERS else AutoModelForCausalLM
-    model = kind.from_config(config_of(family))
+    model = kind.from_config(config_of(family, **changes))
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.1)
@@ -81,7 +81,10 @@ def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -
     names = _names(folder)
     batch = score_batch(ROWS)
     scored, _ = policy(batch)
+    attention = policy.model.config._attn_implementation
+    policy.model.set_attn_implementation("eager")  # the family's own definition
     own = own_logprobs(policy.model)
+    policy.model.set_attn_implementation(attention)
     gradients = _gradients(scored, adapter)
     again, other = _with_adapter(folder, without, checkpoint_layers=True)
     parameters = [name.replace(".base_layer.", ".") for name, _ in _base(policy)]

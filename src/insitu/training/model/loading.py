@@ -115,6 +115,8 @@ def prepare(model: Any, checkpoint_layers: bool) -> Policy:
     policy = Policy(model)
     if policy.can_branch:
         model.set_attn_implementation(attention.NAME)
+    elif getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # Gemma 2: torch's own kernel has no cap, and leaves it out
     if checkpoint_layers:
         for layer in policy.decoder.layers:
             # inside the FSDP2 unit, so that the weights are there when the layer is computed again
