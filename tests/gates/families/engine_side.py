@@ -23,6 +23,7 @@ class Served:
 
     model: str
     """vLLM's class."""
+    hybrid: bool
     left_out: tuple[str, ...]
     """Tensors of the adapter that the engine would not compute with."""
 
@@ -93,4 +94,4 @@ def serve(folder: Path, adapter: Path, targets: Sequence[str], *, dummy: bool) -
     check = AdapterCheck()
     check.model_runner = SimpleNamespace(lora_manager=made)
     left = tuple(check.tensors_left_out(str(adapter)))
-    return Served(type(model).__name__, left)
+    return Served(type(model).__name__, bool(getattr(model, "is_hybrid", False)), left)

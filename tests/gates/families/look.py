@@ -56,6 +56,7 @@ class Seen:
             raise AssertionError(f"{self.family} is not whole: {self}")
         return {
             "engine": self.served.model,
+            "hybrid": self.served.hybrid,
             "adapts": list(self.trained.layers),
             "left_out": list(self.left_out),
             "experts": self.trained.experts,

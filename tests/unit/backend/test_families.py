@@ -37,6 +37,7 @@ def test_engines_wrap_what_the_trainer_adapts(settings: ServeSettings, tmp_path:
     adapts = families()["lfm2"].adapts
     assert tuple(command[at : at + len(adapts)]) == adapts
     assert {"in_proj", "w1", "w2", "w3"} <= set(adapts)
+    assert "--no-enable-prefix-caching" in command, "vLLM shares states of prompts in chunks alone"
 
 
 def test_what_gets_no_adapter_is_said(settings: ServeSettings, tmp_path: Path) -> None:

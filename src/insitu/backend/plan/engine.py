@@ -58,6 +58,8 @@ class EngineSettings:
     max_loras: int = MAX_LORAS
     lora_modules: tuple[str, ...] | None = None
     """Modules that the engine wraps; None if the model's family is not known."""
+    hybrid: bool = False
+    """True if layers of the model keep a state instead of keys and values."""
     micro_batch_tokens: int | None = None
     """The trainer's token budget, if a registration sets it: the trainer starts and stops with the engine."""
     step_seconds: int | None = None
@@ -94,6 +96,8 @@ class EngineSettings:
             command += ["--block-size", str(self.block_size)]
         if self.device == "cpu":
             command += _WHOLE_PROMPTS
+            if self.hybrid:  # vLLM shares the states of prompts in chunks alone
+                command.append("--no-enable-prefix-caching")
         elif self.dtype != "float32":
             command += _FLOAT32_HEAD
         if self.gpu_memory_utilization is not None:

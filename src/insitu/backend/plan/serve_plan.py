@@ -35,6 +35,7 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
     if kind.quantization_config is not None:  # its files have other tensors than the trainer
         family = replace(family, merged=False, several_ranks=False)
     _check_family(settings, model, family)
+    settings = replace(settings, hybrid=family.hybrid)
     if settings.publication == "merged":
         return settings, []
     lines: list[str] = []

@@ -104,6 +104,8 @@ class ServeSettings:
     """Likewise."""
     lora_modules: tuple[str, ...] | None = None
     """The layers of the model that adapters may sit on; None: its family is not known."""
+    hybrid: bool = False
+    """True if layers of the model keep a state instead of keys and values."""
     probe_threshold: float | None = None
     """Mean |Δlogprob| between sampler and trainer that fails a step; None uses the precision's default."""
     keep_checkpoints: int = 3
@@ -188,6 +190,7 @@ class ServeSettings:
             max_lora_rank=allowed_lora_rank(self.max_lora_rank),
             max_loras=self.max_loras,
             lora_modules=self.lora_modules,
+            hybrid=self.hybrid,
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

@@ -24,6 +24,8 @@ class Family:
     """The linear layers that the trainer adapts and the engine serves, by the last part of their names."""
     left_out: tuple[str, ...] = ()
     """Linear layers that the trainer could adapt and the engine would not serve."""
+    hybrid: bool = False
+    """True if layers keep a state instead of keys and values."""
     experts: bool = False
     """True if weights of experts get no adapter."""
     merged: bool = False
