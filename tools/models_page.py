@@ -24,10 +24,10 @@ that computes with it. The tiny configurations are each family's defaults in Tra
 not the files of the hub; images, kernels and GPUs are not part of it. An engine that runs checks the adapter
 again, tensor by tensor, at every publication.
 
-Whole backends with vLLM's build for CPUs trained two steps each of tiny models, engine and trainer within 1e-4
-of each other: `qwen3` and `gemma2` with adapters, `gpt_oss` merged. That build has no kernel for experts beside
-adapters, its `lfm2` disagrees with Transformers (by 0.16 on average, with random weights), so that the first
-step fails there, and models with images need torchvision beside it.
+Whole backends with vLLM's build for CPUs trained two steps each of tiny models, engine and trainer within
+1e-4 of each other: `qwen3` and `gemma2` with adapters, `gpt_oss` merged. That build has no kernel for experts
+beside adapters, its `lfm2` disagrees with Transformers (by 0.16 on average, with random weights), so that the
+first step fails there, and models with images need torchvision beside it.
 
 - **Adapters on**: the linear layers that the trainer adapts and the engine serves. Choose among them with
   `lora.target_modules`.
