@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from insitu.cli.options.plan_options import PlanOptions, Size, device_of, plan_options, wanted_of
+from insitu.cli.options.plan_options import (
+    PlanOptions,
+    Size,
+    checkpointing_of,
+    device_of,
+    plan_options,
+    wanted_of,
+)
 
 if TYPE_CHECKING:
     from insitu.backend.plan.machine import Machine
@@ -84,6 +91,7 @@ def _plan_cpu(shape: ModelShape, options: _Options) -> None:
         compute.dtype,
         max_seq_length=options["max_seq_length"],
         micro_batch_tokens=options["micro_batch_tokens"],
+        checkpoint_layers=checkpointing_of(options),
         num_replicas=options["replicas"] or 1,
         num_ranks=options["trainer_ranks"] or 1,
     )

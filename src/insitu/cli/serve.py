@@ -10,7 +10,14 @@ import click
 
 from insitu.cli.options.durations import seconds_of
 from insitu.cli.options.listener_options import ListenerOptions, listener_options
-from insitu.cli.options.plan_options import PlanOptions, device_of, plan_options, publication_of, wanted_of
+from insitu.cli.options.plan_options import (
+    PlanOptions,
+    checkpointing_of,
+    device_of,
+    plan_options,
+    publication_of,
+    wanted_of,
+)
 from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
@@ -256,6 +263,7 @@ def _settings(options: _Options) -> ServeSettings:
         tensor_parallel_size=options["tensor_parallel_size"] or 1,
         gpu_memory_utilization=options["gpu_memory_utilization"],
         micro_batch_tokens=options["micro_batch_tokens"],
+        checkpoint_layers=checkpointing_of(options),
         four_bit_base=options["four_bit_base"],
         machine=read_machine() if device == "cuda" else None,
         wanted=wanted_of(options, compute.dtype) if device == "cuda" else None,

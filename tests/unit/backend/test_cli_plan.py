@@ -130,6 +130,21 @@ def test_serve_plans_before_anything_starts(model: str, served: list[ServeSettin
 
 
 @pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("asked", "done"), [("on", True), ("off", False)])
+def test_layers_are_checkpointed_as_asked(
+    asked: str, done: bool, model: str, served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--model", model, "--checkpoint-layers", asked, "--max-seq-length", "1024")
+    assert run("serve", *arguments).exit_code == 0
+    monkeypatch.setattr(machine, "has_cuda", lambda: False)
+    monkeypatch.setattr(machine, "host_memory", lambda: 128 * 2**30)
+    assert run("serve", *arguments).exit_code == 0
+    assert [settings.checkpoint_layers for settings in served] == [done, done]
+    said = "layers are checkpointed" if done else "layers are not checkpointed"
+    assert said in run("plan", *arguments).output
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_every_knob_of_serve(model: str, served: list[ServeSettings]) -> None:
     knobs = {
         "--tensor-parallel-size": "2",

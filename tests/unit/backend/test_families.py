@@ -71,13 +71,23 @@ def test_what_a_family_does_not_allow_is_rejected_with_what_would_work(
     assert raised.value.hint
 
 
-@pytest.mark.parametrize("config", [{"model_type": "brand_new"}, {}], ids=["new", "none"])
+@pytest.mark.parametrize("config", [{"model_type": "gpt2"}, {}], ids=["new", "none"])
 def test_a_family_that_was_never_tried_is_served_and_said(
     config: dict[str, Any], settings: ServeSettings, tmp_path: Path
 ) -> None:
     served, (line,) = with_family(settings, model(tmp_path, **config))
     assert served.lora_modules is None
     assert "was never tried (docs/models.md)" in line or "has no config.json" in line
+
+
+def test_a_family_that_transformers_does_not_have_is_rejected(
+    settings: ServeSettings, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CannotHonour, match=r"family brand_new, of which Transformers \S+ has no model"
+    ) as raised:
+        with_family(settings, model(tmp_path, model_type="brand_new"))
+    assert "docs/models.md" in (raised.value.hint or "")
 
 
 def test_two_thirds_of_the_table_are_served() -> None:

@@ -131,6 +131,11 @@ def test_an_unknown_model_needs_the_user_s_figures(tmp_path: Path) -> None:
     given = Wanted(max_seq_length=4096, micro_batch_tokens=4096, gpu_memory_utilization=0.8)
     settings, plan = planned(on_gpus(str(tmp_path), 1, 24, given), str(tmp_path))
     assert plan is None
+    assert settings.checkpoint_layers, "nobody knows what its layers hold"
+    off = replace(on_gpus(str(tmp_path), 1, 24, given), checkpoint_layers=False)
+    assert planned(off, str(tmp_path))[0].checkpoint_layers is False
+    later = on_gpus(None, 1, 24, given)
+    assert settings_for(later, settings.engine(str(tmp_path), "m")).checkpoint_layers
     assert settings_for(settings, settings.engine(str(tmp_path), "m")) == settings
 
 

@@ -42,6 +42,7 @@ def make_cpu_plan(
     *,
     max_seq_length: int | None = None,
     micro_batch_tokens: int | None = None,
+    checkpoint_layers: bool | None = None,
     num_replicas: int = 1,
     num_ranks: int = 1,
 ) -> CpuPlan:
@@ -56,10 +57,8 @@ def make_cpu_plan(
     row = max(budget, int(memory.BRANCHED_ROW * length))
     engine = memory.engine_memory(shape, dtype=dtype, with_adapters=False, compiled=False)
     parts: tuple[Part, ...] = ()
-    for checkpoint_layers in (False, True):
-        trainer = memory.trainer_memory(
-            shape, dtype=dtype, num_ranks=num_ranks, checkpoint_layers=checkpoint_layers
-        )
+    for checkpoint in (False, True) if checkpoint_layers is None else (checkpoint_layers,):
+        trainer = memory.trainer_memory(shape, dtype=dtype, num_ranks=num_ranks, checkpoint_layers=checkpoint)
         activations = trainer.held(row) + trainer.working(row)
         parts = (
             Part("engines: weights", num_replicas * engine.weights),
@@ -70,7 +69,7 @@ def make_cpu_plan(
             Part("processes", (num_replicas + num_ranks) * PROCESS_BYTES),
         )
         if sum(part.num_bytes for part in parts) <= host_bytes:
-            return CpuPlan(shape, dtype, length, budget, checkpoint_layers, host_bytes, parts)
+            return CpuPlan(shape, dtype, length, budget, checkpoint, host_bytes, parts)
     figures = ", ".join(f"{part.name} {gib(part.num_bytes)}" for part in parts)
     needed = sum(part.num_bytes for part in parts)
     raise CannotHonour(

@@ -28,6 +28,7 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
     if family is None:
         named = "has no config.json that names its family"
         if name is not None:
+            _check_loads(model, name)
             named = f"is of the family {name}, which was never tried (docs/models.md)"
         return settings, [
             f"model: {model} {named}; layers that the engine does not serve fail at the first publication"
@@ -46,6 +47,22 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
             f"without {', '.join(without)}"
         )
     return replace(settings, lora_modules=family.adapts), lines
+
+
+def _check_loads(model: str, name: str) -> None:
+    """Reject a family of which the installed Transformers has no text model."""
+    try:
+        from transformers import __version__
+        from transformers.models.auto import modeling_auto as auto
+    except ImportError:  # the trainer runs elsewhere
+        return
+    known = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    if not any(name in names for names in known):
+        raise CannotHonour(
+            f"{model} is of the family {name}, of which Transformers {__version__} has no model that writes "
+            "text",
+            hint=_SUPPORTED,
+        )
 
 
 def _check_family(settings: ServeSettings, model: str, family: Family) -> None:
@@ -77,7 +94,7 @@ def planned(settings: ServeSettings, model: str) -> tuple[ServeSettings, Plan | 
     except CannotPlan:
         if not _all_given(settings.wanted):
             raise
-        return settings, None
+        return _unplanned(settings), None
     return _with(settings, plan), plan
 
 
@@ -123,7 +140,9 @@ def settings_for(settings: ServeSettings, engine: EngineSettings) -> ServeSettin
         settings.wanted, lora_rank=engine.max_lora_rank, compiled=not engine.enforce_eager, **pinned
     )
     changed, plan = planned(replace(settings, wanted=wanted), engine.model)
-    return changed if plan is not None else replace(settings, micro_batch_tokens=budget)
+    if plan is not None:
+        return changed
+    return replace(settings, micro_batch_tokens=budget, checkpoint_layers=changed.checkpoint_layers)
 
 
 def _deadlines(deadlines: Deadlines, engine: EngineSettings) -> Deadlines:
@@ -149,6 +168,11 @@ def _with(settings: ServeSettings, plan: Plan) -> ServeSettings:
     )
 
 
+def _unplanned(settings: ServeSettings) -> ServeSettings:
+    """Without a plan nobody knows what layers hold, so they are checkpointed unless that is switched off."""
+    return replace(settings, checkpoint_layers=settings.checkpoint_layers is not False)
+
+
 def _pinned(engine: EngineSettings) -> dict[str, int | float | None]:
     """Return the engine's settings by the planner's names, which are those of a registration."""
     return {
@@ -170,13 +194,14 @@ def planned_cpu(settings: ServeSettings, model: str, asked_length: int | None) -
     try:
         shape = read_shape(model)
     except CannotPlan:
-        return settings
+        return _unplanned(settings)
     plan = make_cpu_plan(
         shape,
         machine.host_memory(),
         settings.dtype,
         max_seq_length=asked_length,
         micro_batch_tokens=settings.micro_batch_tokens,
+        checkpoint_layers=settings.checkpoint_layers,
         num_replicas=settings.num_replicas,
         num_ranks=settings.num_ranks,
     )

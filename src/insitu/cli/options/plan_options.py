@@ -47,6 +47,7 @@ class PlanOptions(TypedDict):
     max_lora_rank: int
     max_loras: int
     micro_batch_tokens: int | None
+    checkpoint_layers: Literal["auto", "on", "off"]
     gpu_memory_utilization: float | None
     four_bit_base: bool
     compiled: bool | None
@@ -124,6 +125,14 @@ _OPTIONS = (
         help="Tokens that a trainer rank computes at once. Default: as planned; 2048 on a CPU.",
     ),
     click.option(
+        "--checkpoint-layers",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Keep each layer's input alone and compute the rest again for the gradient: less memory, more "
+        "time; auto: as planned, and on for a model without a plan.",
+    ),
+    click.option(
         "--gpu-memory-utilization",
         type=click.FloatRange(0, 1, min_open=True),
         help="Share of a GPU's memory that an engine takes while it is awake. Default: as planned.",
@@ -151,6 +160,11 @@ def publication_of(options: PlanOptions, device: Literal["cpu", "cuda"]) -> Publ
     return chosen
 
 
+def checkpointing_of(options: PlanOptions) -> bool | None:
+    """Return whether layers are checkpointed; None: as planned."""
+    return {"auto": None, "on": True, "off": False}[options["checkpoint_layers"]]
+
+
 def wanted_of(options: PlanOptions, dtype: Dtype) -> Wanted:
     """Return what binds the planner on CUDA."""
     from insitu.backend.plan.layouts import Wanted
@@ -169,6 +183,7 @@ def wanted_of(options: PlanOptions, dtype: Dtype) -> Wanted:
         max_seq_length=options["max_seq_length"],
         max_num_seqs=options["max_num_seqs"],
         micro_batch_tokens=options["micro_batch_tokens"],
+        checkpoint_layers=checkpointing_of(options),
         gpu_memory_utilization=options["gpu_memory_utilization"],
     )
 
