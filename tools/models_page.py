@@ -36,8 +36,7 @@ first step fails there, and models with images need torchvision beside it.
 - **Plan**: whether `insitu serve` plans a GPU's memory for it. The others need three figures of yours:
   `--max-seq-length`, `--micro-batch-tokens` and `--gpu-memory-utilization`.
 
-Models with images are trained on text. A model whose files are quantised is trained with adapters, on one
-rank.
+Models with images are trained on text. Files that are quantised are rejected: give a copy in 16 bits.
 """
 EXAMPLES = {
     "apertus": "Apertus",

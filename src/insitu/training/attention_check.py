@@ -63,7 +63,8 @@ class TreeRowError:
 
 def attention_shape(base_model: str) -> AttentionShape:
     """Read a model's heads from its configuration, up to two groups of them."""
-    config: Any = AutoConfig.from_pretrained(model_directory(base_model), trust_remote_code=False)
+    whole: Any = AutoConfig.from_pretrained(model_directory(base_model), trust_remote_code=False)
+    config = whole.get_text_config()
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     kept = min(num_kv_heads, _MOST_KV_HEADS)

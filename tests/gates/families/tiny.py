@@ -73,6 +73,19 @@ _SIGLIP = {
     "image_size": 28,
     "patch_size": 14,
 }
+_PER_LAYER = {
+    "hidden_size_per_layer_input": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA_4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 _GEMMA_4_EYE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -196,22 +209,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **_ROUTED,
         "moe_shared_expert_intermediate_size": 32,
     },
-    "gemma4-shared": WRAPPERS["gemma4"]
-    | {
-        "text_config": WRAPPERS["gemma4"]["text_config"]
-        | {
-            "hidden_size_per_layer_input": 16,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "final_logit_softcapping": 30.0,
-        }
-    },
+    "gemma4-shared": WRAPPERS["gemma4"] | {"text_config": WRAPPERS["gemma4"]["text_config"] | _PER_LAYER},
     "gemma4-experts": WRAPPERS["gemma4"]
-    | {
-        "text_config": WRAPPERS["gemma4"]["text_config"]
-        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
-    },
+    | {"text_config": WRAPPERS["gemma4"]["text_config"] | _GEMMA_4_EXPERTS},
+    "gemma4_text-shared": TEXT["gemma4_text"] | _PER_LAYER,
+    "gemma4_text-experts": TEXT["gemma4_text"] | _GEMMA_4_EXPERTS,
+    "nemotron_h-mlp": TEXT["nemotron_h"] | {"layers_block_type": ["mamba", "attention", "mlp"]},
+    "deepseek_v2-plain": TEXT["deepseek_v2"] | {"q_lora_rank": None},
+    "deepseek_v3-plain": TEXT["deepseek_v3"] | {"q_lora_rank": None},
     "gemma3-window": WRAPPERS["gemma3"]
     | {"text_config": WRAPPERS["gemma3"]["text_config"] | {"num_hidden_layers": 7}},
 }

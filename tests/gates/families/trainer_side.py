@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -12,10 +13,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from insitu.errors import CannotHonour
 from insitu.training.batching import score_batch
-from insitu.training.model.loading import load_policy
+from insitu.training.model.loading import (
+    empty_model,
+    load_policy,
+    load_shards,
+    materialise,
+    prepare,
+)
 from insitu.training.model.lora import Adapter, AdapterPool, merged_tensors
 from insitu.training.model.policy import Policy
 from insitu.types import LoraSettings
@@ -48,7 +56,7 @@ class Trained:
     checkpointed: float
     """The same, with each layer computed again."""
     in_shards: bool
-    """True if the files name every tensor as the loaded model does."""
+    """True if a rank that reads its part of the files has the same model."""
     merged: bool
     """True if merged weights can be written by the names of the files."""
 
@@ -61,6 +69,8 @@ def save_tiny(family: str, folder: Path, **changes: Any) -> Path:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.1)
+    for name in {name for name, _ in model.named_buffers()} & model.state_dict().keys():
+        model.get_buffer(name).normal_(0.9, 0.1)
     model.save_pretrained(folder)
     return folder
 
@@ -87,7 +97,6 @@ def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -
     policy.model.set_attn_implementation(attention)
     gradients = _gradients(scored, adapter)
     again, other = _with_adapter(folder, without, checkpoint_layers=True)
-    parameters = [name.replace(".base_layer.", ".") for name, _ in _base(policy)]
     decoder = {id(parameter) for parameter in policy.decoder.layers.parameters()}
     in_layers = [p.numel() for _, p in _base(policy) if id(p) in decoder and p.dim() > 1]
     adapted = [layer.base_layer.weight.numel() for layer in adapter.layers.values()]
@@ -99,11 +108,27 @@ def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -
         logprobs=(scored - own).abs().max().item(),
         gradients=_difference(gradients, _gradients(own, adapter)),
         checkpointed=_difference(gradients, _gradients(again(batch)[0], other)),
-        in_shards=set(parameters) <= names,
+        in_shards=_reads_shards(folder),
         merged={tensor.name for tensor in merged_tensors(policy.model, adapter)} <= names,
     )
     write_adapter(adapter, str(folder), adapter_folder)
     return found
+
+
+def _reads_shards(folder: Path) -> bool:
+    """Load the model as one of several ranks does, and compare it with the whole."""
+    config = AutoConfig.from_pretrained(folder)
+    policy = prepare(empty_model(config, torch.float32), checkpoint_layers=False)
+    materialise(policy, CPU)
+    alone: Any = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 1)
+    try:
+        load_shards(policy.model, folder, alone)
+    except CannotHonour:
+        return False
+    whole, batch = load_policy(str(folder), CPU), score_batch(ROWS)
+    with torch.no_grad():
+        torch.testing.assert_close(policy(batch)[0], whole(batch)[0], rtol=0, atol=1e-5)
+    return True
 
 
 def write_adapter(adapter: Adapter, base: str, folder: Path) -> None:

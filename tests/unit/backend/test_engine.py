@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.backend.plan.engine import EngineSettings, allowed_lora_rank, apply_arguments, difference
+from insitu.backend.plan.engine import (
+    EngineSettings,
+    allowed_lora_rank,
+    apply_arguments,
+    check_targets,
+    difference,
+)
 from insitu.backend.plan.machine import remembered_tokens
 from insitu.errors import CannotHonour
 
@@ -82,3 +88,11 @@ def test_gateways_remember_ids_in_a_64th_of_the_ram() -> None:
     assert remembered_tokens(64 * 2**30, 1) == 256 * 2**20
     assert remembered_tokens(64 * 2**30, 4) == 64 * 2**20
     assert remembered_tokens(2**30, 4) == 32 * 2**20
+
+
+def test_layers_that_are_not_served_are_rejected_before_the_first_step() -> None:
+    check_targets(CUDA, ["q_proj", "down_proj"])
+    with pytest.raises(CannotHonour, match="would not serve adapters on fc1 of tiny") as raised:
+        check_targets(CUDA, ["fc1", "q_proj"])
+    assert raised.value.hint == "name the others in lora.target_modules: q_proj"
+    check_targets(CPU, ["fc1"])  # merged weights have every layer

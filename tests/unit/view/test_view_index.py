@@ -16,7 +16,7 @@ from insitu.errors import Unavailable
 from insitu.harness.files.rollout_store import read_rollouts
 from insitu.view.reading.index import RunIndex
 from insitu.view.reading.run_files import RunFiles
-from insitu.view.reading.schema import index_path
+from insitu.view.reading.schema import index_path, remove
 
 COLUMNS = "s.name, r.rollout_id, r.example_id, r.position, r.generation, r.ending, r.reward, r.num_calls, r.num_output_tokens, r.policy_steps, r.seconds"  # noqa: E501
 
@@ -175,6 +175,15 @@ def test_a_reader_that_comes_while_another_writes_does_not_wait_and_cannot_write
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             index.read(lambda db: db.execute("DELETE FROM rollouts"))
         second.close()
+    index.close()
+
+
+def test_a_reader_makes_no_file(finished_run, tmp_path):
+    index = open_index(finished_run, tmp_path / "index.db")
+    remove(index.path)
+    with pytest.raises(Unavailable, match="unable to open database file"):
+        index.read(lambda db: db.execute("SELECT 1").fetchall())
+    assert not index.path.exists()
     index.close()
 
 

@@ -83,7 +83,7 @@ class TrainerRank:
         self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers, four_bit)
         self._limits = Limits(
             self._policy.model.get_input_embeddings().weight.shape[0],
-            getattr(self._policy.model.config, "max_position_embeddings", None),
+            getattr(self._policy.model.config.get_text_config(), "max_position_embeddings", None),
             max_micro_batch_tokens,
             self._policy.can_branch,
         )

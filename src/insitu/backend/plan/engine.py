@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ _LORA_MODULES = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("qkv_proj", "gate_up_proj"),
 )
-"""Modules that the engine wraps in a model of an unknown family. vLLM would take an adapter of others and
-compute without them: see `insitu.backend.in_engine`."""
+"""Modules that the engine wraps in any model. vLLM would take an adapter of others and compute without them:
+see `insitu.backend.in_engine`."""
 _CUDA_ONLY = ("gpu_memory_utilization",)
 CPU_KV_CACHE_GIB = 2
 SEED_GUARD_VLLM = "0.32.0"
@@ -57,7 +57,7 @@ class EngineSettings:
     max_lora_rank: int = 16
     max_loras: int = MAX_LORAS
     lora_modules: tuple[str, ...] | None = None
-    """Modules that the engine wraps; None if the model's family is not known."""
+    """Modules that adapters of the model may be on; None if its family is not known."""
     hybrid: bool = False
     """True if layers of the model keep a state instead of keys and values."""
     micro_batch_tokens: int | None = None
@@ -73,6 +73,11 @@ class EngineSettings:
     tool_call_parser: str | None = None
     """vLLM's parser for the model's tool calls; without one, calls with tools to choose from are rejected."""
     reasoning_parser: str | None = None
+
+    @property
+    def wrapped_modules(self) -> list[str]:
+        """The modules of which the engine serves adapters, as far as the model has them."""
+        return sorted({*_LORA_MODULES, *(self.lora_modules or ())})
 
     def command(self, port: int, address: str = "127.0.0.1") -> list[str]:
         """Return the server's command line. Behind the gateway it listens on loopback, or for other nodes."""
@@ -113,7 +118,7 @@ class EngineSettings:
             command += ["--max-cpu-loras", str(max(_CPU_LORAS, self.max_loras))]
             command += ["--max-lora-rank", str(self.max_lora_rank)]
             # Not the output head: with it wrapped, vLLM 0.32 fails on prompt logprobs, which the probe needs.
-            command += ["--lora-target-modules", *(self.lora_modules or _LORA_MODULES)]
+            command += ["--lora-target-modules", *self.wrapped_modules]
         return command
 
     def environment(self) -> dict[str, str]:
@@ -136,6 +141,18 @@ def allowed_lora_rank(rank: int) -> int:
     raise CannotHonour(
         f"LoRA rank {rank} is over vLLM's largest, {_LORA_RANKS[-1]}", hint="register with a smaller rank"
     )
+
+
+def check_targets(settings: EngineSettings, targets: Sequence[str]) -> None:
+    """Reject layers that the trainer would adapt and the engine would not serve."""
+    served = settings.wrapped_modules
+    lost = sorted(set(targets) - set(served))
+    if lost and settings.publication == "adapter":
+        kept = ", ".join(sorted(set(targets) & set(served))) or "those of attention"
+        raise CannotHonour(
+            f"the engine would not serve adapters on {', '.join(lost)} of {settings.served_name}",
+            hint=f"name the others in lora.target_modules: {kept}",
+        )
 
 
 def apply_arguments(

@@ -24,6 +24,11 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
     """Return the settings for the model's family and what to tell of it; reject what it does not allow."""
     kind = read_kind(model)
     name = kind.model_type
+    if kind.quantization_config is not None:
+        raise CannotHonour(
+            f"the files of {model} are quantised, and training on them was never tried",
+            hint="give a copy of the model in 16 bits; --four-bit-base makes four bits of it for the trainer",
+        )
     family = families().get(name or "")
     if family is None:
         named = "has no config.json that names its family"
@@ -33,12 +38,7 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
         return settings, [
             f"model: {model} {named}; layers that the engine does not serve fail at the first publication"
         ]
-    if kind.quantization_config is not None:  # its files have other tensors than the trainer
-        family = replace(family, merged=False, several_ranks=False)
     _check_family(settings, model, family)
-    settings = replace(settings, hybrid=family.hybrid)
-    if settings.publication == "merged":
-        return settings, []
     lines: list[str] = []
     if family.experts or family.left_out:
         without = ["the experts"] * family.experts + list(family.left_out)
@@ -46,7 +46,9 @@ def with_family(settings: ServeSettings, model: str) -> tuple[ServeSettings, lis
             f"adapters: on {', '.join(family.adapts)} of this {family.name} model; "
             f"without {', '.join(without)}"
         )
-    return replace(settings, lora_modules=family.adapts), lines
+    if family.untried is not None:
+        lines.append(f"model: {family.name} was not tried {family.untried}")
+    return replace(settings, hybrid=family.hybrid, lora_modules=family.adapts), lines
 
 
 def _check_loads(model: str, name: str) -> None:
@@ -72,10 +74,14 @@ def _check_family(settings: ServeSettings, model: str, family: Family) -> None:
             hint=_SUPPORTED,
         )
     if settings.publication == "merged" and not family.merged:
+        on_cpu = settings.device == "cpu"
+        asked = "--publication merged, a CPU's default" if on_cpu else "--publication merged"
         raise CannotHonour(
-            f"--publication merged: the files of {model} name their weights otherwise than the trainer has "
-            f"them ({family.name}), so merged weights cannot be written",
-            hint="use --publication adapter",
+            f"{asked}: the files of {model} name their weights otherwise than the trainer has them "
+            f"({family.name}), so merged weights cannot be written",
+            hint="serve it on a GPU: vLLM's build for CPUs computes no adapters beside experts"
+            if on_cpu and family.experts
+            else "use --publication adapter",
         )
     if settings.num_ranks > 1 and not family.several_ranks:
         raise CannotHonour(

@@ -91,7 +91,7 @@ class ServeSettings:
     micro_batch_tokens: int | None = None
     """Tokens that a trainer rank computes at once; None uses the trainer's default."""
     checkpoint_layers: bool | None = None
-    """Compute layers again in the backward pass instead of keeping them; None: only where it is planned."""
+    """Compute layers again in the backward pass instead of keeping them; None: as it is planned, else not."""
     four_bit_base: bool = False
     machine: Machine | None = None
     """The GPUs to plan for; None on a CPU."""

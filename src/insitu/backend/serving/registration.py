@@ -18,7 +18,7 @@ from insitu.backend.fleet.placement import check_placement
 from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import LiveRun, Run
-from insitu.backend.plan.engine import EngineSettings, difference
+from insitu.backend.plan.engine import EngineSettings, check_targets, difference
 from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for, with_family
 from insitu.backend.plan.settings import ServeSettings
@@ -254,7 +254,7 @@ class Registrar:
             if self.host is None or self.host.engine != wanted:
                 await self._load(wanted)
             assert self.host is not None
-            run.lora.targets(self.host.trainer.linear_layers)  # rejected now, not at the first step
+            check_targets(wanted, run.lora.targets(self.host.trainer.linear_layers))  # not at the first step
             await asyncio.to_thread(self._keep_precision, run)
             with self._phases.phase(f"loading run {run.name}, step {run.step}"):
                 before = await self._open(run, self.host)

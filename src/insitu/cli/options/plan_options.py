@@ -130,7 +130,7 @@ _OPTIONS = (
         default="auto",
         show_default=True,
         help="Keep each layer's input alone and compute the rest again for the gradient: less memory, more "
-        "time; auto: as planned, and on for a model without a plan.",
+        "time; auto: as planned, and on for a --model without a plan.",
     ),
     click.option(
         "--gpu-memory-utilization",

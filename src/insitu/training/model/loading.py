@@ -118,7 +118,7 @@ def prepare(model: Any, checkpoint_layers: bool) -> Policy:
     elif getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # Gemma 2: torch's own kernel has no cap, and leaves it out
     if checkpoint_layers:
-        for layer in policy.decoder.layers:
+        for layer in policy.layers:
             # inside the FSDP2 unit, so that the weights are there when the layer is computed again
             layer.forward = functools.partial(_checkpointed, layer.forward)
     return policy
@@ -139,7 +139,7 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     head is the embedding and stays in the rest.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=False)
-    units = [*policy.decoder.layers]
+    units = [*policy.layers]
     embedding, head = policy.model.get_input_embeddings(), policy.model.lm_head
     if head.weight is not embedding.weight:
         units += [embedding, head]
@@ -152,7 +152,7 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
 
 
 def materialise(policy: Policy, device: torch.device) -> None:
-    """Give every shard storage on the device; buffers, which no checkpoint holds, keep their values."""
+    """Give every shard storage on the device; buffers keep their values until those of the files are read."""
     buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
     policy.to_empty(device=device)
     for name, buffer in policy.named_buffers():
@@ -177,6 +177,9 @@ def load_shards(model: nn.Module, directory: Path, mesh: DeviceMesh) -> None:
             rows = -(-parameter.shape[0] // world)
             start = min(rank * rows, parameter.shape[0])
             local.copy_(files[name].get_slice(name)[start : start + local.shape[0]])
+        for name, buffer in model.named_buffers():  # such as the factor of each layer of Gemma 4
+            if name in files:
+                buffer.copy_(files[name].get_tensor(name))
 
 
 def _open_files(directory: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:

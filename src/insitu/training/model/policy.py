@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from insitu.errors import CannotHonour
 from insitu.training.model import attention
 from insitu.training.model.branch_verdict import may_branch
 from insitu.training.model.logprobs import float32_logits, token_logprobs
@@ -41,6 +43,20 @@ class Policy(nn.Module):
     def decoder(self) -> Any:
         """The layers with embedding and last norm, without the head; of a model with images, its text's."""
         return self.model.get_decoder()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder's layers, by their type: families call them `layers`, `h` or `blocks`."""
+        for module in self.decoder.modules():
+            if isinstance(module, nn.ModuleList) and all(
+                isinstance(m, GradientCheckpointingLayer) for m in module
+            ):
+                return module
+        raise CannotHonour(
+            f"the layers of a {type(self.model).__name__} are not known, so they can be neither checkpointed "
+            "nor sharded",
+            hint="use --checkpoint-layers off and --trainer-ranks 1",
+        )
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return (log-probability, entropy) of each sampled token, given the hidden state before it."""

@@ -63,8 +63,11 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """Open the index that a writer has prepared; nothing can be written, so no writer is waited for."""
-    connection = _opened(path)
-    connection.execute("PRAGMA query_only=ON")
+    try:
+        connection = _opened(f"{path.absolute().as_uri()}?mode=rw")  # it creates no file
+        connection.execute("PRAGMA query_only=ON")
+    except sqlite3.OperationalError as error:
+        raise unusable(path, error) from error
     return connection
 
 
@@ -85,7 +88,7 @@ def remove(path: Path) -> None:
 def _prepared(path: Path) -> sqlite3.Connection:
     if not path.exists():
         path.touch(mode=0o600)  # rollouts are as private as the run directory
-    connection = _opened(path)
+    connection = _opened(path.absolute().as_uri())
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         # A lost index is rebuilt, so a power cut may cost its last rows.
@@ -114,5 +117,7 @@ def _version_of(connection: sqlite3.Connection) -> int:
     return version
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+def _opened(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
