@@ -14,12 +14,14 @@ from pathlib import Path
 
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
+from insitu.backend.plan.model_shape import read_kind
 from insitu.doctor.engine_side import ADAPTER, NOISE, SLEEP, START, EngineChecks, check_engine
 from insitu.doctor.finding import Finding, failed, skipped
 from insitu.doctor.trainer_report import TrainerReport
 from insitu.errors import ChildFailed, DeadlineExceeded, InsituError, InvalidRequest, describe, foreign_code
 from insitu.system.paths import cache_dir
 from insitu.system.processes import MARK, end_child, end_marked, remove_tree, spawn, start_janitor, tail
+from insitu.training.model.families import families
 from insitu.wire.message import Malformed, read
 
 Say = Callable[[Finding], None]
@@ -54,7 +56,8 @@ def check_device(model: str | None, say: Say) -> list[Finding]:
             report([skipped(check, "the training step failed") for check in _ENGINE_CHECKS])
             return findings
         compute = choose(read_cpu(), trainer.device, Asked(dtype=trainer.dtype))
-        checks = EngineChecks(name, trainer.device, compute, trainer.lesson)
+        family = families().get(read_kind(name).model_type or "")
+        checks = EngineChecks(name, trainer.device, compute, trainer.lesson, family)
         report(asyncio.run(check_engine(checks, environment, _fresh(logs / "engine.log"))))
     return findings
 

@@ -20,13 +20,12 @@ from insitu.access import engine_door
 from insitu.backend.fleet.replica import EngineClient, ReplicaActor, wait_healthy
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.engine import Device, Dtype, EngineSettings
-from insitu.backend.plan.model_shape import read_kind
 from insitu.backend.plan.settings import PROBE_THRESHOLDS
 from insitu.backend.serving.probe import Noise, compare, judge, noise_of
 from insitu.doctor.finding import NO_CUDA, Figure, Finding, failed, measured, skipped
 from insitu.doctor.trainer_report import Lesson, Scores
 from insitu.errors import InsituError
-from insitu.training.model.families import families
+from insitu.training.model.families import Family
 
 SERVED_NAME = "doctor"
 ADAPTER_NAME = "doctor@1"
@@ -47,10 +46,11 @@ class EngineChecks:
     device: Device
     compute: Compute
     lesson: Lesson
+    family: Family | None = None
+    """The model's, if it is known."""
 
     def settings(self) -> EngineSettings:
         """Return the settings that `insitu serve` would choose, for a few short sequences."""
-        family = families().get(read_kind(self.model).model_type or "")
         return EngineSettings(
             model=self.model,
             served_name=SERVED_NAME,
@@ -63,8 +63,8 @@ class EngineChecks:
             enforce_eager=self.device == "cpu",
             kv_cache_gib=1,
             block_size=self.compute.block_size,
-            lora_modules=None if family is None else family.adapts,
-            hybrid=family is not None and family.hybrid,
+            lora_modules=None if self.family is None else self.family.adapts,
+            hybrid=self.family is not None and self.family.hybrid,
         )
 
 

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from insitu.doctor.engine_side import ADAPTER, NOISE, SLEEP, START, EngineChecks
 from insitu.doctor.finding import Finding
 from insitu.doctor.trainer_report import Lesson, Scores
 from insitu.errors import UpstreamError
+from insitu.training.model.families import families
 
 RNG = random.Random(0)
 BEFORE = [[-RNG.random() * 5 for _ in range(200)]]
@@ -116,6 +118,12 @@ def test_the_engine_sleeps_on_cuda_only() -> None:
     assert "--enable-sleep-mode" in checks("cuda").settings().command(1)
     assert "--enforce-eager" not in checks("cuda").settings().command(1)
     assert "--enable-sleep-mode" not in checks("cpu").settings().command(1)
+
+
+def test_the_engine_wraps_the_layers_of_the_models_family() -> None:
+    settings = replace(checks("cpu"), family=families()["lfm2"]).settings()
+    assert {"w1", "w2", "w3", "in_proj"} <= {*settings.wrapped_modules}
+    assert settings.hybrid
 
 
 async def test_an_engine_that_ends_at_once_is_reported_and_the_rest_skipped(
