@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from insitu.backend.in_engine.adapters import AdapterCheck
 from insitu.backend.plan.engine import EngineSettings
+from tests.gates.families.engine_side import left_out, lora_manager, one_process
 from tests.gates.gate import gate
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,10 +25,6 @@ RANK, SIZE = 8, 64
 def manager() -> Iterator[Any]:
     """vLLM's manager of one worker, over a model of two layers, of which the engine's arguments wrap one."""
     from vllm.config import DeviceConfig, LoRAConfig, VllmConfig, set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-    from vllm.lora.lora_model import LoRAModel
-    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
     from vllm.model_executor.models.interfaces import SupportsLoRA
 
@@ -53,30 +48,15 @@ def manager() -> Iterator[Any]:
             self.mixer = Mixer()
 
     settings = VllmConfig(device_config=DeviceConfig("cpu"))
-    with set_current_vllm_config(settings), tempfile.TemporaryDirectory() as folder:
-        init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
-        initialize_model_parallel(1, 1)
-        made: Any = LRUCacheWorkerLoRAManager.__new__(LRUCacheWorkerLoRAManager)
-        made.__dict__ |= {
-            "_lora_model_cls": LoRAModel,
-            "_cached_dummy_lora": False,
-            "embedding_modules": {},
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 64,
-            "vocab_size": 100,
-            "max_position_embeddings": 128,
-            "device": torch.device("cpu"),
-            "lora_config": LoRAConfig(
-                max_lora_rank=RANK,
-                max_loras=2,
-                max_cpu_loras=8,
-                lora_dtype=torch.bfloat16,
-                target_modules=targets,
-            ),
-        }
-        made.create_lora_manager(Model(), settings)
-        yield made
-        cleanup_dist_env_and_memory()
+    with one_process(), set_current_vllm_config(settings):
+        wrapping = LoRAConfig(
+            max_lora_rank=RANK,
+            max_loras=2,
+            max_cpu_loras=8,
+            lora_dtype=torch.bfloat16,
+            target_modules=targets,
+        )
+        yield lora_manager(Model(), settings, wrapping)
 
 
 def written(folder: Path, *layers: str) -> Path:
@@ -110,8 +90,6 @@ def test_what_vllm_drops_in_silence_has_a_name(
     path = written(tmp_path, *layers)
     number = len(manager.list_adapters()) + 1
     assert manager.add_adapter(LoRARequest(f"a{number}", number, str(path))), "vLLM takes it"
-    check = AdapterCheck()
-    check.model_runner = SimpleNamespace(lora_manager=manager)
-    found = check.tensors_left_out(str(path))
+    found = left_out(manager, path)
     assert found == [f"base_model.model.{layer}.lora_{half}.weight" for layer in lost for half in "AB"]
     gate(f"adapter-whole-{len(layers)}-{len(lost)}", len(found), 2 * len(lost), "tensors named")

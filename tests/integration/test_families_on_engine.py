@@ -5,18 +5,16 @@ vLLM's build for CPUs has no kernel for experts beside adapters, so those are pu
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import uuid
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from insitu.testing.models import tiny
-from insitu.types import LoraSettings, StepSettings, Trajectory, TrajectoryGroup
+from insitu.types import LoraSettings, StepSettings
 from tests.gates.families.trainer_side import save_tiny
-from tests.support.addition import Rollouts, train
+from tests.support.addition import Rollouts, random_group, train
 from tests.support.backend import running_backend
 
 AGREE = 1e-4
@@ -45,16 +43,7 @@ async def test_two_steps_are_served_as_they_were_trained(
     base = save_tiny(family, tmp_path / "base", **SIZES | MORE.get(family, {}))
     for name in TOKENIZER:
         shutil.copyfile(tiny() / name, base / name)
-    arguments = [
-        "--model",
-        str(base),
-        "--model-name",
-        "tiny",
-        "--dtype",
-        "float32",
-        "--max-seq-length",
-        "256",
-    ]
+    arguments = f"--model {base} --model-name tiny --dtype float32 --max-seq-length 256".split()
     arguments += ["--publication", publication, "--placement", "dedicated"]
     async with (
         running_backend(tmp_path / "state", *arguments) as backend,
@@ -65,12 +54,7 @@ async def test_two_steps_are_served_as_they_were_trained(
         await client.wait_run_ready("run", 400)
         rollouts = Rollouts(http, backend.gateway_url, "run", max_tokens=12, attempts=1)
         for step in (1, 2):
-            asked = [{"role": "user", "content": "Say something."}]
-            ids = [uuid.uuid4().hex for _ in range(4)]
-            said = await asyncio.gather(*[rollouts.chat(each, asked) for each in ids])
-            rewards = (0.0, 1.0, 0.2, 0.4)
-            rated = [Trajectory(r, [c], w) for r, (_, c), w in zip(ids, said, rewards, strict=True)]
-            group = TrajectoryGroup(uuid.uuid4().hex, "run", rated)
+            group = await random_group(rollouts)
             settings = StepSettings(learning_rate=1e-2, mask_truncated=False)
             job = await train(client, [group], settings, 120)
             assert job.step == step

@@ -43,6 +43,34 @@ def one_process() -> Generator[None]:
         cleanup_dist_env_and_memory()
 
 
+def lora_manager(model: Any, config: Any, lora_config: Any) -> Any:
+    """Return vLLM's manager of one worker: what it has wrapped of a model, and the adapters it loads."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    made: Any = LRUCacheWorkerLoRAManager.__new__(LRUCacheWorkerLoRAManager)
+    made.__dict__ |= {
+        "_lora_model_cls": LoRAModel,
+        "_cached_dummy_lora": False,
+        "embedding_modules": getattr(model, "embedding_modules", {}),
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "vocab_size": 160,
+        "max_position_embeddings": 128,
+        "device": torch.device("cpu"),
+        "lora_config": lora_config,
+    }
+    made.create_lora_manager(model, config)
+    return made
+
+
+def left_out(manager: Any, adapter: Path) -> list[str]:
+    """Return what the product's check finds: tensors that no layer of this worker computes with."""
+    check = AdapterCheck()
+    check.model_runner = SimpleNamespace(lora_manager=manager)
+    return check.tensors_left_out(str(adapter))
+
+
 def serve(folder: Path, adapter: Path, targets: Sequence[str], *, dummy: bool) -> Served:
     """Build the model that an engine would, load its weights and an adapter; raise what vLLM raises.
 
@@ -50,9 +78,7 @@ def serve(folder: Path, adapter: Path, targets: Sequence[str], *, dummy: bool) -
     """
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.lora.lora_model import LoRAModel
     from vllm.lora.request import LoRARequest
-    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -77,21 +103,7 @@ def serve(folder: Path, adapter: Path, targets: Sequence[str], *, dummy: bool) -
             model = initialize_model(config)
             if not dummy:
                 get_model_loader(config.load_config).load_weights(model, config.model_config)
-        made: Any = LRUCacheWorkerLoRAManager.__new__(LRUCacheWorkerLoRAManager)
-        made.__dict__ |= {
-            "_lora_model_cls": LoRAModel,
-            "_cached_dummy_lora": False,
-            "embedding_modules": getattr(model, "embedding_modules", {}),
-            "max_num_seqs": 2,
-            "max_num_batched_tokens": 64,
-            "vocab_size": 160,
-            "max_position_embeddings": 128,
-            "device": torch.device("cpu"),
-            "lora_config": config.lora_config,
-        }
-        made.create_lora_manager(model, config)
-        made.add_adapter(LoRARequest("a", 1, str(adapter)))
-    check = AdapterCheck()
-    check.model_runner = SimpleNamespace(lora_manager=made)
-    left = tuple(check.tensors_left_out(str(adapter)))
+        manager = lora_manager(model, config, config.lora_config)
+        manager.add_adapter(LoRARequest("a", 1, str(adapter)))
+    left = tuple(left_out(manager, adapter))
     return Served(type(model).__name__, bool(getattr(model, "is_hybrid", False)), left)

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -23,6 +22,7 @@ from insitu.training.model.loading import (
     load_shards,
     materialise,
     prepare,
+    tensor_names,
 )
 from insitu.training.model.lora import Adapter, AdapterPool, merged_tensors
 from insitu.training.model.policy import Policy
@@ -44,11 +44,8 @@ class Trained:
 
     layers: tuple[str, ...]
     """Linear layers, by the last part of their names."""
-    share: float
-    """Of the weights of the decoder layers, those that are in a layer with an adapter."""
     experts: bool
     """True if weights of experts, which are no linear layers, get no adapter."""
-    branches: bool
     logprobs: float
     """The largest difference from the model's own, over rows of unequal lengths in one batch."""
     gradients: float
@@ -88,7 +85,6 @@ def own_logprobs(model: Any, rows: Sequence[list[int]] = ROWS) -> Tensor:
 def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -> Trained:
     """Take a saved model through the trainer, and write an adapter of it as a step does."""
     policy, adapter = _with_adapter(folder, without)
-    names = _names(folder)
     batch = score_batch(ROWS)
     scored, _ = policy(batch)
     attention = policy.model.config._attn_implementation
@@ -97,19 +93,14 @@ def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -
     policy.model.set_attn_implementation(attention)
     gradients = _gradients(scored, adapter)
     again, other = _with_adapter(folder, without, checkpoint_layers=True)
-    decoder = {id(parameter) for parameter in policy.decoder.layers.parameters()}
-    in_layers = [p.numel() for _, p in _base(policy) if id(p) in decoder and p.dim() > 1]
-    adapted = [layer.base_layer.weight.numel() for layer in adapter.layers.values()]
     found = Trained(
         layers=tuple(sorted({name.rpartition(".")[2] for name in adapter.layers})),
-        share=round(sum(adapted) / sum(in_layers), 3),
-        experts=any(p.dim() == 3 and ".experts." in name for name, p in _base(policy)),
-        branches=policy.can_branch,
+        experts=any(p.dim() == 3 and ".experts." in name for name, p in policy.model.named_parameters()),
         logprobs=(scored - own).abs().max().item(),
         gradients=_difference(gradients, _gradients(own, adapter)),
         checkpointed=_difference(gradients, _gradients(again(batch)[0], other)),
         in_shards=_reads_shards(folder),
-        merged={tensor.name for tensor in merged_tensors(policy.model, adapter)} <= names,
+        merged={tensor.name for tensor in merged_tensors(policy.model, adapter)} <= tensor_names(folder),
     )
     write_adapter(adapter, str(folder), adapter_folder)
     return found
@@ -169,15 +160,3 @@ def _grad(name: str, parameter: nn.Parameter) -> Tensor:
 def _difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     largest = max(gradient.abs().max().item() for gradient in expected.values())
     return max((found[name] - expected[name]).abs().max().item() for name in expected) / largest
-
-
-def _base(policy: Policy) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in policy.model.named_parameters() if ".lora_" not in name]
-
-
-def _names(folder: Path) -> set[str]:
-    names: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            names |= set(opened.keys())
-    return names

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from insitu.errors import CannotHonour
+from insitu.training.model.loading import tensor_names
 from insitu.training.model.lora import MergedTensor
 from insitu.training.model.rounding import round_stochastically, seed_of
 
@@ -104,11 +104,7 @@ class MergedExport:
         return True
 
     def _check_names(self, names: list[str]) -> None:
-        known: set[str] = set()
-        for path in self._base.glob("*.safetensors"):
-            with safe_open(path, framework="pt") as opened:
-                known.update(opened.keys())
-        if renamed := sorted(set(names) - known):
+        if renamed := sorted(set(names) - tensor_names(self._base)):
             raise CannotHonour(
                 f"{self._base} names its weights differently from the loaded model ({renamed[:3]} …), "
                 "so merged weights cannot be written for an engine",

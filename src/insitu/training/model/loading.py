@@ -182,6 +182,12 @@ def load_shards(model: nn.Module, directory: Path, mesh: DeviceMesh) -> None:
                 buffer.copy_(files[name].get_tensor(name))
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Return the names of all tensors of a checkpoint."""
+    with ExitStack() as stack:
+        return {name for name, _ in _open_files(directory, stack)}
+
+
 def _open_files(directory: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:
     """Yield (tensor name, open file) for every tensor of a checkpoint."""
     for path in sorted(directory.glob("*.safetensors")):
