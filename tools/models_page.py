@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from insitu.backend.plan.model_shape import FAMILIES as PLANNED
 from insitu.training.model.families import Family, families
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
@@ -33,8 +32,8 @@ first step fails there, and models with images need torchvision beside it.
   `lora.target_modules`.
 - **Merged**: whether `--publication merged` can write weights that the engine reads.
 - **Ranks**: whether several trainer ranks can share the base model.
-- **Plan**: whether `insitu serve` plans a GPU's memory for it. The others need three figures of yours:
-  `--max-seq-length`, `--micro-batch-tokens` and `--gpu-memory-utilization`.
+
+`insitu serve` plans a GPU's memory for all of them ([how](gpus.md#any-decoder)).
 
 Models with images are trained on text. Files that are quantised are rejected: give a copy in 16 bits.
 """
@@ -102,7 +101,7 @@ EXAMPLES = {
     "stablelm": "StableLM",
     "starcoder2": "StarCoder2",
 }
-_HEAD = "| `model_type` | models | adapters on | merged | ranks | plan |\n|---|---|---|---|---|---|\n"
+_HEAD = "| `model_type` | models | adapters on | merged | ranks |\n|---|---|---|---|---|\n"
 
 
 def page() -> str:
@@ -123,7 +122,7 @@ def page() -> str:
 
 
 def _row(family: Family) -> str:
-    answers = (family.merged, family.several_ranks, family.name in PLANNED)
+    answers = (family.merged, family.several_ranks)
     return (
         " | ".join(
             (

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from insitu.training.footprint.live_bytes import LiveBytes
 from insitu.training.model.logprobs import float32_logits, token_logprobs
 from tests.gates.gate import gate
-from tests.support.live_bytes import LiveBytes
 
 GIB = 2**30
 VOCABULARY = 152064

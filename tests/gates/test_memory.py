@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from insitu.training.footprint.fake_policy import fake_policy
+from insitu.training.footprint.measure import row_bytes
 from insitu.types import LoraSettings
 from tests.gates.gate import gate
 from tests.gates.models import MODELS
-from tests.support.fake_policy import fake_policy, row_bytes
 
 
 def test_7b_fits_a_card() -> None:

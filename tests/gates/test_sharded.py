@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from insitu.training.batching import score_batch
+from insitu.training.footprint.live_bytes import LiveBytes
 from insitu.training.model.loading import empty_model, prepare
 from insitu.types import LoraSettings
 from tests.gates.gate import gate
 from tests.gates.models import MODELS
 from tests.support.fake_policy import load_fake_shards
-from tests.support.live_bytes import LiveBytes
 
 GB = 1e9
 RANKS = 8

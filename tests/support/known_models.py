@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from insitu.backend.plan.model_shape import ModelShape, parse_shape
+from insitu.backend.plan.models.shapes import parse_shape
+from insitu.training.footprint.shape import ModelShape
 
 Config = dict[str, str | int | bool]
 

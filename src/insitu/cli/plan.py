@@ -17,7 +17,7 @@ from insitu.cli.options.plan_options import (
 
 if TYPE_CHECKING:
     from insitu.backend.plan.machine import Machine
-    from insitu.backend.plan.model_shape import ModelShape
+    from insitu.training.footprint.shape import ModelShape
 
 
 class _Own(TypedDict):
@@ -47,7 +47,7 @@ def plan(**options: Unpack[_Options]) -> None:
     Nothing is started. With --device-memory it plans for another machine. A plan that does not fit is an
     error, with the figures and what would fit.
     """
-    from insitu.backend.plan.model_shape import read_shape
+    from insitu.backend.plan.models.shapes import read_shape
     from insitu.learning_rate import recommended_rate
 
     shape = read_shape(options["model"])

@@ -185,7 +185,7 @@ def serve(**options: Unpack[_Options]) -> None:
     with Phases(say) as phases:
         model = options["model"]
         with phases.phase("checking the machine" if model is None else f"checking the model {model}"):
-            from insitu.backend.plan.parsers import with_parsers
+            from insitu.backend.plan.models.parsers import with_parsers
             from insitu.backend.serve import serve as run
 
             settings, plan, lines = _planned(_settings(options), options)

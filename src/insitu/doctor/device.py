@@ -14,7 +14,7 @@ from pathlib import Path
 
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import read_cpu
-from insitu.backend.plan.model_shape import read_kind
+from insitu.backend.plan.models.files import read_kind
 from insitu.doctor.engine_side import ADAPTER, NOISE, SLEEP, START, EngineChecks, check_engine
 from insitu.doctor.finding import Finding, failed, skipped
 from insitu.doctor.trainer_report import TrainerReport

@@ -15,7 +15,7 @@ from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.machine import has_cuda, host_memory, list_gpus, read_machine
 from insitu.backend.plan.memory import gib
-from insitu.backend.plan.model_shape import read_shape
+from insitu.backend.plan.models.shapes import read_shape
 from insitu.backend.state_disk import ENOUGH_FREE_BYTES
 from insitu.doctor.finding import Finding, failed, skipped
 from insitu.errors import InsituError

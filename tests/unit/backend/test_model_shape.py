@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.plan.model_shape import CannotPlan, ModelShape, parse_shape, read_shape
+from insitu.backend.plan.models.files import CannotPlan
+from insitu.backend.plan.models.shapes import parse_shape, read_shape
 from insitu.errors import NotFound
+from insitu.training.footprint.shape import ModelShape
 from tests.support.known_models import CONFIGS, known_shape
 
 SMALL = {
@@ -77,15 +79,15 @@ def test_adapters_sit_on_seven_modules() -> None:
 def test_older_files_have_fewer_fields() -> None:
     config = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
     shape = parse_shape("old", json.dumps(config | {"model_type": "llama", "torch_dtype": "float16"}))
-    assert (shape.num_kv_heads, shape.head_dim, shape.dtype) == (8, 8, "float16")
+    assert (shape.num_kv_heads, shape.kept_per_token) == (8, 3 * 2 * 64)
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'"),
-        ({}, "model_type is None"),
-        ({"model_type": "qwen2", "quantization_config": {"bits": 4}}, "weights are quantized"),
+        ({"model_type": "unheard_of"}, "unheard_of"),
+        ({}, "names no model_type"),
+        ({"model_type": "qwen2", "quantization_config": {"bits": 4}}, "weights are quantised"),
         ({"model_type": "qwen2", "hidden_size": "64"}, "hidden_size"),
     ],
 )

@@ -13,7 +13,7 @@ from insitu.backend.plan.cpu import CpuFacts
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB
-from insitu.backend.plan.model_shape import CannotPlan
+from insitu.backend.plan.models.files import CannotPlan
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour
@@ -125,8 +125,8 @@ def test_a_model_that_is_loaded_later_is_planned_then(model: str) -> None:
 
 
 def test_an_unknown_model_needs_the_user_s_figures(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(CannotPlan, match="mamba"):
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    with pytest.raises(CannotPlan, match="unheard_of"):
         planned(on_gpus(str(tmp_path), 1, 24), str(tmp_path))
     given = Wanted(max_seq_length=4096, micro_batch_tokens=4096, gpu_memory_utilization=0.8)
     settings, plan = planned(on_gpus(str(tmp_path), 1, 24, given), str(tmp_path))

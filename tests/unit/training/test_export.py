@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from insitu.backend.fleet.trainer_rank import TrainerRank
+from insitu.training.footprint.live_bytes import LiveBytes
 from insitu.training.model import export
 from insitu.training.model.rounding import round_stochastically, seed_of
 from insitu.types import LoraSettings, StepSettings, TrainingSequence
-from tests.support.live_bytes import LiveBytes
 from tests.support.sequences import train
 
 Make = Callable[..., list[TrainingSequence]]

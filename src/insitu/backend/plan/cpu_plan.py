@@ -8,8 +8,8 @@ from insitu.backend.plan import memory
 from insitu.backend.plan.engine import CPU_KV_CACHE_GIB, Dtype
 from insitu.backend.plan.fit import PROCESS_BYTES
 from insitu.backend.plan.memory import GIB, Part, gib
-from insitu.backend.plan.model_shape import ModelShape
 from insitu.errors import CannotHonour
+from insitu.training.footprint.shape import ModelShape
 
 CPU_MAX_SEQ_LENGTH = 2048
 """Default on a CPU, which computes every prompt whole: longer ones fit, but take minutes."""

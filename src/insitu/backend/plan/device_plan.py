@@ -16,8 +16,8 @@ from dataclasses import replace
 from insitu.backend.plan.fit import Plan, Shortfall, fit
 from insitu.backend.plan.layouts import Wanted, check_wanted, describe, layouts
 from insitu.backend.plan.machine import Machine
-from insitu.backend.plan.model_shape import ModelShape
 from insitu.errors import CannotHonour
+from insitu.training.footprint.shape import ModelShape
 
 _ENOUGH = 32768
 """Devices are divided for longer sequences only up to this length."""

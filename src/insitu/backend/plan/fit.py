@@ -8,12 +8,10 @@ from insitu.backend.plan import memory
 from insitu.backend.plan.layouts import Layout, Wanted, most_share
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB, EngineMemory, Part, TrainerMemory, gib
-from insitu.backend.plan.model_shape import ModelShape
+from insitu.training.footprint.shape import ModelShape
 
 SHORTEST = 1024
 """Without a length of the user's, a plan whose sequences are shorter than this is no plan."""
-_CALLS_AT_ONCE = 4
-"""The default length lets the KV cache hold this many of the longest calls."""
 _MICRO_BATCH_TOKENS = 16384
 """A budget beyond this fills a GPU no better; only single long rows exceed it."""
 _NO_CHECKPOINT_TOKENS = 8192
@@ -148,10 +146,15 @@ def _choose_rows(
         for checkpoint in (True, False)
     )
     frugal = without if wanted.checkpoint_layers is False else with_
-    capacity = frugal.longest_row(usable)
+    longest = max(
+        int(shape.max_positions * memory.BRANCHED_ROW), wanted.micro_batch_tokens or 0, _MICRO_BATCH_TOKENS
+    )
+    capacity = frugal.longest_row(usable, longest)
     length = wanted.max_seq_length
     if length is None:
-        fits = min(shape.max_positions, int(capacity / memory.BRANCHED_ROW), kv_tokens // _CALLS_AT_ONCE)
+        fits = min(
+            shape.max_positions, int(capacity / memory.BRANCHED_ROW), kv_tokens // memory.CALLS_AT_ONCE
+        )
         length = max(fits // _STEP * _STEP, min(SHORTEST, shape.max_positions))
     row = int(length * memory.BRANCHED_ROW)
     needed = max(row, wanted.micro_batch_tokens or 0)
@@ -162,8 +165,8 @@ def _choose_rows(
     budget = wanted.micro_batch_tokens or min(capacity, _MICRO_BATCH_TOKENS)
     if wanted.checkpoint_layers is None:
         comfortable = max(row, wanted.micro_batch_tokens or _NO_CHECKPOINT_TOKENS)
-        if without.longest_row(usable) >= comfortable:
-            budget = wanted.micro_batch_tokens or min(without.longest_row(usable), budget)
+        if (fits := without.longest_row(usable, longest)) >= comfortable:
+            budget = wanted.micro_batch_tokens or min(fits, budget)
             return _Rows(length, budget, False, max(row, budget), without)
     return _Rows(length, budget, frugal is with_, max(row, budget), frugal)
 
@@ -175,6 +178,7 @@ def _engine_parts(engine: EngineMemory) -> tuple[Part, ...]:
         Part("activations", engine.activations),
         Part("CUDA graphs", engine.graphs),
         Part("CUDA context", engine.runtime),
+        Part(f"states of {memory.CALLS_AT_ONCE} calls", engine.states),
     )
     return tuple(part for part in parts if part.num_bytes)
 

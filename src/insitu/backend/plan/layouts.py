@@ -10,8 +10,8 @@ from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.engine import Dtype, Publication
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import gib
-from insitu.backend.plan.model_shape import ModelShape
 from insitu.errors import CannotHonour
+from insitu.training.footprint.shape import ModelShape
 from insitu.wire.engine import MAX_LORAS
 
 _PARALLEL_SIZES = (1, 2, 4, 8)
@@ -106,7 +106,7 @@ def _parallel_sizes(shape: ModelShape, num_devices: int, wanted: Wanted) -> list
 def _divides(shape: ModelShape, tp: int) -> bool:
     """Tell whether vLLM can split the model: heads and inner size evenly, keys evenly or copied."""
     keys = shape.num_kv_heads % tp == 0 or tp % shape.num_kv_heads == 0
-    return shape.num_heads % tp == 0 and shape.intermediate % tp == 0 and keys
+    return shape.num_heads % tp == 0 and shape.inner % tp == 0 and keys
 
 
 def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
@@ -120,7 +120,7 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
     if tp is not None and not _divides(shape, tp):
         raise CannotHonour(
             f"--tensor-parallel-size {tp}: {shape.name} has {shape.num_heads} heads, {shape.num_kv_heads} "
-            f"key heads and an inner size of {shape.intermediate}, which it does not divide",
+            f"key heads and an inner size of {shape.inner}, which it does not divide",
             hint="use " + " or ".join(str(size) for size in _PARALLEL_SIZES if _divides(shape, size)),
         )
     if wanted.four_bit:

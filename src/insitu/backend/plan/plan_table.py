@@ -12,8 +12,8 @@ from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted, describe
 from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB, Part, gib
-from insitu.backend.plan.model_shape import ModelShape
 from insitu.errors import CannotHonour
+from insitu.training.footprint.shape import ModelShape
 
 
 def plan_table(plan: Plan) -> Table:
@@ -42,6 +42,8 @@ def plan_lines(plan: Plan) -> Iterable[str]:
     engines = f"{_count(layout.num_replicas, 'engine')} on {_count(layout.tensor_parallel_size, 'GPU')} each"
     ranks = f"{_count(layout.num_ranks, 'trainer rank')}, {plan.wanted.placement} devices{_idle(plan)}"
     yield f"plan     {engines}, {ranks}; {checkpoint}{base}"
+    share = 100 * plan.shape.linear_parameters / plan.shape.num_parameters
+    yield f"plan     adapters may sit on layers with {share:.0f} % of the model's weights"
     calls = _count(plan.kv_tokens // plan.max_seq_length, "call")
     yield f"plan     the KV cache of an engine holds {calls} of {plan.max_seq_length:,} tokens"
 

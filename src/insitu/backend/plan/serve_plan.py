@@ -11,7 +11,8 @@ from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.engine import EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted
-from insitu.backend.plan.model_shape import CannotPlan, read_kind, read_shape
+from insitu.backend.plan.models.files import CannotPlan, read_kind
+from insitu.backend.plan.models.shapes import read_shape
 from insitu.backend.plan.settings import Deadlines, ServeSettings
 from insitu.errors import CannotHonour
 from insitu.training.model.families import Family, families

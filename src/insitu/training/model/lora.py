@@ -110,6 +110,10 @@ class AdapterPool:
         layers = {
             n: m for n, m in self._model.named_modules() if isinstance(m, LoraLayer) and slot in m.lora_A
         }
+        for layer in layers.values():
+            # Else PEFT copies the input into float32, which autocast takes back to 16 bits: equal bits, twice
+            # the traffic.
+            layer.cast_input_dtype_enabled = False
         adapter = Adapter(slot, settings, layers, self.linear_layers)
         self._active = None
         self.activate(adapter)

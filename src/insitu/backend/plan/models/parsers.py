@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from insitu.backend.plan.model_shape import CannotPlan, files_of
+from insitu.backend.plan.models.files import CannotPlan, files_of
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import NotFound
 from insitu.json_values import JsonObject, as_list, as_object, parse_json
