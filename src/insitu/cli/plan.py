@@ -64,10 +64,11 @@ def plan(**options: Unpack[_Options]) -> None:
 def _plan_gpus(shape: ModelShape, options: _Options, machine: Machine) -> None:
     from rich.console import Console
 
+    from insitu.backend.plan.compute import gpu_dtype
     from insitu.backend.plan.device_plan import make_plan
     from insitu.backend.plan.plan_table import plan_lines, plan_table
 
-    dtype = "bfloat16" if options["dtype"] == "auto" else options["dtype"]
+    dtype = gpu_dtype(machine.capability)[0] if options["dtype"] == "auto" else options["dtype"]
     made = make_plan(shape, machine, wanted_of(options, dtype))
     console = Console(highlight=False, soft_wrap=True)
     console.print(plan_table(made))

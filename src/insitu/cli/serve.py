@@ -213,7 +213,8 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.compute import Asked, choose
     from insitu.backend.plan.cpu import read_cpu
     from insitu.backend.plan.cpu_plan import CPU_MAX_NUM_SEQS, CPU_MAX_SEQ_LENGTH
-    from insitu.backend.plan.machine import read_machine
+    from insitu.backend.plan.driver import check_gpus
+    from insitu.backend.plan.machine import read_machine, visible_gpus
     from insitu.backend.plan.settings import Deadlines, ServeSettings
     from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
@@ -227,6 +228,10 @@ def _settings(options: _Options) -> ServeSettings:
     database_url = database_of(state_dir, options["database_url"])
     dtype = None if options["dtype"] == "auto" else options["dtype"]
     num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
+    machine = None
+    if device == "cuda":
+        check_gpus(visible_gpus())
+        machine = read_machine()
     compute = choose(
         read_cpu(),
         device,
@@ -235,6 +240,7 @@ def _settings(options: _Options) -> ServeSettings:
         options["placement"],
         num_replicas,
         num_ranks,
+        None if machine is None else machine.capability,
     )
     return ServeSettings(
         state_dir=state_dir,
@@ -265,8 +271,8 @@ def _settings(options: _Options) -> ServeSettings:
         micro_batch_tokens=options["micro_batch_tokens"],
         checkpoint_layers=checkpointing_of(options),
         four_bit_base=options["four_bit_base"],
-        machine=read_machine() if device == "cuda" else None,
-        wanted=wanted_of(options, compute.dtype) if device == "cuda" else None,
+        machine=machine,
+        wanted=None if machine is None else wanted_of(options, compute.dtype),
         enforce_eager=not (device == "cuda" if compiled is None else compiled),
         tool_call_parser=options["tool_call_parser"],
         reasoning_parser=options["reasoning_parser"],

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from insitu.backend.plan.compute import Asked, choose, cpu_kind
+from insitu.backend.plan.compute import Asked, choose, cpu_kind, gpu_dtype
 from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
+from insitu.backend.plan.driver import check_gpus
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.machine import has_cuda, host_memory, list_gpus, read_machine
 from insitu.backend.plan.memory import gib
@@ -103,7 +104,9 @@ def _version(name: str) -> str | None:
 
 def _device() -> str:
     if has_cuda():
-        return ", ".join(f"{gpu.name}, {gib(gpu.num_bytes)}" for gpu in list_gpus())
+        gpus = list_gpus()
+        check_gpus(gpus)
+        return f"{', '.join(f'{gpu.name}, {gib(gpu.num_bytes)}' for gpu in gpus)}; driver {gpus[0].driver}"
     facts = read_cpu()
     compute = choose(facts, "cpu", Asked())
     return f"no GPU; {cpu_kind(facts)}; models run in {compute.dtype}"
@@ -113,7 +116,8 @@ def _memory(model: str) -> str:
     """Return what the model gets of this machine; raises if it does not fit."""
     shape = read_shape(model)
     if has_cuda():
-        plan = make_plan(shape, read_machine(), Wanted())
+        machine = read_machine()
+        plan = make_plan(shape, machine, Wanted(dtype=gpu_dtype(machine.capability)[0]))
         return f"{model} fits, with sequences of up to {plan.max_seq_length} tokens"
     dtype = choose(read_cpu(), "cpu", Asked()).dtype
     plan = make_cpu_plan(shape, host_memory(), dtype)

@@ -43,7 +43,7 @@ def test_a_plan_for_another_machine(model: str) -> None:
     result = run("plan", "--model", model, "--device-memory", "24GiB")
     assert result.exit_code == 0, result.output
     assert "(7.6B parameters) on 1 GPU of 24.0 GiB" in result.output
-    assert "--gpu-memory-utilization 0.92 --max-seq-length 10240" in result.output
+    assert "--gpu-memory-utilization 0.92 --max-seq-length 11264" in result.output
     assert "layers are checkpointed" in result.output
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from insitu.backend.plan.engine import (
+    WHOLE_PINNED,
     EngineSettings,
+    allocator_settings,
     allowed_lora_rank,
     apply_arguments,
     check_targets,
@@ -82,6 +87,30 @@ def test_engine_listens_on_loopback_and_takes_no_sampling_defaults() -> None:
     assert command[command.index("--load-format") + 1] == "safetensors", "no pickle is loaded"
     assert "--enable-lora" not in command
     assert "--enable-lora" in CUDA.command(1)
+
+
+def test_a_sleeping_engine_holds_no_more_than_its_weights() -> None:
+    sleeping = replace(CUDA, sleep=True, enforce_eager=False)
+    assert "--sleep-mode-offload-cudagraph" in sleeping.command(1)
+    assert "--sleep-mode-offload-cudagraph" not in replace(sleeping, enforce_eager=True).command(1)
+    assert "pinned_max_round_threshold_mb:1" in sleeping.environment()["PYTORCH_ALLOC_CONF"]
+    assert "PYTORCH_ALLOC_CONF" not in CPU.environment()
+
+
+def test_the_allocator_keeps_what_the_user_set() -> None:
+    ours = ("expandable_segments:True", WHOLE_PINNED)
+    assert set(allocator_settings(*ours, environment={}).values()) == {",".join(ours)}
+    theirs = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False,max_split_size_mb:512"}
+    assert allocator_settings(*ours, environment=theirs)["PYTORCH_ALLOC_CONF"] == (
+        "expandable_segments:False,max_split_size_mb:512,pinned_max_round_threshold_mb:1"
+    )
+
+
+def test_torch_knows_the_allocator_s_settings() -> None:
+    torch = pytest.importorskip("torch")
+    library = (Path(torch.__path__[0]) / "lib" / "libc10.so").read_bytes()
+    for setting in ("expandable_segments:True", WHOLE_PINNED):
+        assert setting.partition(":")[0].encode() in library, setting
 
 
 def test_gateways_remember_ids_in_a_64th_of_the_ram() -> None:

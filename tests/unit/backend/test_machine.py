@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from insitu.backend.plan import driver
+from insitu.backend.plan.compute import gpu_dtype
 from insitu.backend.plan.machine import (
     Gpu,
     Machine,
@@ -19,7 +21,10 @@ from insitu.backend.plan.machine import (
 )
 from insitu.errors import CannotHonour
 
-TWO = "0, GPU-11aa, 24564, NVIDIA GeForce RTX 4090\n1, GPU-22bb, 81559, NVIDIA H100 80GB HBM3\n"
+TWO = (
+    "0, GPU-11aa, 24564, 512, 8.9, 580.65.06, NVIDIA GeForce RTX 4090\n"
+    "1, GPU-22bb, 81559, 0, 9.0, 580.65.06, NVIDIA H100 80GB HBM3\n"
+)
 
 
 def test_the_driver_s_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +35,11 @@ def test_the_driver_s_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [gpu.name for gpu in list_gpus()] == ["NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3"]
     found = read_machine({})
     assert (found.num_devices, found.device_bytes) == (2, 24564 * 2**20)
+    assert (found.used_bytes, found.capability) == (512 * 2**20, 8.9)
+    assert 23.4 < found.cuda_bytes / 2**30 < 23.65, "as CUDA says of this card"
+    assert found.free_bytes == found.cuda_bytes - found.used_bytes
     assert found.host_bytes == host_memory()
-    assert read_machine({"CUDA_VISIBLE_DEVICES": "1"}) == Machine(1, 81559 * 2**20, found.host_bytes)
+    assert read_machine({"CUDA_VISIBLE_DEVICES": "1"}) == Machine(1, 81559 * 2**20, found.host_bytes, 0, 9.0)
     with pytest.raises(CannotHonour, match="no GPU is visible"):
         read_machine({"CUDA_VISIBLE_DEVICES": ""})
     tool.write_text("#!/bin/sh\nexit 9\n")
@@ -48,9 +56,35 @@ def test_visible_devices_are_cuda_s(chosen: str | None, seen: list[int]) -> None
 
 
 def test_an_unknown_size_is_an_error() -> None:
-    assert parse_gpus("0, GPU-1, 40960, A100, PCIe") == [Gpu(0, "GPU-1", "A100, PCIe", 40960 * 2**20)]
+    card = Gpu(0, "GPU-1", "A100, PCIe", 40960 * 2**20, 0, None, "550.1")
+    assert parse_gpus("0, GPU-1, 40960, [N/A], [N/A], 550.1, A100, PCIe") == [card]
     with pytest.raises(CannotHonour, match=r"\[N/A\]"):
-        parse_gpus("0, GPU-1, [N/A], GB10")
+        parse_gpus("0, GPU-1, [N/A], 0, 12.1, 580.1, GB10")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda", "said"),
+    [
+        (Gpu(0, "", "H100", 1, 0, 9.0, "535.1"), 13, r"driver is 535\.1, .*CUDA 13, which needs 580"),
+        (Gpu(0, "", "P100", 1, 0, 6.0, "580.1"), 13, r"P100 has compute capability 6\.0"),
+        (Gpu(0, "", "H100", 1, 0, 9.0, "580.1"), 13, "no C compiler"),
+    ],
+)
+def test_a_gpu_that_would_fail_later_is_rejected(
+    gpu: Gpu, cuda: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "installed_cuda", lambda: cuda)
+    monkeypatch.setattr(driver, "compiler", lambda: None if "compiler" in said else "/usr/bin/cc")
+    with pytest.raises(CannotHonour, match=said):
+        driver.check_gpus([gpu])
+    monkeypatch.setattr(driver, "compiler", lambda: "/usr/bin/cc")
+    monkeypatch.setattr(driver, "installed_cuda", lambda: 12)
+    driver.check_gpus([Gpu(0, "", "T4", 1, 0, 7.5, "535.1")])
+
+
+def test_a_card_without_bfloat16_computes_in_float16() -> None:
+    assert gpu_dtype(7.5)[0] == "float16"
+    assert gpu_dtype(8.0)[0] == gpu_dtype(None)[0] == "bfloat16"
 
 
 def test_linux_and_wsl2_have_cuda(tmp_path: Path) -> None:

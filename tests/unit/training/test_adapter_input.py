@@ -35,6 +35,7 @@ def test_the_copy_changes_no_bit(model_dir: Path) -> None:
     assert torch.equal(with_copy, without)
     for name, gradient in gradients.items():
         other = others[name]
-        assert gradient is not None and other is not None
+        assert gradient is not None
+        assert other is not None
         assert torch.equal(gradient, other), name
         assert gradient.dtype == torch.float32

@@ -35,6 +35,7 @@ from insitu.backend.fleet.placement import Reservation, reserve, seat_ranks
 from insitu.backend.fleet.rank_info import LoadedRank, RankArguments, limits_of
 from insitu.backend.fleet.ray_door import LOOPBACK
 from insitu.backend.fleet.token_figures import TokenFigures, token_figures
+from insitu.backend.plan.engine import WHOLE_PINNED, allocator_settings
 from insitu.backend.plan.settings import ServeSettings, option_of
 from insitu.errors import DeadlineExceeded, InsituError
 from insitu.system.logs import log_to
@@ -58,6 +59,8 @@ class _RankActor:
         log_to(self._node.log)
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
+            # Rows differ in length; without it, what they leave behind does not fit the next ones.
+            os.environ.update(allocator_settings("expandable_segments:True", WHOLE_PINNED))
         self._rank: TrainerRank | None = None
 
     def place(self) -> Place:

@@ -25,6 +25,8 @@ _NATIVE_BFLOAT16 = {
 }
 _WITHOUT_BFLOAT16 = {"avx512f": "AVX-512", "avx2": "AVX2", "sve": "Arm SVE", "asimd": "Arm NEON"}
 _ISA_WITH_BFLOAT16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10")
+_LEAST_BFLOAT16 = 8.0
+"""The compute capability from which on GPUs have bfloat16."""
 _ISA_UNLIMITED = ("ALL", "DEFAULT")
 
 
@@ -91,10 +93,11 @@ def choose(
     placement: Placement = "shared",
     num_replicas: int = 1,
     num_ranks: int = 1,
+    capability: float | None = None,
 ) -> Compute:
-    """Choose for this machine; reject settings it cannot honour."""
+    """Choose for this machine; reject settings it cannot honour. `capability` is that of its GPUs."""
     _check(asked, device, facts)
-    dtype, why_dtype = _dtype(facts, device, asked, kept)
+    dtype, why_dtype = _dtype(facts, device, asked, kept, capability)
     usable, why_threads = _usable(facts, asked)
     if device == "cuda":
         ranks = max(1, len(usable) // num_ranks)
@@ -144,11 +147,19 @@ def this_cpu() -> str:
     return cpu_kind(read_cpu())
 
 
-def _dtype(facts: CpuFacts, device: Device, asked: Asked, kept: Kept | None) -> tuple[Dtype, str]:
+def gpu_dtype(capability: float | None) -> tuple[Dtype, str]:
+    """Choose the precision of a GPU, and say why."""
+    if capability is not None and capability < _LEAST_BFLOAT16:
+        return "float16", f"no bfloat16 at compute capability {capability}"
+    return "bfloat16", "default on CUDA"
+
+
+def _dtype(
+    facts: CpuFacts, device: Device, asked: Asked, kept: Kept | None, capability: float | None
+) -> tuple[Dtype, str]:
     if asked.dtype is not None:
         return asked.dtype, "as asked"
-    natural: Dtype = "bfloat16"
-    why = "default on CUDA"
+    natural, why = gpu_dtype(capability)
     if device == "cpu":
         native = native_bfloat16(facts)
         natural = "bfloat16" if native else "float32"

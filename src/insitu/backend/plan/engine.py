@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ _WHOLE_PROMPTS = ("--no-enable-chunked-prefill",)
 chunk. A CPU generator has no offset to rewind, and the exception kills the engine for all calls."""
 _CPU_LORAS = 32
 """Adapters that an engine keeps in the machine's memory: those beyond it are read from the disk again."""
+WHOLE_PINNED = "pinned_max_round_threshold_mb:1"
+"""Else torch rounds pinned memory up to a power of two, and a sleeping 7B takes 26.8 instead of 14.2 GiB."""
 _FLOAT32_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')
 """Keeps the logits of 16-bit weights in float32, as the trainer does. Only a GPU needs no copy for it."""
 
@@ -113,6 +116,8 @@ class EngineSettings:
             command += ["--reasoning-parser", self.reasoning_parser]
         if self.sleep:
             command.append("--enable-sleep-mode")
+            if not self.enforce_eager:
+                command.append("--sleep-mode-offload-cudagraph")
         if self.publication == "adapter":
             command += ["--enable-lora", "--max-loras", str(self.max_loras)]
             command += ["--max-cpu-loras", str(max(_CPU_LORAS, self.max_loras))]
@@ -130,7 +135,16 @@ class EngineSettings:
             "DO_NOT_TRACK": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             "VLLM_LOGGING_LEVEL": "INFO",
+            **(allocator_settings(WHOLE_PINNED) if self.device == "cuda" else {}),
         }
+
+
+def allocator_settings(*wanted: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of torch's allocator: these settings, beside those that the user has given."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    theirs = next((environment[name] for name in names if environment.get(name)), "")
+    ours = [each for each in wanted if each.partition(":")[0] not in theirs]
+    return dict.fromkeys(names, ",".join([theirs, *ours] if theirs else ours))
 
 
 def allowed_lora_rank(rank: int) -> int:

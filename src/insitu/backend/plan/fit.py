@@ -81,18 +81,17 @@ def fit(shape: ModelShape, machine: Machine, wanted: Wanted, layout: Layout) -> 
     share = wanted.gpu_memory_utilization
     if share is None:
         share = int(100 * min(memory.LARGEST_SHARE, most_share(machine, wanted))) / 100
-    room = int(share * machine.device_bytes)
+    room = min(int(share * machine.cuda_bytes), machine.free_bytes)
     kv_tokens = (room - engine.fixed) // engine.kv_per_token
     least = wanted.max_seq_length or min(SHORTEST, shape.max_positions)
     if kv_tokens < least:
         parts = (*_engine_parts(engine), Part(f"KV cache of {least:,} tokens", least * engine.kv_per_token))
         needed = engine.fixed + least * engine.kv_per_token
         return Shortfall("engine", needed, room, parts, layout, least)
-    asleep = memory.runtime_bytes(layout.tensor_parallel_size) + engine.graphs if shared else 0
-    reserve = (
-        memory.runtime_bytes(layout.num_ranks) + asleep + int(memory.ALLOCATOR_SHARE * machine.device_bytes)
-    )
-    usable = machine.device_bytes - reserve
+    asleep = memory.runtime_bytes(layout.tensor_parallel_size) if shared else 0
+    fragments = int(memory.ALLOCATOR_SHARE * machine.cuda_bytes)
+    reserve = memory.runtime_bytes(layout.num_ranks) + asleep + fragments
+    usable = machine.free_bytes - reserve
     rows = _choose_rows(shape, wanted, layout, usable, kv_tokens)
     if isinstance(rows, Shortfall):
         return rows
@@ -202,8 +201,8 @@ def _host_parts(
     processes = layout.engine_devices + layout.num_ranks
     parts = [Part(f"{processes} processes", processes * PROCESS_BYTES)]
     if shared:
-        weights = layout.engine_devices * (engine.weights + engine.adapters)
-        parts.insert(0, Part("weights of sleeping engines", weights))
+        weights = layout.engine_devices * (engine.weights + engine.adapters + engine.graphs)
+        parts.insert(0, Part("sleeping engines", weights))
         offloaded = layout.num_ranks * (trainer.base + trainer.adapter)
         parts.insert(1, Part("offloaded trainer", offloaded))
     return tuple(parts)

@@ -74,7 +74,8 @@ class Layout:
 def describe(machine: Machine) -> str:
     """Name the devices: ``2 GPUs of 24.0 GiB``."""
     noun = "GPU" if machine.num_devices == 1 else "GPUs"
-    return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}"
+    used = f", {gib(machine.used_bytes)} in use" if machine.used_bytes else ""
+    return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}{used}"
 
 
 def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Layout]:
@@ -128,8 +129,8 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
     most = most_share(machine, wanted)
     if wanted.gpu_memory_utilization is not None and wanted.gpu_memory_utilization > most:
         raise CannotHonour(
-            f"--gpu-memory-utilization {wanted.gpu_memory_utilization:g}: on shared devices the offloaded "
-            f"trainer keeps {gib(round((1 - most) * machine.device_bytes))} of {gib(machine.device_bytes)}",
+            f"--gpu-memory-utilization {wanted.gpu_memory_utilization:g}: {_others(machine, wanted)} "
+            f"{gib(round((1 - most) * machine.cuda_bytes))} of {gib(machine.cuda_bytes)}",
             hint=f"use at most {int(most * 100) / 100:g}",
         )
     if next(layouts(shape, machine, wanted), None) is None:
@@ -137,11 +138,19 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
 
 
 def most_share(machine: Machine, wanted: Wanted) -> float:
-    """Return the part of a device that an engine may take: all but the offloaded trainer's context."""
+    """Return the part of a device that an engine may take: what others and the trainer's context leave."""
+    trainer = 0
+    if wanted.placement == "shared":
+        trainer = memory.runtime_bytes(wanted.num_ranks or machine.num_devices)
+    return (machine.free_bytes - trainer) / machine.cuda_bytes
+
+
+def _others(machine: Machine, wanted: Wanted) -> str:
+    if not machine.used_bytes:
+        return "on shared devices the offloaded trainer keeps"
     if wanted.placement == "dedicated":
-        return 1.0
-    ranks = wanted.num_ranks or machine.num_devices
-    return (machine.device_bytes - memory.runtime_bytes(ranks)) / machine.device_bytes
+        return "other processes have"
+    return "other processes and the offloaded trainer keep"
 
 
 def _impossible(machine: Machine, wanted: Wanted) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +17,9 @@ from insitu.errors import CannotHonour
 _ROOT = Path("/")
 _LEAST_REMEMBERED, _ID_BYTES = 32 * 2**20, 4
 _SMI_SECONDS = 20.0
+_KEPT_BY_DRIVER = int(0.45 * 2**30)
+"""An RTX 4090 reports 24,564 MiB, and CUDA has 23.65 GiB of it; an H100 79.65 and 79.18 GiB."""
+_FIELDS = ("index", "uuid", "memory.total", "memory.used", "compute_cap", "driver_version", "name")
 _WSL_LIBRARIES = "usr/lib/wsl/lib"
 
 
@@ -27,16 +31,36 @@ class Gpu:
     uuid: str
     name: str
     num_bytes: int
+    used_bytes: int = 0
+    """Memory that processes have now."""
+    capability: float | None = None
+    """Compute capability; None if the driver does not say."""
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices to plan for; all count as large as the smallest."""
+    """The devices to plan for; all count as large as the smallest, and as full as the fullest."""
 
     num_devices: int
     device_bytes: int
+    """As the driver reports it; CUDA has a little less."""
     host_bytes: int | None = None
     """RAM; None if it is not known, as for another machine."""
+    used_bytes: int = 0
+    """Memory of a device that other processes have, such as a desktop."""
+    capability: float | None = None
+    """The least compute capability; None if it is not known."""
+
+    @property
+    def cuda_bytes(self) -> int:
+        """The memory of a device that CUDA gives to processes."""
+        return self.device_bytes - _KEPT_BY_DRIVER
+
+    @property
+    def free_bytes(self) -> int:
+        """The memory of a device that is there for engine and trainer."""
+        return self.cuda_bytes - self.used_bytes
 
 
 def has_cuda(root: Path = _ROOT) -> bool:
@@ -47,18 +71,31 @@ def has_cuda(root: Path = _ROOT) -> bool:
 
 def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     """Return the visible GPUs of this machine and its RAM."""
+    gpus = visible_gpus(environment)
+    capabilities = [gpu.capability for gpu in gpus if gpu.capability is not None]
+    return Machine(
+        len(gpus),
+        min(gpu.num_bytes for gpu in gpus),
+        host_memory(),
+        max(gpu.used_bytes for gpu in gpus),
+        min(capabilities, default=None),
+    )
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """Return the GPUs that this process may use, or raise CannotHonour."""
     gpus = visible(list_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         raise CannotHonour(
             "no GPU is visible to this process", hint="check nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
-    return Machine(len(gpus), min(gpu.num_bytes for gpu in gpus), host_memory())
+    return gpus
 
 
 def list_gpus(root: Path = _ROOT) -> list[Gpu]:
     """Ask the driver's own tool, which needs neither torch nor a package."""
     tool = shutil.which("nvidia-smi") or str(root / _WSL_LIBRARIES / "nvidia-smi")
-    query = ["--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
             [tool, *query], check=True, capture_output=True, text=True, timeout=_SMI_SECONDS
@@ -72,16 +109,27 @@ def list_gpus(root: Path = _ROOT) -> list[Gpu]:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Parse the lines of `nvidia-smi`: index, UUID, MiB, name."""
+    """Parse the lines of `nvidia-smi`: index, UUID, MiB, MiB in use, compute capability, driver, name."""
     gpus: list[Gpu] = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",", 3)]
-        if len(fields) != 4 or not fields[0].isdigit() or not fields[2].isdigit():
+        fields = [field.strip() for field in line.split(",", len(_FIELDS) - 1)]
+        if len(fields) != len(_FIELDS) or not fields[0].isdigit() or not fields[2].isdigit():
             raise CannotHonour(
                 f"nvidia-smi does not say how much memory a GPU has: {line!r}",
                 hint="plan with --device-memory and --num-devices",
             )
-        gpus.append(Gpu(int(fields[0]), fields[1], fields[3], int(fields[2]) * 2**20))
+        index, uuid, total, used, capability, driver, name = fields
+        gpus.append(
+            Gpu(
+                int(index),
+                uuid,
+                name,
+                int(total) * 2**20,
+                int(used) * 2**20 if used.isdigit() else 0,
+                float(capability) if re.fullmatch(r"\d+\.\d+", capability) else None,
+                driver,
+            )
+        )
     return gpus
 
 

@@ -26,7 +26,7 @@ def plan_table(plan: Plan) -> Table:
     shared = plan.wanted.placement == "shared"
     awake = "each GPU, engine awake" if shared else "each GPU of an engine"
     training = "each GPU, trainer at its peak" if shared else "each GPU of the trainer"
-    device = plan.machine.device_bytes
+    device = plan.machine.cuda_bytes
     _add(table, awake, plan.engine, device)
     _add(table, training, plan.trainer, device)
     _add(table, "host RAM", plan.host, plan.machine.host_bytes)

@@ -1,0 +1,54 @@
+"""What a GPU needs before anything is started on it: a driver for this CUDA, its generation, a compiler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from insitu.backend.plan.machine import Gpu
+from insitu.errors import CannotHonour
+
+_LEAST_CAPABILITY = 7.0
+_LEAST_DRIVER = {12: 525, 13: 580}
+"""NVIDIA's oldest driver for a major version of CUDA."""
+_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
+_COMPILERS = ("cc", "gcc", "clang")
+
+
+def check_gpus(gpus: Sequence[Gpu]) -> None:
+    """Raise CannotHonour for a GPU or a driver on which engine and trainer would fail minutes later."""
+    for gpu in gpus:
+        if gpu.capability is not None and gpu.capability < _LEAST_CAPABILITY:
+            raise CannotHonour(
+                f"{gpu.name} has compute capability {gpu.capability}, and vLLM needs {_LEAST_CAPABILITY}",
+                hint="serve on a newer GPU, or with --device cpu",
+            )
+        cuda, major = installed_cuda(), gpu.driver.partition(".")[0]
+        least = _LEAST_DRIVER.get(cuda or 0)
+        if least is not None and major.isdigit() and int(major) < least:
+            raise CannotHonour(
+                f"the NVIDIA driver is {gpu.driver}, and the installed torch was built for CUDA {cuda}, "
+                f"which needs {least} or newer",
+                hint="update the driver, or install a torch that was built for an older CUDA",
+            )
+    if gpus and compiler() is None:
+        raise CannotHonour(
+            "there is no C compiler, with which Triton builds its kernels' launchers",
+            hint="apt-get install gcc",
+        )
+
+
+def installed_cuda() -> int | None:
+    """Return the major version of the CUDA that the installed torch brought; None without one."""
+    for name in _RUNTIMES:
+        try:
+            return int(version(name).partition(".")[0])
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def compiler() -> str | None:
+    """Return the C compiler that Triton would find."""
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
