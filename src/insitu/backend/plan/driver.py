@@ -1,4 +1,4 @@
-"""What a GPU needs before anything is started on it: a driver for this CUDA, its generation, a compiler."""
+"""Check a GPU before anything is started on it: the driver for this CUDA, its generation, a compiler."""
 
 from __future__ import annotations
 
