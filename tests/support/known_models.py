@@ -28,6 +28,7 @@ def _qwen(
 
 
 CONFIGS: dict[str, Config] = {
+    "qwen2.5-0.5b": _qwen(896, 24, 14, 2, 4864, 151936, tied=True),
     "qwen2.5-1.5b": _qwen(1536, 28, 12, 2, 8960, 151936, tied=True),
     "qwen2.5-3b": _qwen(2048, 36, 16, 2, 11008, 151936, tied=True),
     "qwen2.5-7b": _qwen(3584, 28, 28, 4, 18944, 152064, tied=False),

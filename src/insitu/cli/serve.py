@@ -22,6 +22,7 @@ from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
     from insitu.backend.plan.fit import Plan
+    from insitu.backend.plan.machine import Machine
     from insitu.backend.plan.settings import ServeSettings
     from insitu.harness.screen.safe_output import SafeOutput
 
@@ -213,8 +214,6 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.backend.plan.compute import Asked, choose
     from insitu.backend.plan.cpu import read_cpu
     from insitu.backend.plan.cpu_plan import CPU_MAX_NUM_SEQS, CPU_MAX_SEQ_LENGTH
-    from insitu.backend.plan.driver import check_gpus
-    from insitu.backend.plan.machine import read_machine, visible_gpus
     from insitu.backend.plan.settings import Deadlines, ServeSettings
     from insitu.backend.plan.teachers import read_teachers
     from insitu.backend.precision import kept_precision
@@ -222,16 +221,13 @@ def _settings(options: _Options) -> ServeSettings:
     from insitu.system.keys import key_of
     from insitu.system.tls import tls_files
 
-    device = device_of(options["device"])
+    machine = _gpus(options)
+    device = "cpu" if machine is None else "cuda"
     compiled, keep = options["compiled"], options["keep_calls"]
     state_dir = state_dir_of(options["state_dir"])
     database_url = database_of(state_dir, options["database_url"])
     dtype = None if options["dtype"] == "auto" else options["dtype"]
     num_replicas, num_ranks = options["replicas"] or 1, options["trainer_ranks"] or 1
-    machine = None
-    if device == "cuda":
-        check_gpus(visible_gpus())
-        machine = read_machine()
     compute = choose(
         read_cpu(),
         device,
@@ -292,6 +288,21 @@ def _settings(options: _Options) -> ServeSettings:
             hold=options["hold_seconds"],
         ),
     )
+
+
+def _gpus(options: _Options) -> Machine | None:
+    """Return the GPUs to serve on, of all nodes of a cluster that is joined; None to serve on CPUs."""
+    from insitu.backend.plan.cluster import read_cluster_gpus
+    from insitu.backend.plan.driver import check_gpus
+    from insitu.backend.plan.machine import read_machine, visible_gpus
+
+    address = options["ray_address"]
+    if address is not None and options["device"] != "cpu":
+        return read_cluster_gpus(address, needed=options["device"] == "cuda")
+    if device_of(options["device"]) == "cpu":
+        return None
+    check_gpus(visible_gpus())
+    return read_machine()
 
 
 def _planned(settings: ServeSettings, options: _Options) -> tuple[ServeSettings, Plan | None, list[str]]:

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from insitu.backend.fleet.ray_door import LOOPBACK, asks_for_token, close_door
+from insitu.backend.plan.cluster import check_address
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
@@ -49,15 +50,6 @@ def start_ray(address: str | None, scratch: Path, state_dir: Path) -> None:
         _temp_dir=str(scratch / "ray"),
         _node_ip_address=LOOPBACK,
     )
-
-
-def check_address(address: str) -> None:
-    """Reject Ray's client protocol, which connects to nodes elsewhere."""
-    if address.startswith("ray://"):
-        raise CannotHonour(
-            f"--ray-address {address}: the supervisor is on a node of the cluster, not a Ray client",
-            hint="start Ray on this machine (ray start) and give the head's address, or leave the option out",
-        )
 
 
 def check_cluster(settings: ServeSettings) -> None:

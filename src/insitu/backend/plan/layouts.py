@@ -75,7 +75,8 @@ def describe(machine: Machine) -> str:
     """Name the devices: ``2 GPUs of 24.0 GiB``."""
     noun = "GPU" if machine.num_devices == 1 else "GPUs"
     used = f", {gib(machine.used_bytes)} in use" if machine.used_bytes else ""
-    return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}{used}"
+    nodes = f", at least {machine.node_devices} on a node" if machine.node_devices is not None else ""
+    return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}{used}{nodes}"
 
 
 def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Layout]:
@@ -83,7 +84,7 @@ def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Lay
 
     On shared devices the ranks are on the engines' GPUs; more of them, on free GPUs, must be asked for.
     """
-    for tp in _parallel_sizes(shape, machine.num_devices, wanted):
+    for tp in _parallel_sizes(shape, machine.most_parallel, wanted):
         for replicas in _choices(wanted.num_replicas, machine.num_devices // tp):
             left = machine.num_devices - replicas * tp
             most = replicas * tp if wanted.placement == "shared" else left
@@ -98,10 +99,10 @@ def _choices(asked: int | None, most: int, fewest: int = 1) -> list[int]:
     return [asked] if asked is not None else list(range(most, max(1, fewest) - 1, -1))
 
 
-def _parallel_sizes(shape: ModelShape, num_devices: int, wanted: Wanted) -> list[int]:
+def _parallel_sizes(shape: ModelShape, most: int, wanted: Wanted) -> list[int]:
     if wanted.tensor_parallel_size is not None:
         return [wanted.tensor_parallel_size]
-    return [tp for tp in _PARALLEL_SIZES if tp <= num_devices and _divides(shape, tp)]
+    return [tp for tp in _PARALLEL_SIZES if tp <= most and _divides(shape, tp)]
 
 
 def _divides(shape: ModelShape, tp: int) -> bool:
@@ -123,6 +124,12 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
             f"--tensor-parallel-size {tp}: {shape.name} has {shape.num_heads} heads, {shape.num_kv_heads} "
             f"key heads and an inner size of {shape.inner}, which it does not divide",
             hint="use " + " or ".join(str(size) for size in _PARALLEL_SIZES if _divides(shape, size)),
+        )
+    if tp is not None and machine.node_devices is not None and tp > machine.node_devices:
+        raise CannotHonour(
+            f"--tensor-parallel-size {tp}: the smallest node has {machine.node_devices} GPUs, and an engine "
+            "is on one node",
+            hint=f"use --tensor-parallel-size {machine.node_devices} or less",
         )
     if wanted.four_bit:
         check_four_bits(wanted.publication, wanted.num_ranks or 1)

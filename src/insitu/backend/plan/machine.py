@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,13 @@ class Machine:
     """Memory of a device that other processes have, such as a desktop."""
     capability: float | None = None
     """The least compute capability; None if it is not known."""
+    node_devices: int | None = None
+    """GPUs of the smallest node; None on one machine. No engine crosses nodes."""
+
+    @property
+    def most_parallel(self) -> int:
+        """The most GPUs that one engine can have."""
+        return min(self.num_devices, self.node_devices or self.num_devices)
 
     @property
     def cuda_bytes(self) -> int:
@@ -71,12 +78,16 @@ def has_cuda(root: Path = _ROOT) -> bool:
 
 def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     """Return the visible GPUs of this machine and its RAM."""
-    gpus = visible_gpus(environment)
+    return machine_of(visible_gpus(environment), host_memory())
+
+
+def machine_of(gpus: Sequence[Gpu], host_bytes: int) -> Machine:
+    """Return the machine that these GPUs and so much RAM make."""
     capabilities = [gpu.capability for gpu in gpus if gpu.capability is not None]
     return Machine(
         len(gpus),
         min(gpu.num_bytes for gpu in gpus),
-        host_memory(),
+        host_bytes,
         max(gpu.used_bytes for gpu in gpus),
         min(capabilities, default=None),
     )
