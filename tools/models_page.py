@@ -17,11 +17,11 @@ Find the `model_type` in the model's `config.json`, and its row below. `insitu s
 what it does not allow is rejected before an engine starts, with the reason.
 
 **Where this comes from.** `make families` takes a tiny model of each family, with random weights, through the
-trainer: loading, log-probabilities, gradients and checkpointed layers, each within 1e-5 of the plain model.
-An adapter of it goes through vLLM's own model class and LoRA manager, where every tensor must have a layer
-that computes with it. The tiny configurations are each family's defaults in Transformers with small sizes,
-not the files of the hub; images, kernels and GPUs are not part of it. An engine that runs checks the adapter
-again, tensor by tensor, at every publication.
+trainer: loading, log-probabilities within 1e-5 of the plain model's own, gradients within 3e-5 of the
+largest, checkpointed layers, and rows with branches. An adapter of it goes through vLLM's own model class and
+LoRA manager, where every tensor must have a layer that computes with it. The tiny configurations are each
+family's defaults in Transformers with small sizes, not the files of the hub; images, kernels and GPUs are not
+part of it. An engine that runs checks the adapter again, tensor by tensor, at every publication.
 
 Whole backends with vLLM's build for CPUs trained two steps each of tiny models, engine and trainer within
 1e-4 of each other: `qwen3` and `gemma2` with adapters, `gpt_oss` merged. That build has no kernel for experts
@@ -32,6 +32,8 @@ first step fails there, and models with images need torchvision beside it.
   `lora.target_modules`.
 - **Merged**: whether `--publication merged` can write weights that the engine reads.
 - **Ranks**: whether several trainer ranks can share the base model.
+- **Shares**: whether a step computes a prompt once that several rollouts begin with. Elsewhere it computes
+  every sequence from its start.
 
 `insitu serve` plans a GPU's memory for all of them ([how](gpus.md#any-decoder)).
 
@@ -101,7 +103,7 @@ EXAMPLES = {
     "stablelm": "StableLM",
     "starcoder2": "StarCoder2",
 }
-_HEAD = "| `model_type` | models | adapters on | merged | ranks |\n|---|---|---|---|---|\n"
+_HEAD = "| `model_type` | models | adapters on | merged | ranks | shares |\n|---|---|---|---|---|---|\n"
 
 
 def page() -> str:
@@ -122,7 +124,7 @@ def page() -> str:
 
 
 def _row(family: Family) -> str:
-    answers = (family.merged, family.several_ranks)
+    answers = (family.merged, family.several_ranks, family.shares_prompts)
     return (
         " | ".join(
             (

@@ -24,8 +24,8 @@ from tests.gates.families.tiny import FAMILIES, WRAPPERS, family_of
 from tests.gates.families.trainer_side import Trained, examine, save_tiny
 
 TABLE = Path(insitu.training.model.__path__[0]) / "families.json"
-EXACT = 1e-5
-FIGURES = ("logprobs", "gradients", "checkpointed")
+FIGURES = {"logprobs": 1e-5, "gradients": 3e-5, "checkpointed": 1e-5, "branches": 1e-5}
+"""Every figure's bound. Float32 rounds gradients of Gemma 4's shared keys to 1e-5 of the largest."""
 _NOT_TAKEN = re.compile(r"expected target modules in \{(.*?)\} but received \[(.*?)\]", re.DOTALL)
 
 
@@ -52,7 +52,8 @@ class Seen:
         """The family's entry in the table."""
         if self.trained is None or self.served is None:
             return {"rejected": self.trainer_error or self.engine_error}
-        if max(getattr(self.trained, name) for name in FIGURES) > EXACT or self.served.left_out:
+        inexact = any(getattr(self.trained, name) > bound for name, bound in FIGURES.items())
+        if inexact or self.served.left_out:
             raise AssertionError(f"{self.family} is not whole: {self}")
         return {
             "engine": self.served.model,
@@ -62,6 +63,7 @@ class Seen:
             "experts": self.trained.experts,
             "merged": self.trained.merged,
             "several_ranks": self.trained.in_shards,
+            "shares_prompts": self.trained.shares,
         }
 
 
@@ -144,6 +146,7 @@ def joined(row: dict[str, Any], other: dict[str, Any], variant: str) -> dict[str
         "experts": row["experts"] or other["experts"],
         "merged": row["merged"] and other["merged"],
         "several_ranks": row["several_ranks"] and other["several_ranks"],
+        "shares_prompts": row["shares_prompts"] and other["shares_prompts"],
     }
 
 

@@ -26,6 +26,7 @@ from insitu.training.model.loading import (
 )
 from insitu.training.model.lora import Adapter, AdapterPool, merged_tensors
 from insitu.training.model.policy import Policy
+from insitu.training.model.self_check import branch_errors
 from insitu.types import LoraSettings
 from tests.gates.families.tiny import WRAPPERS, config_of, family_of
 
@@ -52,6 +53,10 @@ class Trained:
     """The largest relative difference from those of the plain model."""
     checkpointed: float
     """The same, with each layer computed again."""
+    shares: bool
+    """True if rows branch, so that a prompt that rollouts share is computed once."""
+    branches: float
+    """The error of a branch beside another one, if rows branch."""
     in_shards: bool
     """True if a rank that reads its part of the files has the same model."""
     merged: bool
@@ -99,6 +104,8 @@ def examine(folder: Path, adapter_folder: Path, without: Collection[str] = ()) -
         logprobs=(scored - own).abs().max().item(),
         gradients=_difference(gradients, _gradients(own, adapter)),
         checkpointed=_difference(gradients, _gradients(again(batch)[0], other)),
+        shares=policy.can_branch,
+        branches=branch_errors(policy)[0] if policy.can_branch else 0.0,
         in_shards=_reads_shards(folder),
         merged={tensor.name for tensor in merged_tensors(policy.model, adapter)} <= tensor_names(folder),
     )

@@ -57,6 +57,20 @@ def check(plan: Plan) -> None:
     row = max(plan.micro_batch_tokens, int(BRANCHED_ROW * plan.max_seq_length))
     peak = trainer.resident + trainer.held(row) + trainer.working(row)
     assert peak <= machine.device_bytes
+    if plan.kept_tokens:
+        kept = trainer_memory(
+            shape,
+            num_ranks=layout.num_ranks,
+            lora_rank=plan.wanted.lora_rank,
+            four_bit=plan.wanted.four_bit,
+            checkpoint_layers=False,
+        )
+        assert plan.checkpoint_layers
+        assert plan.micro_batch_tokens <= plan.kept_tokens < row
+        assert (
+            kept.resident + kept.held(plan.kept_tokens) + kept.working(plan.kept_tokens)
+            <= machine.device_bytes
+        )
     if machine.host_bytes is not None:
         assert sum(part.num_bytes for part in plan.host) <= machine.host_bytes
 
@@ -167,7 +181,9 @@ def test_a_larger_card_holds_longer_sequences(name: str, count: int) -> None:
 def test_short_sequences_need_no_checkpoints() -> None:
     shape = known_shape("qwen2.5-1.5b")
     assert not make_plan(shape, gpus(1, 80), Wanted(max_seq_length=4096)).checkpoint_layers
-    assert make_plan(shape, gpus(1, 80), Wanted(max_seq_length=32768)).checkpoint_layers
+    long = make_plan(shape, gpus(1, 80), Wanted(max_seq_length=32768))
+    assert long.checkpoint_layers
+    assert long.kept_tokens >= long.micro_batch_tokens, "only a row that is longer is computed again"
     assert make_plan(shape, gpus(1, 24), Wanted(max_seq_length=8192)).checkpoint_layers
 
 

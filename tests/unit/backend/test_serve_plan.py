@@ -65,6 +65,10 @@ def test_the_trainer_gets_the_budget(model: str) -> None:
     arguments = TrainerGroup(settings, model)._arguments(0, "127.0.0.1", 1)
     assert arguments.get("max_micro_batch_tokens") == 4096
     assert arguments.get("checkpoint_layers") is True
+    assert arguments.get("kept_tokens") == 0
+    roomy, _ = planned(on_gpus(model, 1, 80), model)
+    kept = TrainerGroup(roomy, model)._arguments(0, "127.0.0.1", 1).get("kept_tokens")
+    assert kept == roomy.kept_tokens > 8192
     assert "four_bit" not in arguments
     four_bit = replace(settings, four_bit_base=True)
     assert TrainerGroup(four_bit, model)._arguments(0, "127.0.0.1", 1).get("four_bit") is True

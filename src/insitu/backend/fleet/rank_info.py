@@ -21,6 +21,7 @@ class RankArguments(TypedDict):
     device: str
     max_micro_batch_tokens: NotRequired[int]
     checkpoint_layers: NotRequired[bool]
+    kept_tokens: NotRequired[int]
     four_bit: NotRequired[bool]
 
 

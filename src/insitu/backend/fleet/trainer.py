@@ -173,6 +173,7 @@ class TrainerGroup:
             arguments["max_micro_batch_tokens"] = settings.micro_batch_tokens
         if settings.checkpoint_layers is not None:
             arguments["checkpoint_layers"] = settings.checkpoint_layers
+            arguments["kept_tokens"] = settings.kept_tokens
         if settings.four_bit_base:
             arguments["four_bit"] = True
         return arguments

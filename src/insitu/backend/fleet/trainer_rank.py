@@ -66,6 +66,7 @@ class TrainerRank:
         max_micro_batch_tokens: int = 2048,
         checkpoint_layers: bool = False,
         four_bit: bool = False,
+        kept_tokens: int = 0,
     ) -> None:
         if dtype not in _DTYPES:
             raise InvalidRequest(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(_DTYPES)}")
@@ -80,7 +81,9 @@ class TrainerRank:
         if world_size > 1:
             self._ranks.join(self._device, master_address, master_port)
             mesh = init_device_mesh(self._device.type, (world_size,))
-        self._policy = load_policy(base_model, self._device, self._dtype, mesh, checkpoint_layers, four_bit)
+        self._policy = load_policy(
+            base_model, self._device, self._dtype, mesh, checkpoint_layers, four_bit, kept_tokens
+        )
         self._limits = Limits(
             self._policy.model.get_input_embeddings().weight.shape[0],
             getattr(self._policy.model.config.get_text_config(), "max_position_embeddings", None),

@@ -14,8 +14,8 @@ SHORTEST = 1024
 """Without a length of the user's, a plan whose sequences are shorter than this is no plan."""
 _MICRO_BATCH_TOKENS = 16384
 """A budget beyond this fills a GPU no better; only single long rows exceed it."""
-_NO_CHECKPOINT_TOKENS = 8192
-"""Layers are not checkpointed if rows of this many tokens fit without it."""
+_KEPT_TOKENS = 8192
+"""Layers are kept in micro-batches for which there is room, if those of this many tokens fit."""
 _MAX_NUM_SEQS = 256
 _STEP = 256
 PROCESS_BYTES = int(2.5 * GIB)
@@ -34,6 +34,8 @@ class Plan:
     max_num_seqs: int
     micro_batch_tokens: int
     checkpoint_layers: bool
+    kept_tokens: int
+    """Checkpointed layers are kept in micro-batches of up to so many tokens."""
     gpu_memory_utilization: float
     kv_tokens: int
     """Tokens in the KV cache of one engine."""
@@ -111,6 +113,7 @@ def fit(shape: ModelShape, machine: Machine, wanted: Wanted, layout: Layout) -> 
         max_num_seqs=max_num_seqs,
         micro_batch_tokens=rows.micro_batch_tokens,
         checkpoint_layers=rows.checkpoint_layers,
+        kept_tokens=rows.kept_tokens,
         gpu_memory_utilization=share,
         kv_tokens=kv_tokens,
         engine=(*_engine_parts(engine), kv, *other),
@@ -124,6 +127,7 @@ class _Rows:
     max_seq_length: int
     micro_batch_tokens: int
     checkpoint_layers: bool
+    kept_tokens: int
     longest: int
     """Tokens of the largest row or micro-batch that the trainer must hold."""
     memory: TrainerMemory
@@ -162,12 +166,16 @@ def _choose_rows(
         parts = _trainer_parts(frugal, needed, 0, 0)
         return Shortfall("trainer", total, usable, parts, layout, needed)
     budget = wanted.micro_batch_tokens or min(capacity, _MICRO_BATCH_TOKENS)
-    if wanted.checkpoint_layers is None:
-        comfortable = max(row, wanted.micro_batch_tokens or _NO_CHECKPOINT_TOKENS)
-        if (fits := without.longest_row(usable, longest)) >= comfortable:
-            budget = wanted.micro_batch_tokens or min(fits, budget)
-            return _Rows(length, budget, False, max(row, budget), without)
-    return _Rows(length, budget, frugal is with_, max(row, budget), frugal)
+    fits = without.longest_row(usable, longest)
+    if wanted.checkpoint_layers is None and fits >= (wanted.micro_batch_tokens or _KEPT_TOKENS):
+        budget = wanted.micro_batch_tokens or min(fits, budget)
+        if fits >= row:
+            return _Rows(length, budget, False, 0, max(row, budget), without)
+        # Most micro-batches are as long as the budget; only a longer row is computed again.
+        kept = without.held(budget) + without.working(budget) > frugal.held(row) + frugal.working(row)
+        largest, most = (budget, without) if kept else (row, frugal)
+        return _Rows(length, budget, True, fits, largest, most)
+    return _Rows(length, budget, frugal is with_, 0, max(row, budget), frugal)
 
 
 def _engine_parts(engine: EngineMemory) -> tuple[Part, ...]:

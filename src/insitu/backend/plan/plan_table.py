@@ -37,6 +37,8 @@ def plan_lines(plan: Plan) -> Iterable[str]:
     """Say what follows: the settings as options, and what they mean."""
     layout = plan.layout
     checkpoint = "layers are checkpointed" if plan.checkpoint_layers else "layers are not checkpointed"
+    if plan.kept_tokens:
+        checkpoint += f" in rows of more than {plan.kept_tokens:,} tokens"
     base = ", base in four bits" if plan.wanted.four_bit else ""
     yield f"plan     {' '.join(options(plan))}"
     engines = f"{_count(layout.num_replicas, 'engine')} on {_count(layout.tensor_parallel_size, 'GPU')} each"

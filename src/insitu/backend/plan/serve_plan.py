@@ -172,6 +172,7 @@ def _with(settings: ServeSettings, plan: Plan) -> ServeSettings:
         max_num_seqs=plan.max_num_seqs,
         micro_batch_tokens=plan.micro_batch_tokens,
         checkpoint_layers=plan.checkpoint_layers,
+        kept_tokens=plan.kept_tokens,
     )
 
 

@@ -92,6 +92,8 @@ class ServeSettings:
     """Tokens that a trainer rank computes at once; None uses the trainer's default."""
     checkpoint_layers: bool | None = None
     """Compute layers again in the backward pass instead of keeping them; None: as it is planned, else not."""
+    kept_tokens: int = 0
+    """Micro-batches of up to so many tokens keep their layers, also where they are checkpointed."""
     four_bit_base: bool = False
     machine: Machine | None = None
     """The GPUs to plan for; None on a CPU."""

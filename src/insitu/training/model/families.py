@@ -32,6 +32,8 @@ class Family:
     """True if merged weights can be written as the engine reads them."""
     several_ranks: bool = False
     """True if several trainer ranks can each read their part of the files."""
+    shares_prompts: bool = False
+    """True if a prompt that several rollouts share is computed once."""
     untried: str | None = None
     """A part of the family that was not tried, and why."""
     rejected: str | None = None

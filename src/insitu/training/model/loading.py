@@ -28,8 +28,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from insitu.errors import CannotHonour, NotFound
 from insitu.training.model import attention, four_bits
-from insitu.training.model.head_check import check_head
 from insitu.training.model.policy import Policy
+from insitu.training.model.self_check import check_head, settle_branches
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -41,13 +41,15 @@ def load_policy(
     mesh: DeviceMesh | None = None,
     checkpoint_layers: bool = False,
     four_bit: bool = False,
+    kept_tokens: int = 0,
 ) -> Policy:
     """Load the base in `dtype` and freeze it. Read only safetensors and run no code of the model.
 
     With a mesh of several ranks, shard it over them. Adapters are injected afterwards and not sharded: they
     are small and replicated, and the caller sums their gradients, which keeps the denominator of the loss
     exact. `checkpoint_layers` keeps only each decoder layer's input and computes the rest again in the
-    backward pass. `four_bit` keeps the linear layers in NF4, on one rank only.
+    backward pass, in micro-batches of more than `kept_tokens`. `four_bit` keeps the linear layers in NF4, on
+    one rank only.
     """
     directory = model_directory(base_model)
     config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -61,10 +63,11 @@ def load_policy(
             trust_remote_code=False,
             quantization_config=four_bits.quantization(dtype) if four_bit else None,
         )
-        policy = prepare(model, checkpoint_layers)
+        policy = prepare(model, checkpoint_layers, kept_tokens)
         if four_bit:
             four_bits.keep_layout(model)
         check_head(policy, base_model)
+        settle_branches(policy)
         return policy
     if four_bit:
         raise CannotHonour(
@@ -72,12 +75,13 @@ def load_policy(
             "the files, and quantised tensors have no rows",
             hint="use one trainer rank: --trainer-ranks 1, or a base in the run's precision",
         )
-    policy = prepare(empty_model(config, dtype), checkpoint_layers)
+    policy = prepare(empty_model(config, dtype), checkpoint_layers, kept_tokens)
     load_sharded(policy, directory, device, dtype, mesh)
     check_head(policy, base_model)
+    settle_branches(policy)
     for unit in policy.modules():
         if isinstance(unit, FSDPModule):
-            unit.reshard()  # the check leaves the last one gathered
+            unit.reshard()  # the checks leave the last one gathered
     return policy
 
 
@@ -108,7 +112,7 @@ def load_sharded(
     load_shards(policy.model, directory, mesh)
 
 
-def prepare(model: Any, checkpoint_layers: bool) -> Policy:
+def prepare(model: Any, checkpoint_layers: bool, kept_tokens: int = 0) -> Policy:
     """Freeze the model, give it our attention where it fits, and checkpoint its layers if asked."""
     # eval: no dropout in the base, so that the trainer scores a token as the engine sampled it
     model.eval().requires_grad_(False)
@@ -120,13 +124,17 @@ def prepare(model: Any, checkpoint_layers: bool) -> Policy:
     if checkpoint_layers:
         for layer in policy.layers:
             # inside the FSDP2 unit, so that the weights are there when the layer is computed again
-            layer.forward = functools.partial(_checkpointed, layer.forward)
+            layer.forward = functools.partial(_checkpointed, layer.forward, kept_tokens)
     return policy
 
 
-def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Compute a layer now and, for the gradient, once more. (Transformers does so in training mode only.)"""
-    if not torch.is_grad_enabled():
+def _checkpointed(forward: Callable[..., Any], kept_tokens: int, *args: Any, **kwargs: Any) -> Any:
+    """Compute a layer now and, for the gradient, once more, unless the micro-batch is so small.
+
+    (Transformers' own checkpoints work in training mode only.)
+    """
+    hidden_blh = args[0] if args else kwargs["hidden_states"]
+    if not torch.is_grad_enabled() or hidden_blh.shape[:2].numel() <= kept_tokens:
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 

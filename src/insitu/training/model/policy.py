@@ -21,7 +21,9 @@ from insitu.training.model.shaping import LogitShaping, shaping_of
 if TYPE_CHECKING:
     from insitu.training.batching import MicroBatch
 
-_BRANCHING_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+
+_SDPA = "sdpa"
+"""Transformers' choice for families whose attention is torch's own, which ours extends."""
 
 
 class Policy(nn.Module):
@@ -37,6 +39,8 @@ class Policy(nn.Module):
         self.model: Any = model
         shaping = shaping_of(self.model.config)
         self._shape_ = shaping.shape_
+        self._own_attention: str = self.model.config.get_text_config()._attn_implementation
+        self._branches = self._own_attention == _SDPA and attends_fully(self.model.config)
         self.model.lm_head.score = functools.partial(_score, self.model.lm_head, shaping)
 
     @property
@@ -93,12 +97,28 @@ class Policy(nn.Module):
     def can_branch(self) -> bool:
         """True if attention is plain and full in every layer, so that ours can replace it.
 
-        False on a device where `insitu doctor --device` found ours to be wrong.
+        False on a device where `insitu doctor --device` found ours to be wrong, and where the check at the
+        load did (`self_check.py`).
         """
-        config = self.model.config
-        if config.model_type not in _BRANCHING_FAMILIES or getattr(config, "sliding_window", None):
-            return False
-        return may_branch(next(self.model.parameters()).device, head_size(config))
+        head = head_size(self.model.config.get_text_config())
+        return self._branches and may_branch(next(self.model.parameters()).device, head)
+
+    def keep_apart(self) -> None:
+        """Compute no rows with branches, and attention as the family does."""
+        self._branches = False
+        self.model.set_attn_implementation(self._own_attention)
+
+
+def attends_fully(config: Any) -> bool:
+    """Tell whether every layer attends to all earlier tokens: no window, no chunks, no state."""
+    text = config.get_text_config()
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    if getattr(text, "kv_lora_rank", None):
+        return False  # keys are wider than values
+    if types:
+        return set(types) == {"full_attention"}
+    windows = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return all(not window or window >= text.max_position_embeddings for window in windows)
 
 
 def head_size(config: Any) -> int:

@@ -1,7 +1,7 @@
 """The shape that a family of models gives its logits, between the output head and the softmax.
 
 The trainer scores tokens with the head alone and shapes the logits as the family does. Whether this is all
-that the family does is checked at every load (`head_check.py`).
+that the family does is checked at every load (`self_check.py`).
 """
 
 from __future__ import annotations

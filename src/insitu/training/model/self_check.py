@@ -1,0 +1,95 @@
+"""The questions to a model at every load, whatever its settings are called and wherever a file has them.
+
+Does the output head alone give the model's own log-probabilities? The policy scores tokens with the head on
+the hidden states. A family that does more, such as a softcap or a multiplier, would be trained on other
+probabilities than it samples from. Eight tokens tell.
+
+Do rows with branches give what each sequence gives alone? Where they do not, every sequence gets a row of its
+own. Two short branches tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from insitu.errors import CannotHonour
+from insitu.training.batching import MicroBatch, score_batch
+from insitu.training.model.policy import Policy
+
+log = logging.getLogger(__name__)
+
+NUM_TOKENS = 8
+TOLERANCE = 1e-3
+"""Both sides go through the same head in float32: what a family does besides is far above it."""
+_SHARED, _FIRST, _SECOND = 6, 9, 7
+"""Tokens of a prompt and of its two branches."""
+_NOISE = 0.25
+"""Of the error of a branch that sees its sibling; rounding to 16 bits is far below it."""
+
+
+def check_head(policy: Policy, base_model: str) -> None:
+    """Raise CannotHonour if the model's own log-probabilities are not those of its head alone."""
+    device = next(policy.parameters()).device
+    size = policy.model.config.get_text_config().vocab_size
+    ids = torch.linspace(1, size - 1, NUM_TOKENS, device=device).long()[None]
+    try:
+        difference = policy.head_difference(ids).item()
+    except (AttributeError, TypeError) as error:
+        raise CannotHonour(
+            f"the trainer cannot score with {base_model} ({type(policy.model).__name__}): {error}",
+            hint="choose another base model, such as the Llama, Qwen or SmolLM families",
+        ) from error
+    if not difference <= TOLERANCE:
+        raise CannotHonour(
+            f"{base_model} does more to its logits than its output head: its own log-probabilities differ "
+            f"from the head's by up to {difference:.3g}, and the trainer uses the head alone",
+            hint="choose a model without it, such as the Llama, Qwen or SmolLM families",
+        )
+
+
+def settle_branches(policy: Policy) -> None:
+    """Let the policy compute every sequence in a row of its own if its attention takes no branches."""
+    if not policy.can_branch:
+        return
+    try:
+        error, blind = branch_errors(policy)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as reason:
+        policy.keep_apart()
+        log.warning("rows do not branch: %s: %s", type(reason).__name__, reason)
+        return
+    if not error < _NOISE * blind:
+        policy.keep_apart()
+        log.warning(
+            "rows do not branch: log-probabilities differ by %.3g from those of each sequence alone, and by "
+            "%.3g if a branch sees the other",
+            error,
+            blind,
+        )
+
+
+@torch.no_grad()
+def branch_errors(policy: Policy) -> tuple[float, float]:
+    """Return the mean error of a branch beside another one, and what it would be if it saw the other."""
+    device = next(policy.parameters()).device
+    size = policy.model.config.get_text_config().vocab_size
+    length = _SHARED + _FIRST + _SECOND
+    ids = (torch.arange(1, length + 1) * 7919 % (size - 1) + 1).tolist()
+    shared, second = ids[:_SHARED], ids[_SHARED + _FIRST :]
+    alone_t = policy(score_batch([shared + second]).to(device))[0][_SHARED:]
+    seeing = _second_branch(ids)
+    depth_bl = torch.tensor([[*range(_SHARED + _FIRST), *range(_SHARED, _SHARED + _SECOND)]])
+    end_bl = torch.tensor([[length] * _SHARED + [_SHARED + _FIRST] * _FIRST + [length] * _SECOND])
+    beside = replace(seeing, depth_bl=depth_bl, end_bl=end_bl)
+    beside_t, seeing_t = (policy(batch.to(device))[0] for batch in (beside, seeing))
+    return (beside_t - alone_t).abs().mean().item(), (seeing_t - alone_t).abs().mean().item()
+
+
+def _second_branch(ids: list[int]) -> MicroBatch:
+    """Return a row that scores the tokens of the second branch, from its second one on."""
+    whole = score_batch([ids])
+    chosen = torch.arange(_SHARED + _FIRST, len(ids) - 1)
+    short = score_batch([ids[-_SECOND:]])
+    return replace(short, ids_bl=whole.ids_bl, predictor_u=chosen, target_u=torch.tensor(ids)[chosen + 1])
