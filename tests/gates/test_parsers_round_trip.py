@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from insitu.backend.plan.models.parsers import REASONING_RULES, TOOL_RULES, ChatModel
+from insitu.backend.plan.parsers import REASONING_RULES, TOOL_RULES, ChatModel
 from insitu.testing.models import tiny
 
 pytestmark = pytest.mark.timeout(120)

@@ -27,7 +27,7 @@ import pytest
 from insitu.backend.fleet import replica
 from insitu.backend.fleet.replica import EngineClient
 from insitu.backend.plan.engine import Device, EngineSettings
-from insitu.backend.plan.models.parsers import REASONING_RULES, TOOL_RULES
+from insitu.backend.plan.parsers import REASONING_RULES, TOOL_RULES
 from insitu.gateway import engines, protocols
 from insitu.system.processes import end_child, free_port
 from insitu.testing.models import tiny

@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from insitu.backend.plan.cluster import read_cluster_gpus
+from insitu.backend.plan.devices.cluster import read_cluster_gpus
 from insitu.errors import CannotHonour
 
 pytestmark = pytest.mark.timeout(180)

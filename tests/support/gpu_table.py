@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.layouts import Wanted
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB
 from insitu.backend.plan.plan_table import cards_table
 from tests.support.known_models import CONFIGS, known_shape

@@ -48,7 +48,7 @@ from insitu.backend.fleet.replicas import Replica
 from insitu.backend.jobs import StepRunner
 from insitu.backend.ledger import Ledger, ledger_url
 from insitu.backend.ledger.adapter_files import remove_unused
-from insitu.backend.plan.machine import host_memory, remembered_tokens
+from insitu.backend.plan.devices.machine import host_memory, remembered_tokens
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.plan.teachers import key_variable
 from insitu.backend.progress.phases import SILENT, Phases, Say

@@ -16,7 +16,7 @@ from insitu.cli.options.plan_options import (
 )
 
 if TYPE_CHECKING:
-    from insitu.backend.plan.machine import Machine
+    from insitu.backend.plan.devices.machine import Machine
     from insitu.training.footprint.shape import ModelShape
 
 
@@ -82,7 +82,7 @@ def _plan_cpu(shape: ModelShape, options: _Options) -> None:
     from insitu.backend.plan.compute import Asked, choose
     from insitu.backend.plan.cpu import read_cpu
     from insitu.backend.plan.cpu_plan import make_cpu_plan
-    from insitu.backend.plan.machine import host_memory
+    from insitu.backend.plan.devices.machine import host_memory
     from insitu.backend.plan.plan_table import cpu_plan_table
 
     compute = choose(read_cpu(), "cpu", Asked(_dtype(options["dtype"])))
@@ -113,7 +113,7 @@ def _machine(options: _Options) -> Machine:
     """Return the machine that the options describe; what they leave open is this one's."""
     from dataclasses import replace
 
-    from insitu.backend.plan.machine import Machine, read_machine
+    from insitu.backend.plan.devices.machine import Machine, read_machine
     from insitu.errors import CannotHonour
 
     memory, count = options["device_memory"], options["num_devices"]

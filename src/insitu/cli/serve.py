@@ -21,8 +21,8 @@ from insitu.cli.options.plan_options import (
 from insitu.cli.options.state_dir import state_dir_of, state_dir_option
 
 if TYPE_CHECKING:
+    from insitu.backend.plan.devices.machine import Machine
     from insitu.backend.plan.fit import Plan
-    from insitu.backend.plan.machine import Machine
     from insitu.backend.plan.settings import ServeSettings
     from insitu.harness.screen.safe_output import SafeOutput
 
@@ -186,7 +186,7 @@ def serve(**options: Unpack[_Options]) -> None:
     with Phases(say) as phases:
         model = options["model"]
         with phases.phase("checking the machine" if model is None else f"checking the model {model}"):
-            from insitu.backend.plan.models.parsers import with_parsers
+            from insitu.backend.plan.parsers import with_parsers
             from insitu.backend.serve import serve as run
 
             settings, plan, lines = _planned(_settings(options), options)
@@ -292,9 +292,9 @@ def _settings(options: _Options) -> ServeSettings:
 
 def _gpus(options: _Options) -> Machine | None:
     """Return the GPUs to serve on, of all nodes of a cluster that is joined; None to serve on CPUs."""
-    from insitu.backend.plan.cluster import read_cluster_gpus
-    from insitu.backend.plan.driver import check_gpus
-    from insitu.backend.plan.machine import read_machine, visible_gpus
+    from insitu.backend.plan.devices.cluster import read_cluster_gpus
+    from insitu.backend.plan.devices.driver import check_gpus
+    from insitu.backend.plan.devices.machine import read_machine, visible_gpus
 
     address = options["ray_address"]
     if address is not None and options["device"] != "cpu":

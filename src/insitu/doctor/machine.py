@@ -12,9 +12,9 @@ from insitu.backend.plan.compute import Asked, choose, cpu_kind, gpu_dtype
 from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
-from insitu.backend.plan.driver import check_gpus
+from insitu.backend.plan.devices.driver import check_gpus
+from insitu.backend.plan.devices.machine import has_cuda, host_memory, list_gpus, read_machine
 from insitu.backend.plan.layouts import Wanted
-from insitu.backend.plan.machine import has_cuda, host_memory, list_gpus, read_machine
 from insitu.backend.plan.memory import gib
 from insitu.backend.plan.models.shapes import read_shape
 from insitu.backend.state_disk import ENOUGH_FREE_BYTES

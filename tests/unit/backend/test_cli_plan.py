@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from insitu.backend.plan import machine
-from insitu.backend.plan.machine import Gpu
+from insitu.backend.plan.devices import machine
+from insitu.backend.plan.devices.machine import Gpu
 from insitu.backend.plan.settings import ServeSettings
 from insitu.cli import cli
 from insitu.errors import CannotHonour, NotFound

@@ -11,8 +11,8 @@ pytest.importorskip("ray", reason="the backend's clusters are Ray's")
 
 from insitu.backend.fleet import cluster
 from insitu.backend.fleet.cluster import check_nodes, num_nodes
-from insitu.backend.plan.cluster import check_address
 from insitu.backend.plan.compute import Compute
+from insitu.backend.plan.devices.cluster import check_address
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from insitu.backend.plan.compute import Placement
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Layout, Wanted, layouts
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import BRANCHED_ROW, GIB, trainer_memory
 from insitu.errors import CannotHonour
 from tests.support.known_models import CONFIGS, known_shape

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from insitu.backend.plan.devices.machine import remembered_tokens
 from insitu.backend.plan.engine import (
     WHOLE_PINNED,
     EngineSettings,
@@ -16,7 +17,6 @@ from insitu.backend.plan.engine import (
     check_targets,
     difference,
 )
-from insitu.backend.plan.machine import remembered_tokens
 from insitu.errors import CannotHonour
 
 CPU = EngineSettings("dir", "tiny", "cpu", "float32", "merged")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.plan import driver
 from insitu.backend.plan.compute import gpu_dtype
-from insitu.backend.plan.machine import (
+from insitu.backend.plan.devices import driver
+from insitu.backend.plan.devices.machine import (
     Gpu,
     Machine,
     has_cuda,

@@ -11,7 +11,7 @@ import pytest
 
 from insitu.backend.plan.compute import Compute
 from insitu.backend.plan.engine import NO_PARSER, apply_arguments
-from insitu.backend.plan.models.parsers import read_chat_model, with_parsers
+from insitu.backend.plan.parsers import read_chat_model, with_parsers
 from insitu.backend.plan.settings import ServeSettings
 
 # The lines of the published templates that the rules look at.

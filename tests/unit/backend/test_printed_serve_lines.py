@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from insitu.backend.plan.cluster import together
-from insitu.backend.plan.machine import Machine
+from insitu.backend.plan.devices.cluster import together
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.memory import GIB
 from insitu.backend.plan.models import files
 from insitu.cli import serve as command

@@ -10,8 +10,8 @@ import pytest
 
 from insitu.backend.plan.compute import Asked, choose
 from insitu.backend.plan.cpu import CpuFacts
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.layouts import Wanted
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB
 from insitu.backend.plan.models.files import CannotPlan
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from insitu.backend.fleet.ray_door import LOOPBACK, asks_for_token, close_door
-from insitu.backend.plan.cluster import check_address
+from insitu.backend.plan.devices.cluster import check_address
 from insitu.backend.plan.settings import ServeSettings
 from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.fit import Plan, Shortfall, fit
 from insitu.backend.plan.layouts import Wanted, check_wanted, describe, layouts
-from insitu.backend.plan.machine import Machine
 from insitu.errors import CannotHonour
 from insitu.training.footprint.shape import ModelShape
 

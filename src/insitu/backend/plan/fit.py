@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from insitu.backend.plan import memory
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.layouts import Layout, Wanted, most_share
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB, EngineMemory, Part, TrainerMemory, gib
 from insitu.training.footprint.shape import ModelShape
 

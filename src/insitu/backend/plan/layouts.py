@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from insitu.backend.plan import memory
 from insitu.backend.plan.compute import Placement
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.engine import Dtype, Publication
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import gib
 from insitu.errors import CannotHonour
 from insitu.training.footprint.shape import ModelShape

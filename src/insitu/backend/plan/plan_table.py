@@ -8,9 +8,9 @@ from rich.table import Table
 
 from insitu.backend.plan.cpu_plan import CpuPlan
 from insitu.backend.plan.device_plan import make_plan
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted, describe
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.memory import GIB, Part, gib
 from insitu.errors import CannotHonour
 from insitu.training.footprint.shape import ModelShape

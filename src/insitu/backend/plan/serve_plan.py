@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from insitu.backend.plan import machine
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
+from insitu.backend.plan.devices import machine
 from insitu.backend.plan.engine import EngineSettings, apply_arguments
 from insitu.backend.plan.fit import Plan
 from insitu.backend.plan.layouts import Wanted

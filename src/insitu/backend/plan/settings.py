@@ -7,6 +7,7 @@ from pathlib import Path
 
 from insitu.access import engine_door
 from insitu.backend.plan.compute import Compute, Placement
+from insitu.backend.plan.devices.machine import Machine
 from insitu.backend.plan.engine import (
     NO_PARSER,
     Device,
@@ -16,7 +17,6 @@ from insitu.backend.plan.engine import (
     allowed_lora_rank,
 )
 from insitu.backend.plan.layouts import Wanted, check_four_bits
-from insitu.backend.plan.machine import Machine
 from insitu.backend.plan.teachers import TeacherSettings, unknown_teacher
 from insitu.errors import CannotHonour
 from insitu.system.drain import STOP_SECONDS

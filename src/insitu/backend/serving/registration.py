@@ -19,7 +19,7 @@ from insitu.backend.ledger import Ledger
 from insitu.backend.ledger import checkpoint_files as checkpoints
 from insitu.backend.ledger.rows import LiveRun, Run
 from insitu.backend.plan.engine import EngineSettings, check_targets, difference
-from insitu.backend.plan.models.parsers import with_parsers
+from insitu.backend.plan.parsers import with_parsers
 from insitu.backend.plan.serve_plan import planned, registered_engine, settings_for, with_family
 from insitu.backend.plan.settings import ServeSettings
 from insitu.backend.progress.phases import SILENT, Phases, Say

@@ -190,7 +190,7 @@ def wanted_of(options: PlanOptions, dtype: Dtype) -> Wanted:
 
 def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     """Detect the device without importing torch; reject a requested one that is missing."""
-    from insitu.backend.plan.machine import has_cuda
+    from insitu.backend.plan.devices.machine import has_cuda
     from insitu.errors import CannotHonour
 
     found = has_cuda()

@@ -156,7 +156,8 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     if head in units:
         register_fsdp_forward_method(head, "score")
     fully_shard(policy, mesh=mesh, mp_policy=precision)
-    register_fsdp_forward_method(policy, "head_difference")
+    for method in ("head_difference", "row_logprobs"):
+        register_fsdp_forward_method(policy, method)
 
 
 def materialise(policy: Policy, device: torch.device) -> None:

@@ -64,15 +64,25 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return (log-probability, entropy) of each sampled token, given the hidden state before it."""
-        options: dict[str, Any] = {}
-        if batch.end_bl is not None and batch.depth_bl is not None:
-            options["tree"] = attention.tree_mask(batch.end_bl, batch.depth_bl)
-        hidden_blh = self.decoder(
-            input_ids=batch.ids_bl, position_ids=batch.depth_bl, use_cache=False, **options
-        ).last_hidden_state
+        hidden_blh = self._hidden(batch.ids_bl, batch.depth_bl, batch.end_bl)
         hidden_uh = hidden_blh.flatten(0, 1).index_select(0, batch.predictor_u)
         logprob_u, entropy_u = self.model.lm_head.score(hidden_uh, batch.target_u, batch.temperature_u)
         return logprob_u.index_select(0, batch.pick_t), entropy_u.index_select(0, batch.pick_t)
+
+    def _hidden(self, ids_bl: Tensor, depth_bl: Tensor | None, end_bl: Tensor | None) -> Tensor:
+        options: dict[str, Any] = {}
+        if end_bl is not None and depth_bl is not None:
+            options["tree"] = attention.tree_mask(end_bl, depth_bl)
+        output = self.decoder(input_ids=ids_bl, position_ids=depth_bl, use_cache=False, **options)
+        return output.last_hidden_state
+
+    @torch.no_grad()
+    def row_logprobs(
+        self, ids_bl: Tensor, depth_bl: Tensor | None = None, end_bl: Tensor | None = None
+    ) -> Tensor:
+        """Return the log-probability of every token of one row but the first, given the place before it."""
+        hidden_lh = self._hidden(ids_bl, depth_bl, end_bl)[0, :-1]
+        return self.model.lm_head.score(hidden_lh, ids_bl[0, 1:], None)[0]
 
     @torch.no_grad()
     def head_difference(self, ids_bl: Tensor) -> Tensor:

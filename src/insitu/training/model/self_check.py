@@ -11,12 +11,10 @@ own. Two short branches tell.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 
 from insitu.errors import CannotHonour
-from insitu.training.batching import MicroBatch, score_batch
 from insitu.training.model.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -70,26 +68,16 @@ def settle_branches(policy: Policy) -> None:
         )
 
 
-@torch.no_grad()
 def branch_errors(policy: Policy) -> tuple[float, float]:
     """Return the mean error of a branch beside another one, and what it would be if it saw the other."""
     device = next(policy.parameters()).device
     size = policy.model.config.get_text_config().vocab_size
-    length = _SHARED + _FIRST + _SECOND
-    ids = (torch.arange(1, length + 1) * 7919 % (size - 1) + 1).tolist()
-    shared, second = ids[:_SHARED], ids[_SHARED + _FIRST :]
-    alone_t = policy(score_batch([shared + second]).to(device))[0][_SHARED:]
-    seeing = _second_branch(ids)
-    depth_bl = torch.tensor([[*range(_SHARED + _FIRST), *range(_SHARED, _SHARED + _SECOND)]])
-    end_bl = torch.tensor([[length] * _SHARED + [_SHARED + _FIRST] * _FIRST + [length] * _SECOND])
-    beside = replace(seeing, depth_bl=depth_bl, end_bl=end_bl)
-    beside_t, seeing_t = (policy(batch.to(device))[0] for batch in (beside, seeing))
+    length, begin = _SHARED + _FIRST + _SECOND, _SHARED + _FIRST
+    ids_bl = (torch.arange(1, length + 1, device=device) * 7919 % (size - 1) + 1)[None]
+    depths = [*range(begin), *range(_SHARED, _SHARED + _SECOND)]
+    ends = [length] * _SHARED + [begin] * _FIRST + [length] * _SECOND
+    depth_bl, end_bl = (torch.tensor([column], device=device) for column in (depths, ends))
+    alone_t = policy.row_logprobs(torch.cat([ids_bl[:, :_SHARED], ids_bl[:, begin:]], 1))[_SHARED:]
+    beside_t = policy.row_logprobs(ids_bl, depth_bl, end_bl)[begin:]
+    seeing_t = policy.row_logprobs(ids_bl)[begin:]
     return (beside_t - alone_t).abs().mean().item(), (seeing_t - alone_t).abs().mean().item()
-
-
-def _second_branch(ids: list[int]) -> MicroBatch:
-    """Return a row that scores the tokens of the second branch, from its second one on."""
-    whole = score_batch([ids])
-    chosen = torch.arange(_SHARED + _FIRST, len(ids) - 1)
-    short = score_batch([ids[-_SECOND:]])
-    return replace(short, ids_bl=whole.ids_bl, predictor_u=chosen, target_u=torch.tensor(ids)[chosen + 1])

@@ -1,1 +1,1 @@
-"""The part of a model that is read before anything starts: its size and its parsers."""
+"""The size of a model, read before anything starts."""

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from insitu.backend.plan.driver import check_gpus
-from insitu.backend.plan.machine import Machine, host_memory, machine_of, visible_gpus
+from insitu.backend.plan.devices.driver import check_gpus
+from insitu.backend.plan.devices.machine import Machine, host_memory, machine_of, visible_gpus
 from insitu.errors import CannotHonour, DeadlineExceeded
 
 _SECONDS = 60.0

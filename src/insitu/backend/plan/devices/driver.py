@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from insitu.backend.plan.machine import Gpu
+from insitu.backend.plan.devices.machine import Gpu
 from insitu.errors import CannotHonour
 
 _LEAST_CAPABILITY = 7.0
