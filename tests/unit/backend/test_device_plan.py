@@ -187,6 +187,18 @@ def test_short_sequences_need_no_checkpoints() -> None:
     assert make_plan(shape, gpus(1, 24), Wanted(max_seq_length=8192)).checkpoint_layers
 
 
+def test_memory_that_others_have_is_not_planned_with() -> None:
+    shape, idle = known_shape("qwen2.5-7b"), gpus(1, 24)
+    desktop = replace(idle, used_bytes=GIB)
+    lengths = [make_plan(shape, machine, Wanted()).max_seq_length for machine in (idle, desktop)]
+    assert lengths[1] < lengths[0]
+    with pytest.raises(CannotHonour, match=r"24\.0 GiB, 12\.0 GiB in use") as rejected:
+        make_plan(shape, replace(idle, used_bytes=12 * GIB), Wanted())
+    assert "choose such GPUs with CUDA_VISIBLE_DEVICES" in rejected.value.hint
+    with pytest.raises(CannotHonour, match="other processes and the offloaded trainer keep"):
+        make_plan(shape, desktop, Wanted(gpu_memory_utilization=0.97))
+
+
 def test_four_bits_make_room() -> None:
     shape = known_shape("qwen2.5-7b")
     merged = Wanted(publication="merged")

@@ -59,8 +59,6 @@ class _RankActor:
         log_to(self._node.log)
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
-            # Rows differ in length; without it, what they leave behind does not fit the next ones.
-            os.environ.update(allocator_settings("expandable_segments:True", WHOLE_PINNED))
         self._rank: TrainerRank | None = None
 
     def place(self) -> Place:
@@ -79,6 +77,9 @@ class _RankActor:
         if not arguments.get("four_bit"):
             # PEFT imports it wherever it is installed; that takes seconds, and nothing else uses it.
             sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
+        if arguments["device"] == "cuda":
+            # Rows differ in length; without it, what they leave behind does not fit the next ones.
+            os.environ.update(allocator_settings("expandable_segments:True", WHOLE_PINNED))
         if arguments["master_address"] != LOOPBACK:
             _meet_by(ray.util.get_node_ip_address())
         from insitu.backend.fleet.trainer_rank import TrainerRank

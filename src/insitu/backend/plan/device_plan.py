@@ -59,6 +59,8 @@ def _merit(plan: Plan) -> tuple[int, ...]:
 
 def _alternatives(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[str]:
     """Name the single changes that would fit, each planned in full."""
+    if machine.used_bytes and _try(shape, replace(machine, used_bytes=0), wanted):
+        yield "it fits where no other process has memory: choose such GPUs with CUDA_VISIBLE_DEVICES"
     shorter = replace(wanted, max_seq_length=None, micro_batch_tokens=None)
     if shorter != wanted and (plan := _try(shape, machine, shorter)):
         budget = f" --micro-batch-tokens {plan.micro_batch_tokens}" if wanted.micro_batch_tokens else ""
