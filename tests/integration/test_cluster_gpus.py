@@ -15,14 +15,20 @@ from insitu.errors import CannotHonour
 pytestmark = pytest.mark.timeout(180)
 
 LINES = "\\n".join(f"{i}, GPU-{i}, 81559, 1024, 9.0, 580.65.06, NVIDIA H100" for i in range(8))
+OLD = "0, GPU-0, 81559, 0, 6.0, 580.65.06, NVIDIA P100"
 
 
 @pytest.fixture
-def standin_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def said(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", LINES)
+
+
+@pytest.fixture
+def standin_driver(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a stand-in for nvidia-smi, and a compiler, first on the path of the nodes."""
-    for name, said in (("nvidia-smi", LINES), ("cc", "")):
+    for name, answer in (("nvidia-smi", said), ("gcc", "")):
         tool = tmp_path / name
-        tool.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+        tool.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
@@ -42,8 +48,19 @@ def test_all_nodes_are_read(head: int, worker: int) -> None:
             return
         assert found is not None
         assert found.num_devices == head + worker
-        assert found.node_devices == min(count for count in (head, worker) if count)
+        assert sorted(found.nodes) == sorted(count for count in (head, worker) if count)
         assert (found.device_bytes, found.used_bytes) == (81559 * 2**20, 2**30)
         assert found.capability == 9.0
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.usefixtures("standin_driver")
+@pytest.mark.parametrize("said", [OLD], indirect=True)
+def test_the_error_of_a_node_is_the_user_s() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
+    try:
+        with pytest.raises(CannotHonour, match=r"^on the node .*: NVIDIA P100 has compute capability 6\.0"):
+            read_cluster_gpus(cluster.address)
     finally:
         cluster.shutdown()

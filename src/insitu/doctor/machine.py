@@ -13,7 +13,7 @@ from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.cpu_plan import make_cpu_plan
 from insitu.backend.plan.device_plan import make_plan
 from insitu.backend.plan.devices.driver import check_gpus
-from insitu.backend.plan.devices.machine import has_cuda, host_memory, list_gpus, read_machine
+from insitu.backend.plan.devices.machine import has_cuda, host_memory, read_machine, visible_gpus
 from insitu.backend.plan.layouts import Wanted
 from insitu.backend.plan.memory import gib
 from insitu.backend.plan.models.shapes import read_shape
@@ -104,7 +104,7 @@ def _version(name: str) -> str | None:
 
 def _device() -> str:
     if has_cuda():
-        gpus = list_gpus()
+        gpus = visible_gpus()
         check_gpus(gpus)
         return f"{', '.join(f'{gpu.name}, {gib(gpu.num_bytes)}' for gpu in gpus)}; driver {gpus[0].driver}"
     facts = read_cpu()

@@ -57,7 +57,8 @@ def main() -> None:
 def check(model: str, directory: Path) -> TrainerReport:
     """Run every check; one that fails does not keep the next from running."""
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    compute = choose(read_cpu(), device, Asked())
+    capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if device == "cuda" else None
+    compute = choose(read_cpu(), device, Asked(), capability=capability)
     findings = [_device(device, has_nvidia=Path("/dev/nvidiactl").exists())]
     findings += _attention(model, torch.device(device), compute)
     lesson = None

@@ -40,7 +40,7 @@ def check(plan: Plan) -> None:
     """A plan holds by its own figures, however it was found."""
     shape, machine, layout, shared = plan.shape, plan.machine, plan.layout, plan.wanted.placement == "shared"
     for parts in (plan.engine, plan.trainer):
-        assert sum(part.num_bytes for part in parts) <= machine.device_bytes
+        assert sum(part.num_bytes for part in parts) <= machine.free_bytes < machine.device_bytes
     assert layout.used(plan.wanted.placement) <= machine.num_devices
     if shared and plan.wanted.num_ranks is None:
         assert layout.num_ranks <= layout.engine_devices, "ranks beside the engines must be asked for"
@@ -56,7 +56,7 @@ def check(plan: Plan) -> None:
     )
     row = max(plan.micro_batch_tokens, int(BRANCHED_ROW * plan.max_seq_length))
     peak = trainer.resident + trainer.held(row) + trainer.working(row)
-    assert peak <= machine.device_bytes
+    assert peak <= machine.free_bytes
     if plan.kept_tokens:
         kept = trainer_memory(
             shape,
@@ -67,10 +67,8 @@ def check(plan: Plan) -> None:
         )
         assert plan.checkpoint_layers
         assert plan.micro_batch_tokens <= plan.kept_tokens < row
-        assert (
-            kept.resident + kept.held(plan.kept_tokens) + kept.working(plan.kept_tokens)
-            <= machine.device_bytes
-        )
+        activations = kept.held(plan.kept_tokens) + kept.working(plan.kept_tokens)
+        assert kept.resident + activations <= machine.free_bytes
     if machine.host_bytes is not None:
         assert sum(part.num_bytes for part in plan.host) <= machine.host_bytes
 
@@ -197,6 +195,19 @@ def test_memory_that_others_have_is_not_planned_with() -> None:
     assert "choose such GPUs with CUDA_VISIBLE_DEVICES" in rejected.value.hint
     with pytest.raises(CannotHonour, match="other processes and the offloaded trainer keep"):
         make_plan(shape, desktop, Wanted(gpu_memory_utilization=0.97))
+
+
+def test_an_engine_is_on_one_node() -> None:
+    shape = known_shape("qwen2.5-7b")
+    nodes = replace(gpus(12, 24), nodes=(3, 3, 3, 3))
+    dedicated = Wanted(placement="dedicated", tensor_parallel_size=2, num_ranks=1)
+    assert make_plan(shape, nodes, dedicated).layout.num_replicas == 4, "a pair on each node"
+    with pytest.raises(CannotHonour, match=r"on nodes of 3 \+ 3 \+ 3 \+ 3"):
+        make_plan(shape, nodes, replace(dedicated, num_replicas=5))
+    with pytest.raises(CannotHonour, match="no node has more than 3 GPUs"):
+        make_plan(shape, nodes, replace(dedicated, tensor_parallel_size=4))
+    uneven = replace(gpus(10, 24), nodes=(8, 2))
+    assert make_plan(shape, uneven, replace(dedicated, tensor_parallel_size=4)).layout.num_replicas == 2
 
 
 def test_four_bits_make_room() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.backend.plan.compute import gpu_dtype
+from insitu.backend.plan.compute import Asked, Kept, choose, gpu_dtype
+from insitu.backend.plan.cpu import read_cpu
 from insitu.backend.plan.devices import driver
 from insitu.backend.plan.devices.machine import (
     Gpu,
@@ -15,6 +16,7 @@ from insitu.backend.plan.devices.machine import (
     has_cuda,
     host_memory,
     list_gpus,
+    machine_of,
     parse_gpus,
     read_machine,
     visible,
@@ -66,7 +68,7 @@ def test_an_unknown_size_is_an_error() -> None:
     ("gpu", "cuda", "said"),
     [
         (Gpu(0, "", "H100", 1, 0, 9.0, "535.1"), 13, r"driver is 535\.1, .*CUDA 13, which needs 580"),
-        (Gpu(0, "", "P100", 1, 0, 6.0, "580.1"), 13, r"P100 has compute capability 6\.0"),
+        (Gpu(0, "", "V100", 1, 0, 7.0, "580.1"), 13, r"V100 has compute capability 7\.0, .* needs 7\.5"),
         (Gpu(0, "", "H100", 1, 0, 9.0, "580.1"), 13, "no C compiler"),
     ],
 )
@@ -80,6 +82,20 @@ def test_a_gpu_that_would_fail_later_is_rejected(
     monkeypatch.setattr(driver, "compiler", lambda: "/usr/bin/cc")
     monkeypatch.setattr(driver, "installed_cuda", lambda: 12)
     driver.check_gpus([Gpu(0, "", "T4", 1, 0, 7.5, "535.1")])
+
+
+def test_a_few_mebibytes_of_the_driver_s_are_no_use() -> None:
+    gpus = parse_gpus("0, GPU-1, 24564, 3, 8.9, 580.1, RTX 4090")
+    assert machine_of(gpus, 1).used_bytes == 0
+    assert machine_of(parse_gpus("0, GPU-1, 24564, 24564, 8.9, 580.1, RTX 4090"), 1).free_bytes == 0
+
+
+@pytest.mark.parametrize("kept", [None, Kept("mine", "bfloat16")])
+def test_bfloat16_is_rejected_where_there_is_none(kept: Kept | None) -> None:
+    asked = Asked("bfloat16") if kept is None else Asked()
+    with pytest.raises(CannotHonour, match=r"compute capability 7\.5 have none"):
+        choose(read_cpu(), "cuda", asked, kept, capability=7.5)
+    assert choose(read_cpu(), "cuda", asked, kept, capability=8.0).dtype == "bfloat16"
 
 
 def test_a_card_without_bfloat16_computes_in_float16() -> None:

@@ -61,3 +61,18 @@ def test_windows_states_and_latents_keep_rows_apart(
     family: str, settings: dict[str, Any], expected: bool
 ) -> None:
     assert attends_fully(AutoConfig.for_model(family, **settings)) is expected
+
+
+def test_rows_stay_apart_on_all_ranks_if_they_do_on_one(model_dir: Path) -> None:
+    for dissent in (0, 1):  # before the ranks compute together, and after
+        policy = load_policy(str(model_dir), CPU)
+        asked: list[bool] = []
+
+        def agree(mine: bool, dissent: int = dissent, asked: list[bool] = asked) -> bool:
+            asked.append(mine)
+            return mine and len(asked) - 1 != dissent
+
+        assert policy.can_branch
+        self_check.settle_branches(policy, agree)
+        assert asked == [True] * (dissent + 1)
+        assert not policy.can_branch

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from insitu.backend.fleet.trainer_rank import TrainerRank
 from insitu.errors import Conflict, CorruptCheckpoint, InvalidRequest, NotFound
 from insitu.training import passes
+from insitu.training.model import loading
 from insitu.types import LoraSettings, Loss, StepSettings, TrainingSequence
 from tests.support.sequences import altered, make_sequence, train
 
@@ -298,14 +299,23 @@ def test_half_precision_has_the_gradient_of_float32(model_dir: Path, make_sequen
 
 
 def test_checkpointed_layers_change_nothing_but_memory(
-    model_dir: Path, tmp_path: Path, make_sequences: Make
+    model_dir: Path, tmp_path: Path, make_sequences: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Branching rows included: the mask reaches a layer that is computed a second time."""
     adapters: list[dict[str, torch.Tensor]] = []
-    settings = [(False, 0), (True, 0), (True, 40)]  # the last: some micro-batches keep their layers
+    computed_again: list[int] = []
+    own = loading.checkpoint
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        computed_again[-1] += 1
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(loading, "checkpoint", counted)
+    settings = [(False, 0), (True, 0), (True, 14)]  # the last: some micro-batches keep their layers
     for number, (checkpoint_layers, kept_tokens) in enumerate(settings):
+        computed_again.append(0)
         trainer = TrainerRank(
-            *(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", 64, checkpoint_layers),
+            *(0, 1, "127.0.0.1", 0, str(model_dir), "float32", 1, "cpu", 16, checkpoint_layers),
             kept_tokens=kept_tokens,
         )
         trainer.open_run("run", LoraSettings(rank=4))
@@ -314,6 +324,8 @@ def test_checkpointed_layers_change_nothing_but_memory(
         adapters.append(adapter_of(trainer, "run", tmp_path / str(number)))
     assert equal(adapters[0], adapters[1])
     assert equal(adapters[0], adapters[2])
+    none, every, some = computed_again
+    assert none == 0 < some < every, computed_again
 
 
 def test_base_is_in_the_runs_precision_and_adapters_in_float32(model_dir: Path, make_sequences: Make) -> None:

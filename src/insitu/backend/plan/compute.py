@@ -157,9 +157,15 @@ def gpu_dtype(capability: float | None) -> tuple[Dtype, str]:
 def _dtype(
     facts: CpuFacts, device: Device, asked: Asked, kept: Kept | None, capability: float | None
 ) -> tuple[Dtype, str]:
+    natural, why = gpu_dtype(capability)
+    chosen = asked.dtype or (None if kept is None else kept.dtype)
+    if device == "cuda" and chosen == "bfloat16" and natural != "bfloat16":
+        whose = "--dtype bfloat16" if asked.dtype or kept is None else f"run {kept.run} is in bfloat16"
+        raise CannotHonour(
+            f"{whose}, and GPUs of compute capability {capability} have none", hint="use --dtype float16"
+        )
     if asked.dtype is not None:
         return asked.dtype, "as asked"
-    natural, why = gpu_dtype(capability)
     if device == "cpu":
         native = native_bfloat16(facts)
         natural = "bfloat16" if native else "float32"

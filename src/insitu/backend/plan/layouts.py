@@ -75,7 +75,7 @@ def describe(machine: Machine) -> str:
     """Name the devices: ``2 GPUs of 24.0 GiB``."""
     noun = "GPU" if machine.num_devices == 1 else "GPUs"
     used = f", {gib(machine.used_bytes)} in use" if machine.used_bytes else ""
-    nodes = f", at least {machine.node_devices} on a node" if machine.node_devices is not None else ""
+    nodes = f", on nodes of {' + '.join(map(str, machine.nodes))}" if machine.nodes else ""
     return f"{machine.num_devices} {noun} of {gib(machine.device_bytes)}{used}{nodes}"
 
 
@@ -85,13 +85,14 @@ def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Lay
     On shared devices the ranks are on the engines' GPUs; more of them, on free GPUs, must be asked for.
     """
     for tp in _parallel_sizes(shape, machine.most_parallel, wanted):
-        for replicas in _choices(wanted.num_replicas, machine.num_devices // tp):
+        for replicas in _choices(wanted.num_replicas, machine.most_engines(tp)):
             left = machine.num_devices - replicas * tp
             most = replicas * tp if wanted.placement == "shared" else left
             fewest = most if wanted.placement == "shared" and not wanted.four_bit else 1
             for ranks in _choices(wanted.num_ranks, 1 if wanted.four_bit else most, fewest):
                 layout = Layout(replicas, tp, ranks)
-                if layout.used(wanted.placement) <= machine.num_devices:
+                fits = replicas <= machine.most_engines(tp)
+                if fits and layout.used(wanted.placement) <= machine.num_devices:
                     yield layout
 
 
@@ -125,11 +126,11 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
             f"key heads and an inner size of {shape.inner}, which it does not divide",
             hint="use " + " or ".join(str(size) for size in _PARALLEL_SIZES if _divides(shape, size)),
         )
-    if tp is not None and machine.node_devices is not None and tp > machine.node_devices:
+    if tp is not None and machine.nodes and tp > machine.most_parallel:
         raise CannotHonour(
-            f"--tensor-parallel-size {tp}: the smallest node has {machine.node_devices} GPUs, and an engine "
+            f"--tensor-parallel-size {tp}: no node has more than {machine.most_parallel} GPUs, and an engine "
             "is on one node",
-            hint=f"use --tensor-parallel-size {machine.node_devices} or less",
+            hint=f"use --tensor-parallel-size {machine.most_parallel} or less",
         )
     if wanted.four_bit:
         check_four_bits(wanted.publication, wanted.num_ranks or 1)
@@ -138,7 +139,9 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
         raise CannotHonour(
             f"--gpu-memory-utilization {wanted.gpu_memory_utilization:g}: {_others(machine, wanted)} "
             f"{gib(round((1 - most) * machine.cuda_bytes))} of {gib(machine.cuda_bytes)}",
-            hint=f"use at most {int(most * 100) / 100:g}",
+            hint=f"use at most {int(most * 100) / 100:g}"
+            if most >= 0.01
+            else "choose other GPUs with CUDA_VISIBLE_DEVICES",
         )
     if next(layouts(shape, machine, wanted), None) is None:
         raise CannotHonour(_impossible(machine, wanted), hint=_possible(machine, wanted))
@@ -149,7 +152,7 @@ def most_share(machine: Machine, wanted: Wanted) -> float:
     trainer = 0
     if wanted.placement == "shared":
         trainer = memory.runtime_bytes(wanted.num_ranks or machine.num_devices)
-    return (machine.free_bytes - trainer) / machine.cuda_bytes
+    return max(0, machine.free_bytes - trainer) / machine.cuda_bytes
 
 
 def _others(machine: Machine, wanted: Wanted) -> str:

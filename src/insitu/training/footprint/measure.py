@@ -32,6 +32,8 @@ _LENGTHS = (2048, 4096, 8192)
 _SHORTER = (512, 1024, 2048)
 """For layers that keep a state: torch computes them in a loop over the row."""
 _LORA = LoraSettings(rank=MEASURED_RANK)
+_PLAIN = ("mlp", "moe")
+"""Layers of Nemotron-H that keep nothing of a sequence."""
 _WINDOW = 256
 """A sliding window makes a mask in rows that are longer, so it is made shorter than all of them."""
 
@@ -57,7 +59,9 @@ def measure_config(config: Any, name: str) -> ModelShape:
     kinds = [_kind(layer, index, text) for index, layer in enumerate(layers)]
     types = [_type_of(text, index) for index in range(len(layers))]
     keeps = [_keeps(layer, type_) for layer, type_ in zip(layers, types, strict=True)]
-    has_state = [type_ == "hybrid" or not kept for type_, kept in zip(types, keeps, strict=True)]
+    has_state = [
+        type_ == "hybrid" or not (kept or type_ in _PLAIN) for type_, kept in zip(types, keeps, strict=True)
+    ]
     lengths = _SHORTER if any(has_state) else _LENGTHS
     latent = getattr(text, "kv_lora_rank", None)
     return ModelShape(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -78,11 +79,18 @@ def load_policy(
     policy = prepare(empty_model(config, dtype), checkpoint_layers, kept_tokens)
     load_sharded(policy, directory, device, dtype, mesh)
     check_head(policy, base_model)
-    settle_branches(policy)
+    settle_branches(policy, functools.partial(_all_agree, device))
     for unit in policy.modules():
         if isinstance(unit, FSDPModule):
             unit.reshard()  # the checks leave the last one gathered
     return policy
+
+
+def _all_agree(device: torch.device, holds: bool) -> bool:
+    """Tell whether every rank says yes."""
+    flag = torch.tensor(float(holds), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
 
 
 def _class_of(config: Any) -> Any:

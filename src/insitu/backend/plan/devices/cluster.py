@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import logging
+import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from insitu.backend.plan.devices.driver import check_gpus
 from insitu.backend.plan.devices.machine import Machine, host_memory, machine_of, visible_gpus
-from insitu.errors import CannotHonour, DeadlineExceeded
+from insitu.errors import CannotHonour, ChildFailed, DeadlineExceeded, InsituError
 
 _SECONDS = 60.0
+_SAME = "check that insitu is installed on every node, in the same version"
 
 
 def check_address(address: str) -> None:
@@ -28,7 +31,7 @@ def read_cluster_gpus(address: str, *, needed: bool = False) -> Machine | None:
 
     None if the cluster has no GPUs; raises CannotHonour if they are needed.
     """
-    from ray.exceptions import GetTimeoutError
+    from ray.exceptions import GetTimeoutError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray: Any = importlib.import_module("ray")  # its types are not known
@@ -51,7 +54,13 @@ def read_cluster_gpus(address: str, *, needed: bool = False) -> Machine | None:
     except GetTimeoutError as error:
         raise DeadlineExceeded(
             f"the nodes of --ray-address {address} did not tell their GPUs in {_SECONDS:g} s ({names})",
-            hint="check that insitu is installed on every node, in the same version: ray status",
+            hint=_SAME,
+        ) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, InsituError):
+            raise error.cause from error
+        raise ChildFailed(
+            f"a node of --ray-address {address} could not tell its GPUs: {error.cause}", hint=_SAME
         ) from error
     finally:
         ray.shutdown()
@@ -75,12 +84,20 @@ def together(nodes: Sequence[Machine]) -> Machine | None:
         len(nodes) * min(hosts) if hosts else None,
         max(node.used_bytes for node in nodes),
         min(capabilities, default=None),
-        min(node.num_devices for node in nodes),
+        tuple(node.num_devices for node in nodes),
     )
 
 
 def _read_node(count: int) -> Machine:
-    """Return the GPUs of the node on which this runs, as many as Ray was told of."""
+    """Return the GPUs of the node on which this runs, as many as Ray was told of.
+
+    Where it was told of fewer, nobody says which: each counts as large as the smallest and as full as the
+    fullest of all, and the newest are the ones that are checked.
+    """
     gpus = visible_gpus({})
-    check_gpus(gpus)
-    return machine_of(gpus[:count], host_memory())
+    newest = sorted(gpus, key=lambda gpu: gpu.capability or 0.0, reverse=True)[:count]
+    try:
+        check_gpus(newest)
+    except CannotHonour as error:
+        raise CannotHonour(f"on the node {platform.node()}: {error.message}", hint=error.hint) from error
+    return replace(machine_of(gpus, host_memory()), num_devices=min(count, len(gpus)))

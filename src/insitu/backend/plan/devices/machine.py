@@ -19,6 +19,8 @@ _LEAST_REMEMBERED, _ID_BYTES = 32 * 2**20, 4
 _SMI_SECONDS = 20.0
 _KEPT_BY_DRIVER = int(0.45 * 2**30)
 """An RTX 4090 reports 24,564 MiB, and CUDA has 23.65 GiB of it; an H100 79.65 and 79.18 GiB."""
+_LEAST_USED = 64 * 2**20
+"""A driver reports a few MiB on an idle GPU."""
 _FIELDS = ("index", "uuid", "memory.total", "memory.used", "compute_cap", "driver_version", "name")
 _WSL_LIBRARIES = "usr/lib/wsl/lib"
 
@@ -51,13 +53,17 @@ class Machine:
     """Memory of a device that other processes have, such as a desktop."""
     capability: float | None = None
     """The least compute capability; None if it is not known."""
-    node_devices: int | None = None
-    """GPUs of the smallest node; None on one machine. No engine crosses nodes."""
+    nodes: tuple[int, ...] = ()
+    """The GPUs of each node; empty on one machine."""
 
     @property
     def most_parallel(self) -> int:
-        """The most GPUs that one engine can have."""
-        return min(self.num_devices, self.node_devices or self.num_devices)
+        """The most GPUs that one engine can have: it is on one node."""
+        return max(self.nodes, default=self.num_devices)
+
+    def most_engines(self, num_devices: int) -> int:
+        """Return how many engines of so many GPUs there is room for."""
+        return sum(node // num_devices for node in self.nodes or (self.num_devices,))
 
     @property
     def cuda_bytes(self) -> int:
@@ -67,7 +73,7 @@ class Machine:
     @property
     def free_bytes(self) -> int:
         """The memory of a device that is there for engine and trainer."""
-        return self.cuda_bytes - self.used_bytes
+        return max(0, self.cuda_bytes - self.used_bytes)
 
 
 def has_cuda(root: Path = _ROOT) -> bool:
@@ -88,7 +94,7 @@ def machine_of(gpus: Sequence[Gpu], host_bytes: int) -> Machine:
         len(gpus),
         min(gpu.num_bytes for gpu in gpus),
         host_bytes,
-        max(gpu.used_bytes for gpu in gpus),
+        used if (used := max(gpu.used_bytes for gpu in gpus)) >= _LEAST_USED else 0,
         min(capabilities, default=None),
     )
 

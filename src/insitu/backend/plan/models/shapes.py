@@ -52,15 +52,21 @@ def parse_shape(name: str, text: str) -> ModelShape:
         raise CannotPlan(
             f"the memory of {name} cannot be planned: its config.json names no model_type", hint=OWN_FIGURES
         )
-    return replace(_measured(name, text), name=name)
+    found = _measured(name, text)
+    if isinstance(found, CannotPlan):
+        raise CannotPlan(found.message, hint=found.hint)
+    return replace(found, name=name)
 
 
 @functools.lru_cache(maxsize=16)
-def _measured(name: str, text: str) -> ModelShape:
-    """Measure in a process that ends: torch and Transformers take seconds and memory, and may fail."""
+def _measured(name: str, text: str) -> ModelShape | CannotPlan:
+    """Measure in a process that ends: torch and Transformers take seconds and memory, and may fail.
+
+    A failure is returned, because it is remembered as well.
+    """
     for library in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(library) is None:
-            raise CannotPlan(
+            return CannotPlan(
                 f"the memory of {name} is measured with {library}, which is missing",
                 hint=install_command("insitu[backend]"),
             )
@@ -70,13 +76,13 @@ def _measured(name: str, text: str) -> ModelShape:
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment)
-        except subprocess.TimeoutExpired as error:
-            raise CannotPlan(
+        except subprocess.TimeoutExpired:
+            return CannotPlan(
                 f"the memory of {name} cannot be planned: it was not measured within {_SECONDS:g} seconds",
                 hint=OWN_FIGURES,
-            ) from error
+            )
     if done.returncode:
         reasons = [line for line in done.stderr.splitlines() if _RAISED.match(line)]
         reason = reasons[-1] if reasons else f"exit status {done.returncode}"
-        raise CannotPlan(f"the memory of {name} cannot be planned: {reason}", hint=OWN_FIGURES)
+        return CannotPlan(f"the memory of {name} cannot be planned: {reason}", hint=OWN_FIGURES)
     return _ANSWER.validate_json(done.stdout.strip().splitlines()[-1])
