@@ -34,7 +34,7 @@ def standin_driver(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("standin_driver")
-@pytest.mark.parametrize(("head", "worker"), [(0, 4), (4, 2), (0, 0)])
+@pytest.mark.parametrize(("head", "worker"), [(0, 4), pytest.param(4, 2, marks=pytest.mark.sweep), (0, 0)])
 def test_all_nodes_are_read(head: int, worker: int) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": head})
     try:

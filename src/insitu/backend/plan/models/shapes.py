@@ -22,7 +22,7 @@ from insitu.training.footprint.shape import ModelShape
 
 _SECONDS = 600.0
 _ANSWER = TypeAdapter(ModelShape)
-_RAISED = re.compile(r"[A-Za-z_][\w.]*: ")
+_RAISED = re.compile(r"[A-Za-z_][\w.]*: .*")
 """The line of a traceback that names the exception."""
 
 
@@ -82,7 +82,7 @@ def _measured(name: str, text: str) -> ModelShape | CannotPlan:
                 hint=OWN_FIGURES,
             )
     if done.returncode:
-        reasons = [line for line in done.stderr.splitlines() if _RAISED.match(line)]
+        reasons = [line for line in done.stderr.splitlines() if _RAISED.fullmatch(line)]
         reason = reasons[-1] if reasons else f"exit status {done.returncode}"
         return CannotPlan(f"the memory of {name} cannot be planned: {reason}", hint=OWN_FIGURES)
     return _ANSWER.validate_json(done.stdout.strip().splitlines()[-1])
