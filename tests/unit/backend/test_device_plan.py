@@ -197,6 +197,14 @@ def test_memory_that_others_have_is_not_planned_with() -> None:
         make_plan(shape, desktop, Wanted(gpu_memory_utilization=0.97))
 
 
+def test_a_family_that_ranks_cannot_share_is_planned_for_one() -> None:
+    alone = replace(known_shape("qwen2.5-7b"), several_ranks=False)
+    plan = make_plan(alone, gpus(4, 80), Wanted())
+    assert plan.layout == Layout(4, 1, 1)
+    with pytest.raises(CannotHonour, match=r"--trainer-ranks 2: .* cannot each read their part"):
+        make_plan(alone, gpus(4, 80), Wanted(num_ranks=2))
+
+
 def test_an_engine_is_on_one_node() -> None:
     shape = known_shape("qwen2.5-7b")
     nodes = replace(gpus(12, 24), nodes=(3, 3, 3, 3))

@@ -97,6 +97,18 @@ def test_an_unknown_model_is_said_so(config: dict[str, object], said: str) -> No
     assert "--max-seq-length, --micro-batch-tokens and --gpu-memory-utilization" in rejected.value.hint
 
 
+def test_a_rejected_family_has_no_plan() -> None:
+    with pytest.raises(CannotPlan, match="stablelm, which cannot be trained and served: vLLM"):
+        shape_of(model_type="stablelm")
+
+
+def test_a_family_is_measured_and_its_ranks_are_known() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}
+    shape = shape_of(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], **experts)
+    assert (shape.name, shape.num_layers, shape.num_kv_heads) == ("small", 3, 2)
+    assert not shape.several_ranks, "its files have a tensor for each expert"
+
+
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no config\.json"):
         read_shape(str(tmp_path))

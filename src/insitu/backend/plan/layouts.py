@@ -88,8 +88,9 @@ def layouts(shape: ModelShape, machine: Machine, wanted: Wanted) -> Iterator[Lay
         for replicas in _choices(wanted.num_replicas, machine.most_engines(tp)):
             left = machine.num_devices - replicas * tp
             most = replicas * tp if wanted.placement == "shared" else left
-            fewest = most if wanted.placement == "shared" and not wanted.four_bit else 1
-            for ranks in _choices(wanted.num_ranks, 1 if wanted.four_bit else most, fewest):
+            alone = wanted.four_bit or not shape.several_ranks
+            fewest = most if wanted.placement == "shared" and not alone else 1
+            for ranks in _choices(wanted.num_ranks, 1 if alone else most, fewest):
                 layout = Layout(replicas, tp, ranks)
                 fits = replicas <= machine.most_engines(tp)
                 if fits and layout.used(wanted.placement) <= machine.num_devices:
@@ -131,6 +132,12 @@ def check_wanted(shape: ModelShape, machine: Machine, wanted: Wanted) -> None:
             f"--tensor-parallel-size {tp}: no node has more than {machine.most_parallel} GPUs, and an engine "
             "is on one node",
             hint=f"use --tensor-parallel-size {machine.most_parallel} or less",
+        )
+    if not shape.several_ranks and (wanted.num_ranks or 1) > 1:
+        raise CannotHonour(
+            f"--trainer-ranks {wanted.num_ranks}: the files of {shape.name} name their weights otherwise "
+            "than the trainer has them, so several ranks cannot each read their part",
+            hint="use --trainer-ranks 1",
         )
     if wanted.four_bit:
         check_four_bits(wanted.publication, wanted.num_ranks or 1)

@@ -74,6 +74,8 @@ class ModelShape:
     checkpointed: Activations
     kept: Activations
     """Without checkpointed layers."""
+    several_ranks: bool = True
+    """True if several trainer ranks can each read their part of the files."""
 
     def lora_parameters(self, rank: int) -> int:
         """Return the parameters of one adapter on all linear layers."""

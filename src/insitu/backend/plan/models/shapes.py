@@ -19,6 +19,7 @@ from insitu.backend.plan.models.files import OWN_FIGURES, CannotPlan, Kind, file
 from insitu.errors import NotFound
 from insitu.system.torch_builds.installing import install_command
 from insitu.training.footprint.shape import ModelShape
+from insitu.training.model.families import families
 
 _SECONDS = 600.0
 _ANSWER = TypeAdapter(ModelShape)
@@ -52,10 +53,16 @@ def parse_shape(name: str, text: str) -> ModelShape:
         raise CannotPlan(
             f"the memory of {name} cannot be planned: its config.json names no model_type", hint=OWN_FIGURES
         )
+    family = families().get(kind.model_type)
+    if family is not None and family.rejected is not None:
+        raise CannotPlan(
+            f"{name} is of the family {family.name}, which cannot be trained and served: {family.rejected}",
+            hint="choose a model of another family, from docs/models.md",
+        )
     found = _measured(name, text)
     if isinstance(found, CannotPlan):
         raise CannotPlan(found.message, hint=found.hint)
-    return replace(found, name=name)
+    return replace(found, name=name, several_ranks=family is not None and family.several_ranks)
 
 
 @functools.lru_cache(maxsize=16)
