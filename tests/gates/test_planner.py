@@ -33,9 +33,19 @@ LENGTHS = (768, 3072, 6144)
 SHORTER = (768, 1280, 1792)
 """For layers that keep a state, which torch computes in a loop over the row."""
 REPEATED = 3
-SAMPLE = ("gemma3-window", "qwen3_moe")
+SAMPLE = ("qwen3_moe",)
 OTHERS = (
-    *("apertus", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "falcon_h1", "gemma2", "gemma4"),
+    *(
+        "apertus",
+        "cohere2",
+        "deepseek_v3",
+        "ernie4_5",
+        "exaone4",
+        "falcon_h1",
+        "gemma2",
+        "gemma3-window",
+        "gemma4",
+    ),
     *("glm4_moe", "gpt_oss", "granite", "granitemoehybrid-experts", "hunyuan_v1_dense", "lfm2", "minimax_m2"),
     *("mixtral", "nemotron_h-experts", "olmo3", "phi3", "qwen3_5", "qwen3_next", "seed_oss"),
 )
